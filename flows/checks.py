@@ -1,0 +1,57 @@
+"""What must hold of a study's log before anything is concluded from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow.compute as pc
+
+from flows.preparation import Material
+from schema.errors import ControlError, OperationError
+from schema.store import Store
+from schema.study import CONTROL_ACTION
+
+_SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
+
+
+def check_controls(store: Store, material: Material) -> int:
+    """ControlError unless every full-retention control has delta = f = 0 exactly; returns how many were checked."""
+    events = store.read("events", columns=["study", "model", "doc", "action", "replicate", "delta", "f"])
+    own = pc.and_(
+        pc.and_(pc.equal(events["study"], material.study.name), pc.equal(events["model"], material.model_id)),
+        pc.equal(events["action"], CONTROL_ACTION),
+    )
+    control = events.filter(own)
+    moved = control.filter(pc.or_(pc.not_equal(control["delta"], 0), pc.not_equal(control["f"], 0)))
+    if moved.num_rows:
+        first = moved.slice(0, 1).to_pylist()[0]
+        raise ControlError(
+            f"study '{material.study.name}': the full-retention control moved in document '{first['doc']}', replicate "
+            f"{first['replicate']} (delta {first['delta']:.3g}, f {first['f']:.3g}); it must be exactly 0, so this "
+            "device and dtype do not compute reference and compressed model alike"
+        )
+    return int(control.group_by(["doc", "replicate"]).aggregate([]).num_rows)
+
+
+def check_equal_bytes(store: Store, material: Material) -> int:
+    """Actions that keep equally many entries of a document must hold equal bytes; returns how many pairs were compared.
+
+    Payload, index, metadata and resident bytes as measured on the tensors (definitions, "Equal bytes").
+    """
+    units = store.units(material.study.name, material.model_id)
+    columns = ["doc", "action", "first_replicate", "replicates", "kept_entries", *_SIZES]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for unit in units.select(columns).to_pylist():
+        groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"]].append(unit)
+    compared = 0
+    for first, *others in groups.values():
+        for other in others:
+            compared += 1
+            for size in _SIZES:
+                if first[size] != other[size]:
+                    raise OperationError(
+                        f"document '{first['doc']}': '{first['action']}' and '{other['action']}' keep "
+                        f"{first['kept_entries']} entries each, but {size} differ: {first[size]} and {other[size]}"
+                    )
+    return compared

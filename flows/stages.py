@@ -1,0 +1,196 @@
+"""The stages of a study as plain functions of (study, store location): each does what is left of it, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.analysis import estimate_study, replicate_moments
+from flows.checks import check_controls, check_equal_bytes
+from flows.generation import generate_development, generate_evaluation, pending_work, study_model
+from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan, require_plan
+from flows.preparation import Material, gather_material, record_material
+from flows.progress import progress
+from report.page import build_report
+from report.source import Provenance
+from schema.errors import InputError
+from schema.store import Store
+from schema.study import Study
+from sql.catalog import open_views, write_catalog
+from transforms.pipeline import run_derivation
+
+_REPORT_INPUTS = "inputs.json"
+
+
+@lru_cache(maxsize=4)
+def _material(study_json: str) -> Material:
+    return gather_material(Study.model_validate_json(study_json))
+
+
+def material_of(study: Study) -> Material:
+    """The study's documents and actions, made once per process."""
+    return _material(study.model_dump_json())
+
+
+def prepare(study: Study, location: str) -> None:
+    """Write documents, actions and parameters; PlanError where the study file no longer fits its frozen plan."""
+    store = Store.create(location)
+    plan = find_plan(store, study.name, study.model.id)
+    if plan is not None:
+        check_plan_agrees(plan, study)
+    record_material(store, material_of(study), None if plan is None else plan.actions)
+
+
+def develop(study: Study, location: str) -> int:
+    """Generate what the development documents still lack; returns new units."""
+    return generate_development(Store.open(location), material_of(study))
+
+
+def derive(location: str) -> int:
+    """Derive trajectories and steps of whatever is not derived yet; returns segments, and refreshes the catalogue."""
+    store = Store.open(location)
+    done = run_derivation(location).segments
+    if done:
+        progress().say(f"derived {done} new segments")
+        _refresh_catalog(store)
+    return done
+
+
+def plan(study: Study, location: str) -> str:
+    """Freeze the plan from development documents unless it is frozen; returns its hash."""
+    store = Store.open(location)
+    frozen = find_plan(store, study.name, study.model.id)
+    if frozen is None:
+        material = material_of(study)
+        names = {document.doc for document in material.of_split("development")}
+        version = store.version("events")
+        units = store.units(study.name, study.model.id)
+        units = units.filter(pc.is_in(units["doc"], value_set=pa.array(sorted(names))))
+        with open_views(store) as views:
+            development = replicate_moments(views, study.name, study.model.id, "development")
+        frozen = freeze_plan(store, material, make_plan(material, development, units), version)
+        progress().say(
+            f"plan {frozen.sha256[:12]} frozen: K = {frozen.replicates} replicates, "
+            f"N = {frozen.content['documents_per_stratum']} documents per stratum; {frozen.content['reason']}"
+        )
+    return frozen.sha256
+
+
+def evaluate(study: Study, location: str) -> int:
+    """Generate what the plan asks of the evaluation documents; returns new units. PlanError without a plan."""
+    return generate_evaluation(Store.open(location), material_of(study))
+
+
+def check(study: Study, location: str) -> None:
+    """Controls exactly 0 and equal bytes at equal retention, or the study fails saying so."""
+    store = Store.open(location)
+    controls = check_controls(store, material_of(study))
+    pairs = check_equal_bytes(store, material_of(study))
+    progress().say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
+
+
+def analyze(study: Study, location: str) -> int:
+    """Bootstrap the evaluation documents unless that is done for this events version; returns estimates."""
+    return analyze_plan(Store.open(location), study.name, study.model.id)
+
+
+def analyze_plan(store: Store, study: str, model: str) -> int:
+    """The same for a stored study, known by its frozen plan; PlanError where there is none."""
+    frozen = find_plan(store, study, model)
+    if frozen is None:
+        raise InputError(f"study '{study}', model '{model}': no frozen plan in this store, so nothing to estimate")
+    version = store.version("events")
+    if estimated_version(store, study, model) == version:
+        return 0
+    progress().begin("bootstrap", 1, "analyses")
+    with open_views(store) as views:
+        count = estimate_study(store, views, frozen, version)
+    progress().advance(1)
+    _refresh_catalog(store)
+    return count
+
+
+def estimated_version(store: Store, study: str, model: str) -> int | None:
+    """The newest events version that the study's results were estimated from; None where there are none."""
+    results = store.read("results", columns=["study", "model", "events_version"])
+    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    newest = pc.max(own["events_version"]).as_py()
+    return None if newest is None else int(newest)
+
+
+def report(study: Study, location: str) -> Path:
+    """Write the report unless it is there for these tables; returns its path."""
+    store = Store.open(location)
+    folder = report_folder(store, study.name)
+    page = folder / "index.html"
+    if not report_is_current(store, folder):
+        model = study_model(study.model.id, study.model.device, study.model.dtype, study.model.revision)
+        write_report(store, study.name, study.model.id, folder, token_text=model.token_text)
+    return page
+
+
+def write_report(
+    store: Store, study: str, model: str, folder: Path, *, token_text: Callable[[int], str] | None = None
+) -> Path:
+    """Write the report of a stored study into ``folder``; returns its page."""
+    progress().begin("report", 1, "pages")
+    inputs = _report_inputs(store)
+    with open_views(store) as views:
+        page = build_report(
+            views, study, model, folder,
+            token_text=token_text,
+            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+        )  # fmt: skip
+    (folder / _REPORT_INPUTS).write_text(json.dumps(inputs), encoding="utf-8")
+    progress().advance(1)
+    return page
+
+
+def report_folder(store: Store, study: str) -> Path:
+    """Where a study's report goes unless asked otherwise: in the store, if that is a folder."""
+    base = Path("report") if "://" in store.location else Path(store.location) / "report"
+    return base / study
+
+
+def report_is_current(store: Store, folder: Path) -> bool:
+    """Whether the folder's report was made from the store's present tables."""
+    try:
+        made_from = json.loads((folder / _REPORT_INPUTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (folder / "index.html").is_file() and made_from == _report_inputs(store)
+
+
+def is_finished(study: Study, location: str) -> bool:
+    """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
+    try:
+        store = Store.open(location)
+    except InputError:
+        return False
+    if find_plan(store, study.name, study.model.id) is None:
+        return False
+    material = material_of(study)
+    frozen = require_plan(store, material)
+    wanted = ((material.of_split("development"), study.plan.development_replicates),
+              (frozen.documents(material), frozen.replicates))  # fmt: skip
+    return (
+        not any(pending_work(store, material, documents, replicates) for documents, replicates in wanted)
+        and not store.pending_segments(store.version("events"))
+        and estimated_version(store, study.name, study.model.id) == store.version("events")
+        and report_is_current(store, report_folder(store, study.name))
+    )
+
+
+def _report_inputs(store: Store) -> dict[str, int]:
+    return {table: store.version(table) for table in ("events", "trajectories", "results", "plans", "actions")}
+
+
+def _refresh_catalog(store: Store) -> None:
+    if "://" not in store.location:
+        write_catalog(store)
+

@@ -1,0 +1,1 @@
+"""Prompts in, coupled continuations out: prefill, evict, decode reference and compressed model, record every step."""

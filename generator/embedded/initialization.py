@@ -1,0 +1,152 @@
+"""The embedded model's architecture and its seeded initialization.
+
+Retrieval needs two heads in sequence: one that writes each position's previous token beside it, and one that looks for
+the positions whose previous token is the current one. Two more choose what to retrieve: one reads the keys of the
+question, which stand before its question marks, the other takes away the keys that the answer has already stated, which
+stand after an ``A``. From a random start their discovery takes thousands of steps; written into the first weights,
+training starts from retrieval and only has to refine it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from generator.embedded import vocabulary as v
+
+HIDDEN = 128
+LAYERS = 3
+QUERY_HEADS = 4
+KV_HEADS = 2
+HEAD_SIZE = HIDDEN // QUERY_HEADS
+FEED_FORWARD = 256
+ROPE_THETA = 1e6
+MAX_POSITIONS = 4096
+
+_PAIRS = HEAD_SIZE // 2
+_HALF = HIDDEN // 2
+_EMBEDDING_STD = 0.08
+_PROJECTION_STD = 0.02
+_POSITION_PAIRS = 4
+_POSITION_BIAS = 6.0
+_COPY_GAIN = 0.1
+# Pairs faster than this many turn by more than about 4 radians over 1,536 tokens and cannot match at a distance.
+_MATCH_SKIPPED_PAIRS = 7
+_MATCH_GAIN = 2.3
+_RETRIEVE_GAIN = 0.3
+_SELECT_BIAS = 8.0
+_ASKED_SHARPNESS = 1.0
+_ASKED_GAIN = 0.5
+_STATED_SHARPNESS = 1.3
+_STATED_GAIN = 0.2
+
+
+def build_config() -> Qwen2Config:
+    """The Qwen2 configuration of the embedded model: 3 layers, hidden size 128, 4 query and 2 KV heads of size 32."""
+    return Qwen2Config(
+        vocab_size=v.SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=FEED_FORWARD,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=QUERY_HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        use_sliding_window=False,
+        bos_token_id=v.BOS,
+        eos_token_id=v.EOS,
+        pad_token_id=v.PAD,
+        dtype="float32",
+    )
+
+
+def build_model(seed: int) -> Qwen2ForCausalLM:
+    """A float32 model with the seeded initialization; the weights are a function of ``seed`` alone."""
+    model = Qwen2ForCausalLM(build_config())
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, _std(name), generator=source)
+        # Rows of one orthogonal matrix: a subspace written through some rows is read back undisturbed through them.
+        basis = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, generator=source))[0]
+        current, previous = basis.split(_HALF)  # each (64, 128)
+        # Orthogonal keys: the sum of several is still told apart from every other key.
+        keys = torch.linalg.qr(torch.randn(v.KEYS, _HALF, generator=source))[0]
+        model.model.embed_tokens.weight[v.FIRST_KEY : v.FIRST_VALUE] = (
+            _EMBEDDING_STD * math.sqrt(HIDDEN) * keys @ current
+        )
+        _write_previous_token_heads(model, current, previous)
+        _write_matching_head(model, current, previous)
+        _write_asked_heads(model, current, previous)
+        _write_stated_head(model, current, previous)
+    return model
+
+
+def _std(name: str) -> float:
+    return _EMBEDDING_STD if "embed_tokens" in name else _PROJECTION_STD
+
+
+def _rows(head: int) -> slice:
+    """The rows of one head in a projection."""
+    return slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
+
+
+def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
+    """Layer 0, heads 0 and 2: attend one position back by biases alone, and copy that token into ``previous``."""
+    attention = model.model.layers[0].self_attn
+    for kv_head, head in ((0, 0), (1, 2)):
+        for pair in range(_POSITION_PAIRS):
+            frequency = ROPE_THETA ** (-pair / _PAIRS)
+            attention.k_proj.bias[_rows(kv_head)][pair] = _POSITION_BIAS
+            # The key's bias turned back by one position, so that the score peaks at distance 1.
+            attention.q_proj.bias[_rows(head)][pair] = _POSITION_BIAS * math.cos(frequency)
+            attention.q_proj.bias[_rows(head)][pair + _PAIRS] = -_POSITION_BIAS * math.sin(frequency)
+        attention.q_proj.weight[_rows(head)] = 0.0
+        attention.k_proj.weight[_rows(kv_head)] = 0.0
+        attention.v_proj.weight[_rows(kv_head)] = current[_rows(kv_head)]
+        attention.o_proj.weight[:, _rows(head)] = _COPY_GAIN * previous[_rows(kv_head)].T
+
+
+def _write_matching_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
+    """Layer 1, head 0: find positions whose previous token is the current one, and copy what stands there."""
+    attention = model.model.layers[1].self_attn
+    slow = torch.ones(HEAD_SIZE, 1)
+    slow[:_MATCH_SKIPPED_PAIRS] = 0.0
+    slow[_PAIRS : _PAIRS + _MATCH_SKIPPED_PAIRS] = 0.0
+    attention.q_proj.weight[_rows(0)] = _MATCH_GAIN * slow * current[_rows(0)]
+    attention.k_proj.weight[_rows(0)] = _MATCH_GAIN * slow * previous[_rows(0)]
+    attention.v_proj.weight[_rows(0)] = current[_rows(1)]
+    attention.o_proj.weight[:, _rows(0)] = _RETRIEVE_GAIN * current[_rows(1)].T
+
+
+def _write_asked_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
+    """Layers 1 and 2, head 2 (KV head 1): attend to every question mark alike, and predict the token before it.
+
+    A head carries 32 dimensions, so that each of the two layers copies one half of the key.
+    """
+    mark = model.model.embed_tokens.weight[v.MARK]  # (128,)
+    for half, layer in enumerate((1, 2)):
+        attention = model.model.layers[layer].self_attn
+        attention.k_proj.weight[_rows(1)][_PAIRS - 1] = _ASKED_SHARPNESS * mark / mark.norm()
+        attention.q_proj.bias[_rows(2)][_PAIRS - 1] = _SELECT_BIAS
+        attention.v_proj.weight[_rows(1)] = previous[_rows(half)]
+        attention.o_proj.weight[:, _rows(2)] = _ASKED_GAIN * current[_rows(half)].T
+
+
+def _write_stated_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
+    """Layer 2, head 0: attend to every token that stands after an ``A``, and take it away from the prediction."""
+    attention = model.model.layers[2].self_attn
+    answer = previous.T @ (current @ model.model.embed_tokens.weight[v.ANSWER])  # (128,), as layer 0 writes it
+    attention.k_proj.weight[_rows(0)][_PAIRS - 1] = _STATED_SHARPNESS * answer / answer.norm()
+    attention.q_proj.bias[_rows(0)][_PAIRS - 1] = _SELECT_BIAS
+    attention.v_proj.weight[_rows(0)] = current[_rows(0)]
+    attention.o_proj.weight[:, _rows(0)] = -_STATED_GAIN * current[_rows(0)].T

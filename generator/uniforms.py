@@ -1,0 +1,28 @@
+"""Counter-based uniforms: a replicate's randomness is a function of (seed, document, action, replicate, position)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def uniform_table(
+    seed: int, document: str, action: str | None, replicates: Sequence[int], horizon: int, purposes: int
+) -> NDArray[np.float64]:
+    """Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].
+
+    The generator is numpy's Philox4x64-10 keyed by BLAKE2b of (seed, document, action) with the replicate in the second
+    counter word, so a row depends neither on which other replicates are asked for nor on the horizon. ``action`` None
+    is the reference's own table: every action then meets the same reference continuation (common random numbers).
+    """
+    digest = hashlib.blake2b(json.dumps([seed, document, action]).encode(), digest_size=16).digest()
+    key = np.frombuffer(digest, dtype="<u8")
+    table = np.empty((len(replicates), horizon, purposes))
+    for row, replicate in enumerate(replicates):
+        counter = np.array([0, replicate, 0, 0], dtype=np.uint64)
+        table[row] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random((horizon, purposes))
+    return table

@@ -1,0 +1,37 @@
+"""kvdrift: when, and for how long, KV-cache eviction makes a language model diverge from itself.
+
+``kvdrift.open(store).sql("select * from decomposition")`` gives a DuckDB relation over a store's views;
+``kvdrift.run("study.toml")`` runs a study and returns the path of its report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sql.catalog import Views
+
+__version__ = "0.1.0"
+
+
+def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
+    """The views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
+
+    InputError where there is no store.
+    """
+    from schema.store import Store
+    from sql.catalog import open_views
+
+    return open_views(Store.open(store))
+
+
+def run(study: str | Path, store: str | Path | None = None) -> Path:
+    """Run a study file to its report, resuming where it stopped; returns the report's path.
+
+    ``store`` defaults to ``stores/NAME`` in the working folder. Raises the errors of ``schema.errors``.
+    """
+    from kvdrift.running import run_study
+    from schema.study import load_study
+
+    return run_study(load_study(Path(study)), store).report

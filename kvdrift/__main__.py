@@ -1,0 +1,5 @@
+"""``python -m kvdrift`` is the ``kvdrift`` command."""
+
+from kvdrift.command import main
+
+main()

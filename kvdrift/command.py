@@ -1,0 +1,188 @@
+"""The ``kvdrift`` command: studies, ad hoc SQL, derivation, estimates and reports over a store."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
+
+import kvdrift
+from schema.errors import InputError, KvdriftError
+
+app = typer.Typer(
+    name="kvdrift",
+    help="When, and for how long, KV-cache eviction makes a language model diverge from itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Folder or object-store URL of a store.")]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"kvdrift {kvdrift.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    store: StoreOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> None:
+    """Run a study from its documents to its report; goes on where it stopped."""
+    from kvdrift.console import ConsoleProgress
+    from kvdrift.running import default_location, run_study
+    from schema.study import load_study
+
+    loaded = load_study(study)
+    if dry_run:
+        from kvdrift.dry_run import describe_study
+
+        typer.echo(describe_study(loaded, store or default_location(loaded)))
+        return
+    from flows.progress import listening
+
+    with ConsoleProgress() as console, listening(console):
+        outcome = run_study(loaded, store)
+    if not outcome.did_something:
+        typer.echo(f"study '{loaded.name}' is finished: nothing to do")
+    typer.echo(f"store:  {outcome.location}")
+    typer.echo(f"report: {outcome.report}")
+
+
+@app.command()
+def status(store: StoreArgument) -> None:
+    """Show what a store holds and what is left to derive and to estimate."""
+    from kvdrift.status import store_status
+    from schema.store import Store
+
+    typer.echo(store_status(Store.open(store)))
+
+
+@app.command()
+def sql(
+    store: StoreArgument,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="A select; without it, a prompt.")] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="table, csv, json, parquet or latex.")
+    ] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
+) -> None:
+    """Answer SQL over a store's tables and views, also while a study is running."""
+    from kvdrift.query import FORMATS, answer, prompt
+    from schema.errors import nearest
+
+    if output_format not in FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, FORMATS)}")
+    with kvdrift.open(store) as views:
+        if query is None:
+            prompt(views)
+        else:
+            answer(views, query, output_format, output)
+
+
+@app.command()
+def derive(
+    store: StoreArgument,
+    runner: Annotated[str, typer.Option("--runner", help="Beam runner: FnApiRunner, DaskRunner, …")] = "FnApiRunner",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on deriving as events arrive, until interrupted.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+) -> None:
+    """Derive trajectories and steps of all events that lack them."""
+    from kvdrift.deriving import derive_once, derive_watching
+
+    typer.echo(derive_watching(store, interval) if watch else derive_once(store, runner))
+
+
+@app.command()
+def analyze(store: StoreArgument) -> None:
+    """Bootstrap every planned study of a store whose estimates are not up to date."""
+    from flows.progress import listening
+    from flows.stages import analyze_plan
+    from kvdrift.console import ConsoleProgress
+    from schema.store import Store
+
+    opened = Store.open(store)
+    with ConsoleProgress() as console, listening(console):
+        for plan in opened.read("plans").to_pylist():
+            count = analyze_plan(opened, plan["study"], plan["model"])
+            typer.echo(f"{plan['study']}: " + (f"{count} estimates" if count else "estimates are up to date"))
+
+
+@app.command()
+def report(
+    store: StoreArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder; STORE/report/NAME by default.")
+    ] = None,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
+) -> None:
+    """Write the report of a store's studies: one page each, with figures and tables as files."""
+    from kvdrift.reporting import report_store
+
+    for page in report_store(store, output, study):
+        typer.echo(f"report: {page}")
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models", help="What to list.")],
+) -> None:
+    """List what can be named in a study file or a query."""
+    from kvdrift.listing import listing
+
+    typer.echo(listing(what))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0, 1 for a failure, 2 for the user's mistake, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        from kvdrift.shadowing import check_not_shadowed
+
+        check_not_shadowed()
+        code: Any = app(arguments, standalone_mode=False)
+    except KvdriftError as error:
+        _fail(str(error), error.exit_code, debug=debug)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted; run the same command again to go on", 130, debug=False)
+    except TyperException as error:
+        _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        _fail(f"unexpected failure: {line} (--debug shows where)", 1, debug=debug)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str, code: int, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"kvdrift: {line}", err=True)
+    sys.exit(code)

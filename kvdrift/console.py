@@ -1,0 +1,77 @@
+"""What a person sees while work is done: progress with a rate and a time left, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_PLAIN_SECONDS = 10.0  # without a terminal: seconds between lines
+
+
+class ConsoleProgress:
+    """A listener for ``flows.progress``: a live bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live = self._console.is_terminal
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=False,
+        )
+        self._task: TaskID | None = None
+        self._stage, self._unit = "", ""
+        self._total = self._done = 0
+        self._began = self._said = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bars.stop()
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """Start a stage of ``total`` units."""
+        self._stage, self._unit, self._total, self._done = stage, unit, total, 0
+        self._began = self._said = time.monotonic()
+        if self._live:
+            self._task = self._bars.add_task(stage, total=total, rate="")
+        else:
+            self._print(f"{stage}: {total} {unit} to do")
+
+    def advance(self, done: int) -> None:
+        """Count ``done`` more units of the stage."""
+        self._done += done
+        now = time.monotonic()
+        rate = self._done / max(now - self._began, 1e-9)
+        if self._live and self._task is not None:
+            self._bars.update(self._task, completed=self._done, rate=f"{rate:.2f}/s")
+        elif self._done >= self._total or now - self._said >= _PLAIN_SECONDS:
+            self._said = now
+            left = (self._total - self._done) / rate
+            self._print(
+                f"{self._stage}: {self._done} of {self._total} {self._unit}, {rate:.2f}/s"
+                + (f", about {left:.0f} s left" if self._done < self._total else f", {now - self._began:.1f} s")
+            )
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+        sys.stderr.flush()

@@ -1,0 +1,24 @@
+"""Our top-level packages have plain names; another distribution of the same name in front of ours would break us."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from schema.errors import OperationError
+
+PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "flows")
+
+
+def check_not_shadowed() -> None:
+    """OperationError, one line, if one of our packages would be imported from elsewhere than beside ``kvdrift``."""
+    home = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if origin is None or origin.parent.parent != home:
+            where = origin or "nowhere"
+            raise OperationError(
+                f"package '{name}' is found at {where}, not beside kvdrift in {home}: another distribution shadows it; "
+                "uninstall that one, or use an environment of kvdrift's own"
+            )

@@ -1,0 +1,140 @@
+"""One look for all figures, and files that are byte for byte the same for the same input.
+
+Text stays text, so that it can be found, selected and read aloud. Every action has one colour, line style and marker
+on all figures: the colours are told apart by colour-blind readers, the line styles in greyscale.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+INK = "#1f2328"
+QUIET = "#6b7280"
+RULE = "#d9dde3"
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0559a", "#8a6a00", "#2f9ed6")  # Okabe and Ito, two of them darker
+_DASHES: tuple[Any, ...] = (
+    "solid",
+    (0, (5, 1.8)),
+    (0, (1.2, 1.3)),
+    (0, (6, 1.6, 1.2, 1.6)),
+    (0, (3, 1.2, 1, 1.2, 1, 1.2)),
+    (0, (9, 2.5)),
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+_LOOK: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kvdrift",
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True)
+class ActionStyle:
+    """How an action looks on every figure."""
+
+    colour: str
+    dashes: Any
+    marker: str
+
+    def handle(self, label: str, *, marker: bool = False) -> Line2D:
+        """A legend entry."""
+        return Line2D(
+            [], [], color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "", label=shown(label)
+        )
+
+
+def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
+    """A style for each action by its place in the list; from the seventh on the colours return with other dashes."""
+    turn = len(_COLOURS)
+    return {
+        action: ActionStyle(_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
+        for i, action in enumerate(actions)
+    }
+
+
+def shown(label: str) -> str:
+    """A label that matplotlib does not take for a private one, which it would leave out of the legend."""
+    return f" {label}" if label.startswith("_") else label
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """The look, and silence about glyphs that the measuring font lacks: a reader's browser has its own."""
+    with mpl.rc_context(_LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, on the Agg canvas: no window system, no global state."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, name: str, folder: Path, description: str) -> str:
+    """Write ``name``.svg and ``name``.pdf; return the SVG as it goes into the page."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.set_layout_engine("none")  # both files have the same layout, found once
+    svg = text.getvalue()
+    (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
+    figure.savefig(
+        folder / f"{name}.pdf", format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
+    )
+    return inline(svg, name, description)
+
+
+def inline(svg: str, name: str, description: str) -> str:
+    """An SVG document as an HTML element: no prolog, no foreign names, ids that no other figure has."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", body)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = body.replace("xlink:href=", "href=")
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r"url\(#", f"url(#{name}-", body)
+    body = re.sub(r'href="#', f'href="#{name}-', body)
+    opening, rest = body.split(">", 1)
+    opening = re.sub(r'\s(?:width|height)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{_attribute(description)}">{rest}'.strip()
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

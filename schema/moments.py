@@ -1,0 +1,54 @@
+"""The additive per-replicate moments that every estimate is a smooth function of (definitions, "Pooling").
+
+Each is averaged over a document's replicates, then over documents. The SQL view ``moments`` has one column for each
+scalar moment, ``position_moments`` and ``lag_moments`` one for each profile moment; ``stats`` resamples the same names.
+T, the early and late lags, the blocks, the run length and the threshold are the study's windows.
+"""
+
+from __future__ import annotations
+
+SCALAR_MOMENTS: dict[str, str] = {
+    "mismatch": "sum_t I_t / H",
+    "rollout_tv": "sum_t delta_t / H",
+    "fixed_history_tv": "sum_t f_t / H",
+    "diverged": "1{tau <= H}",
+    "entry": "tau 1{tau <= H}",
+    "exposure": "(H - tau) 1{tau <= H} / H",
+    "occupation": "sum_{t > tau} I_t / H",
+    "saturation": "sum_t 1{delta_t > threshold} / H",
+    "eos_gap_0": "sum over t < e of (delta_t - f_t) / H",
+    "eos_gap_1": "the same at t = e",
+    "eos_gap_2": "the same over e < t <= e'",
+    "eos_gap_3": "the same over t > e'",
+    "cohort": "1{tau <= T}",
+    "early_delta": "mean over early lags j of delta_{tau+j} 1{tau <= T}; null over an empty window",
+    "late_delta": "mean over late lags; null over an empty window",
+    "early_pre_eos_steps": "number of early lags with tau <= T and tau + j < e",
+    "early_pre_eos_delta": "sum of delta_{tau+j} over them",
+    "late_pre_eos_steps": "number of late lags with tau <= T and tau + j < e",
+    "late_pre_eos_delta": "sum of delta_{tau+j} over them",
+    "long_agreement": "1{tau <= T, longest agreement >= run length}",
+    "mismatch_after_agreement": "1{tau <= T, a mismatch follows an agreement before EOS}",
+    "block_1_delta": "mean of delta_t over block 1; null over an empty block",
+    "block_2_delta": "mean of delta_t over block 2",
+    "block_3_delta": "mean of delta_t over block 3",
+    "block_1_f": "mean of f_t over block 1",
+    "block_2_f": "mean of f_t over block 2",
+    "block_3_f": "mean of f_t over block 3",
+    "block_1_mismatch": "mean of I_t over block 1",
+    "block_2_mismatch": "mean of I_t over block 2",
+    "block_3_mismatch": "mean of I_t over block 3",
+}
+
+POSITION_MOMENTS: dict[str, str] = {
+    "delta": "delta_t",
+    "f": "f_t",
+    "mismatch": "I_t",
+    "first_mismatch": "1{tau = t}",
+}
+
+LAG_MOMENTS: dict[str, str] = {
+    "cohort_delta": "delta_{tau+j} 1{tau <= T}",
+    "cohort_mismatch": "I_{tau+j} 1{tau <= T}",
+    "cohort_pre_eos": "1{tau <= T, tau + j < e}",
+}

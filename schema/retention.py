@@ -1,0 +1,50 @@
+"""How many prompt entries an action keeps: an integer, an exact fraction of n, or all (definitions, "Selectors")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from schema.errors import InputError
+
+
+@dataclass(frozen=True)
+class Retention:
+    """A retention rule; ``rule`` is an integer count, an exact fraction of n in (0, 1], or None for all."""
+
+    rule: int | Fraction | None
+
+    @classmethod
+    def parse(cls, value: float | str) -> Retention:
+        """From a study file's ``keep``: 512, "1/2", "90%" or "all". InputError for anything else, floats included."""
+        if value == "all":
+            return cls(None)
+        try:
+            rule = value if isinstance(value, int) else _fraction(str(value))
+        except (ValueError, ZeroDivisionError):
+            message = f'keep = {value!r}: write an integer, an exact fraction such as "1/2", or "all"'
+            raise InputError(message) from None
+        if isinstance(rule, Fraction) and not 0 < rule <= 1:
+            raise InputError(f"keep = {value!r}: a fraction of the prompt lies above 0 and at most at 1")
+        if isinstance(rule, int) and rule < 1:
+            raise InputError(f"keep = {value!r}: keep at least 1 entry")
+        return cls(rule)
+
+    def kept(self, entries: int) -> int:
+        """m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, never more than n."""
+        if self.rule is None:
+            return entries
+        if isinstance(self.rule, Fraction):
+            return entries * self.rule.numerator // self.rule.denominator
+        return min(self.rule, entries)
+
+    def __str__(self) -> str:
+        return "all" if self.rule is None else str(self.rule)
+
+
+def _fraction(text: str) -> int | Fraction:
+    if text.endswith("%"):
+        return Fraction(text[:-1].strip()) / 100
+    if "/" in text:
+        return Fraction(text)
+    return int(text)

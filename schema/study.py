@@ -1,0 +1,224 @@
+"""The study file: what is measured, on what, and what the evaluation must reach. TOML in, validated values out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schema.errors import InputError, nearest
+from schema.retention import Retention
+
+CONTROL_ACTION = "full"
+CONTROL_REPLICATES = 2
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StudySection(_Section):
+    """``[study]``: name, horizon H in tokens, and the seed of every uniform and every resampling."""
+
+    name: Name
+    horizon: Positive
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class ModelSection(_Section):
+    """``[model]``: an embedded model, a local folder or a Hugging Face id, and how it is run."""
+
+    id: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    revision: str | None = None
+
+
+class DocumentsSection(_Section):
+    """``[[documents]]``: one stratum; ``development`` and ``evaluation`` say how many documents it has at most."""
+
+    source: str
+    tasks: Annotated[list[str], Field(min_length=1)]
+    length: Positive
+    development: Annotated[int, Field(ge=2)]
+    evaluation: Annotated[int, Field(ge=2)]
+    stratum: Name | None = None
+
+    @property
+    def stratum_name(self) -> str:
+        """The stratum's name; by default source and length, as in RULER-768."""
+        return self.stratum or f"{self.source.upper()}-{self.length}"
+
+
+class ActionSection(_Section):
+    """``[[actions]]``: a selector, its parameters and its retention."""
+
+    name: Name
+    selector: str
+    keep: int | str | float  # a float is refused by Retention, which says what to write instead
+    window: Positive | None = None
+    kernel: Positive | None = None
+    sinks: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def retention(self) -> Retention:
+        """The parsed retention rule."""
+        return Retention.parse(self.keep)
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Selector parameters that the study sets; the others keep the selector's defaults."""
+        given = {"window": self.window, "kernel": self.kernel, "sinks": self.sinks}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class PlanSection(_Section):
+    """``[plan]``: the primary endpoints and what fixes K and N."""
+
+    baseline: str
+    primary: Annotated[list[str], Field(min_length=1)]
+    replicates: Literal["auto"] | Positive = "auto"
+    documents: Literal["auto"] | Positive = "auto"
+    development_replicates: Annotated[int, Field(ge=2)] = 16
+    replicates_between: Annotated[tuple[Positive, Positive], Field(strict=False)] = (16, 64)
+    documents_at_least: Positive = 2
+    target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    draws: Annotated[int, Field(ge=100)] = 10_000
+    exploratory_draws: Annotated[int, Field(ge=100)] = 2_000
+
+
+class WindowsSection(_Section):
+    """``[windows]``: overrides of the windows that otherwise scale with H."""
+
+    cohort_bound: Positive | None = None
+    early_last: Positive | None = None
+    late_first: Positive | None = None
+    first_block_last: Positive | None = None
+    second_block_last: Positive | None = None
+    agreement_run: Positive = 16
+    saturation_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.99
+
+
+class Study(_Section):
+    """A whole study file."""
+
+    study: StudySection
+    model: ModelSection
+    documents: Annotated[list[DocumentsSection], Field(min_length=1)]
+    actions: Annotated[list[ActionSection], Field(min_length=1)]
+    plan: PlanSection
+    windows: WindowsSection = WindowsSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [action.name for action in self.actions]
+        for kind, values in (("actions", names), ("strata", [part.stratum_name for part in self.documents])):
+            for value in values:
+                if values.count(value) > 1:
+                    raise InputError(f"{kind}: '{value}' stands there twice; give each its own name")
+        if CONTROL_ACTION in names:
+            raise InputError(f"actions: the control '{CONTROL_ACTION}' is added by itself; remove it")
+        if self.plan.baseline not in names:
+            hint = nearest(self.plan.baseline, names)
+            raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
+        for action in self.actions:
+            try:
+                _ = action.retention
+            except InputError as error:
+                raise InputError(f"action '{action.name}': {error}") from None
+        low, high = self.plan.replicates_between
+        if low > high:
+            raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound lies above the second")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.study.name
+
+    @cached_property
+    def window_values(self) -> dict[str, int | float]:
+        """All windows as the ``studies`` table holds them: halves, quarters and eighths of H are floors."""
+        horizon, given = self.study.horizon, self.windows
+        bound = given.cohort_bound if given.cohort_bound is not None else horizon // 2
+        return {
+            "cohort_bound": bound,
+            "early_last": given.early_last if given.early_last is not None else horizon // 8,
+            "late_first": given.late_first if given.late_first is not None else bound - horizon // 8 + 1,
+            "first_block_last": given.first_block_last if given.first_block_last is not None else horizon // 4,
+            "second_block_last": given.second_block_last if given.second_block_last is not None else horizon // 2,
+            "agreement_run": given.agreement_run,
+            "saturation_threshold": given.saturation_threshold,
+        }
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of what decides the events: horizon, seed, model and document sources (actions may be added later)."""
+        deciding = {
+            "study": self.study.model_dump(),
+            "model": self.model.model_dump(),
+            "documents": [part.model_dump(exclude={"development", "evaluation"}) for part in self.documents],
+        }
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def load_study(path: Path) -> Study:
+    """Read and validate a study file; InputError, one line, names the file, the field and the nearest known name."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such study file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return Study.model_validate(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise InputError(f"{path}: {_explain(error.errors())}") from None
+
+
+def _explain(problems: list[Any]) -> str:
+    # A misspelled key shows up as missing, too: the unknown one is what the user can mend.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    location = problem["loc"]
+    where = _place(location)
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {nearest(str(location[-1]), _known_keys(location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{where}: missing"
+    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _place(p["loc"]) == where]
+    return f"{where} = {problem['input']!r}: should be {' or '.join(dict.fromkeys(messages))}"
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif not part.startswith(("literal", "constrained", "int", "str")):
+            text += f".{part}" if text else part
+    return text
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Study
+    sections: dict[str, type[BaseModel]] = {
+        "study": StudySection, "model": ModelSection, "documents": DocumentsSection,
+        "actions": ActionSection, "plan": PlanSection, "windows": WindowsSection,
+    }
+    if location:
+        model = sections[str(location[0])]
+    return list(model.model_fields)
+

@@ -1,0 +1,257 @@
+"""Every stored table as an Arrow schema: columns, types, units and meaning, in this one place.
+
+The types are those that Delta Lake and DuckDB share: signed integers only, strings without a dictionary type.
+Column names follow the definitions page; SQL staging views are held against this module by a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """One stored table: its grain (``key`` columns, unique together), its Arrow schema and what one row is."""
+
+    name: str
+    row: str
+    key: tuple[str, ...]
+    schema: pa.Schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names in stored order."""
+        return tuple(self.schema.names)
+
+
+def _column(name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False) -> pa.Field:
+    metadata = {"meaning": meaning} | ({"unit": unit} if unit else {})
+    return pa.field(name, kind, nullable=null, metadata=metadata)
+
+
+_STUDY = _column("study", pa.string(), "name of the study")
+_MODEL = _column("model", pa.string(), "model id as the study file gives it")
+_DOC = _column("doc", pa.string(), "document id, unique within study and model")
+_ACTION = _column("action", pa.string(), "action name, unique within study")
+_REPLICATE = _column("replicate", pa.int32(), "coupled pair of continuations, from 0")
+_PAIR = (_STUDY, _MODEL, _DOC, _ACTION, _REPLICATE)
+
+EVENTS = Table(
+    "events",
+    "one position of one coupled pair",
+    ("study", "model", "doc", "action", "replicate", "t"),
+    pa.schema(
+        [
+            *_PAIR,
+            _column("t", pa.int32(), "position, 1..H", "tokens"),
+            _column("x_token", pa.int32(), "token of the reference, X_t"),
+            _column("y_token", pa.int32(), "token of the compressed model, Y_t"),
+            _column("delta", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
+            _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
+            _column("x_eos", pa.bool_(), "true from X's first EOS on"),
+            _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
+        ]
+    ),
+)
+
+DOCUMENTS = Table(
+    "documents",
+    "one tokenized prompt",
+    ("study", "model", "doc"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _DOC,
+            _column("split", pa.string(), "development or evaluation"),
+            _column("stratum", pa.string(), "environment x length"),
+            _column("cluster", pa.string(), "documents of one cluster are resampled together"),
+            _column("task", pa.string(), "task of the document source", null=True),
+            _column("source", pa.string(), "document source", null=True),
+            _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
+            _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
+            _column("answers", pa.list_(pa.string()), "right continuations, for people to read", null=True),
+        ]
+    ),
+)
+
+ACTIONS = Table(
+    "actions",
+    "one selector with its parameters and retention",
+    ("study", "action"),
+    pa.schema(
+        [
+            _STUDY,
+            _ACTION,
+            _column("selector", pa.string(), "registered selector name"),
+            _column("keep", pa.string(), "retention rule: an integer, an exact fraction of n, or all"),
+            _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
+            _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
+            _column("pooling", pa.string(), "score pooling: average", null=True),
+            _column("head_reduction", pa.string(), "how query heads of a KV head are reduced, and when", null=True),
+            _column("sinks", pa.int32(), "initial positions always kept", "tokens", null=True),
+            _column("position_mode", pa.string(), "positions of generated entries: they go on from n"),
+            _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
+            _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
+        ]
+    ),
+)
+
+UNITS = Table(
+    "units",
+    "one replicate range of a document under an action: what is committed at once",
+    ("study", "model", "doc", "action", "first_replicate"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _DOC,
+            _ACTION,
+            _column("first_replicate", pa.int32(), "first replicate of the range"),
+            _column("replicates", pa.int32(), "replicates in the range"),
+            _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
+            _column("path", pa.string(), "the unit's Parquet file, relative to the events table"),
+            _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
+            _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
+            _column("payload_bytes", pa.int64(), "kept prompt keys and values", "bytes", null=True),
+            _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
+            _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
+            _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
+            _column("prefill_seconds", pa.float64(), "prefill and eviction, shared ones split evenly", "s", null=True),
+            _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "s", null=True),
+            _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "laws", null=True),
+            _column("device", pa.string(), "device of the model", null=True),
+            _column("dtype", pa.string(), "floating-point type of the model", null=True),
+            _column("versions", pa.string(), "library versions, JSON object", null=True),
+            _column("batch_invariant", pa.bool_(), "start-up self-test: rows do not depend on the batch", null=True),
+            _column("seed", pa.int64(), "seed of the study", null=True),
+            _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
+        ]
+    ),
+)
+
+TRAJECTORIES = Table(
+    "trajectories",
+    "one coupled pair of continuations",
+    ("study", "model", "doc", "action", "replicate"),
+    pa.schema(
+        [
+            *_PAIR,
+            _column("tau", pa.int32(), "first mismatch; null when the pair agrees through H", "tokens", null=True),
+            _column("eos_x", pa.int32(), "first EOS position of X; null when none", "tokens", null=True),
+            _column("eos_y", pa.int32(), "first EOS position of Y; null when none", "tokens", null=True),
+            _column("horizon", pa.int32(), "H: the last position present", "tokens"),
+            _column("complete", pa.bool_(), "positions 1..H are all present once"),
+            _column("mismatches", pa.int32(), "sum of I_t", "tokens"),
+            _column("sum_delta", pa.float64(), "sum of delta_t", "total variation x tokens"),
+            _column("sum_f", pa.float64(), "sum of f_t", "total variation x tokens"),
+            _column("exposure", pa.int32(), "(H - tau) 1{tau <= H}", "tokens"),
+            _column("occupation", pa.int32(), "sum of I_t over t > tau", "tokens"),
+            _column(
+                "longest_agreement",
+                pa.int32(),
+                "longest run of agreements in tau < t < e (up to H); null without divergence",
+                "tokens",
+                null=True,
+            ),
+            _column(
+                "mismatch_after_agreement",
+                pa.bool_(),
+                "a mismatch follows an agreement in tau < t < e; null without divergence",
+                null=True,
+            ),
+        ]
+    ),
+)
+
+STEPS = Table(
+    "steps",
+    "one position of one coupled pair, with its place on both clocks",
+    ("study", "model", "doc", "action", "replicate", "t"),
+    pa.schema(
+        [
+            *_PAIR,
+            _column("t", pa.int32(), "position, 1..H", "tokens"),
+            _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0"),
+            _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
+            _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'"),
+            _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
+            _column("f", pa.float32(), "as in events", "total variation, 0..1"),
+        ]
+    ),
+)
+
+STUDIES = Table(
+    "studies",
+    "one study's fixed parameters: horizon and windows",
+    ("study", "model"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _column("horizon", pa.int32(), "H", "tokens"),
+            _column("seed", pa.int64(), "seed of all uniforms"),
+            _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
+            _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
+            _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
+            _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
+            _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
+            _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
+            _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
+            _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
+        ]
+    ),
+)
+
+PLANS = Table(
+    "plans",
+    "the frozen plan of a study's evaluation",
+    ("study", "model"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _column("plan_sha256", pa.string(), "SHA-256 of the plan column"),
+            _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
+            _column("events_version", pa.int64(), "version of the events table it was made from"),
+            _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
+        ]
+    ),
+)
+
+RESULTS = Table(
+    "results",
+    "one estimate with its interval",
+    ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x", "events_version"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _column("split", pa.string(), "development or evaluation"),
+            _column("stratum", pa.string(), "stratum, or pooled"),
+            _ACTION,
+            _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
+            _column("quantity", pa.string(), "column name of the quantity in its view"),
+            _column("x", pa.int32(), "position, lag or block of a profile; null for a scalar", null=True),
+            _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
+            _column("low", pa.float64(), "lower end of the interval", null=True),
+            _column("high", pa.float64(), "upper end of the interval", null=True),
+            _column("level", pa.float64(), "coverage of the interval"),
+            _column("draws", pa.int32(), "bootstrap draws"),
+            _column("documents", pa.int32(), "documents behind the estimate"),
+            _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
+            _column("status", pa.string(), "prespecified or exploratory"),
+            _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+            _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+        ]
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS)
+}

@@ -1,0 +1,242 @@
+"""The views over a store, in an in-memory DuckDB connection or in a catalogue file that any DuckDB client opens.
+
+Each view's SQL stands in its own file and imports other views as ``main.NAME``; the staging views read the schema
+``stored``, made here with one view per stored table over exactly the Parquet files of the table's pinned version.
+Nothing depends on variables, macros or extensions, so what is persisted means the same in every client.
+"""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import duckdb
+
+from schema.errors import InputError, KvdriftError, OperationError, nearest
+from schema.tables import TABLES
+from sql.contracts import Contract, contract, contracts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from schema.store import Store
+
+__all__ = ["Contract", "Views", "describe_views", "open_views", "write_catalog"]
+
+CATALOG_NAME = "catalog.duckdb"
+
+# The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
+CATALOG_STORAGE = "v1.0.0"
+
+# Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
+# of events, so that a commit in between never leaves a row without what it refers to.
+_PINNING = ("results", "plans", "steps", "trajectories", "units", "events", "actions", "documents", "studies")
+
+
+@dataclass(frozen=True)
+class Views:
+    """An open set of views. ``versions`` are the Delta versions that its stored tables are read at."""
+
+    connection: duckdb.DuckDBPyConnection
+    versions: Mapping[str, int]
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The relation of one query, lazily evaluated (``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
+
+        InputError, one line, for a query that DuckDB cannot parse or bind, or that returns no rows at all. What only
+        shows while rows are computed is raised by DuckDB when the relation is fetched; ``table`` translates that too.
+        """
+        try:
+            relation = self.connection.sql(query)
+        except duckdb.Error as error:
+            raise _one_line(error) from error
+        if relation is None:
+            raise InputError("the query returns no rows: give a select")
+        return relation
+
+    def table(self, query: str) -> pa.Table:
+        """The rows of one query as an Arrow table; InputError as ``sql``, also for errors while rows are computed."""
+        return _fetch(self.sql(query))
+
+    def rows(self, view: str, **equal: Any) -> pa.Table:
+        """The rows of ``view`` whose columns equal the given values (None: null), sorted by the view's grain.
+
+        InputError for an unknown view or column.
+        """
+        promised = contract(view)
+        for column in equal:
+            if column not in promised.columns:
+                raise InputError(f"view {view}: no column '{column}'; {nearest(column, promised.columns)}")
+        conditions = " and ".join(f"{_name(column)} is not distinct from ?" for column in equal)
+        order = ", ".join(_name(column) for column in promised.grain)
+        query = f"select * from {_name(view)} where {conditions or 'true'} order by {order}"  # noqa: S608 - names quoted
+        try:
+            return _fetch(self.connection.sql(query, params=list(equal.values())))
+        except duckdb.Error as error:
+            raise _one_line(error) from error
+
+    def close(self) -> None:
+        """Close the connection; relations made from it end with it."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_views(store: Store, versions: Mapping[str, int] | None = None) -> Views:
+    """All views over ``store`` in a new in-memory connection.
+
+    Args:
+        store: an existing store, local or behind a URL (whose tables are then read into memory).
+        versions: Delta version by table name; a table that is not named is read at its latest version.
+
+    Returns:
+        The views, each stored table pinned to one version: commits made meanwhile do not show.
+
+    Raises:
+        InputError: an unknown table or version, or a damaged store.
+
+    """
+    for table in versions or {}:
+        if table not in TABLES:
+            raise InputError(f"no table '{table}'; {nearest(table, TABLES)}")
+    pinned = {table: (versions or {}).get(table, -1) for table in _PINNING}
+    pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
+    connection = duckdb.connect(":memory:")
+    try:
+        connection.execute("create schema stored")
+        for table, version in pinned.items():
+            if _is_local(store):
+                _create_stored_view(connection, table, store.files(table, version))
+            else:
+                connection.register(f"stored_{table}", store.read(table, version))
+                connection.execute(f"create view stored.{_name(table)} as from {_name(f'stored_{table}')}")
+        _create_views(connection)
+    except duckdb.Error as error:
+        connection.close()
+        raise _one_line(error) from error
+    except KvdriftError:
+        connection.close()
+        raise
+    return Views(connection, pinned)
+
+
+def write_catalog(store: Store) -> Path:
+    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions, absolute paths.
+
+    The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
+    client from 1.0 on opens it; the Parquet files must stay where they are.
+
+    Returns:
+        The path of the catalogue.
+
+    Raises:
+        InputError: the store is not a local folder.
+        OperationError: the file cannot be written.
+
+    """
+    if not _is_local(store):
+        raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
+    path = Path(store.location) / CATALOG_NAME
+    aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
+    files = {table: store.files(table, store.version(table)) for table in _PINNING}
+    try:
+        with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
+            connection.execute("create schema stored")
+            for table, paths in files.items():
+                _create_stored_view(connection, table, paths)
+            _create_views(connection)
+        os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+    except (duckdb.Error, OSError) as error:
+        raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def describe_views() -> tuple[Contract, ...]:
+    """Every view's name, one-line description and columns, as its contract states them; sorted by name."""
+    return tuple(contracts().values())
+
+
+@functools.cache
+def view_texts() -> Mapping[str, str]:
+    """The SQL text of every view by name, each after the views that it reads."""
+    folder = resources.files("sql") / "views"
+    texts = {
+        file.name.removesuffix(".sql"): file.read_text("utf-8")
+        for file in folder.iterdir()
+        if file.name.endswith(".sql")
+    }
+    reads = {name: re.findall(r"\bmain\.(\w+)", text) for name, text in texts.items()}
+    return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
+
+
+def _is_local(store: Store) -> bool:
+    return "://" not in store.location
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    for name, text in view_texts().items():
+        connection.execute(f"create view {_name(name)} as {text}")
+        connection.execute(f"comment on view {_name(name)} is {_literal(contract(name).description)}")
+
+
+def _create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, files: Sequence[str]) -> None:
+    """One stored table as the view ``stored.TABLE`` over its files; without files, empty and of the declared types."""
+    if files:
+        # Folder names mean nothing here (no Hive keys), and every file of a table has the same columns.
+        paths = ", ".join(_literal(_without_patterns(file)) for file in files)
+        rows = f"from read_parquet([{paths}], hive_partitioning = false, union_by_name = false)"
+    else:
+        declared = connection.from_arrow(TABLES[table].schema.empty_table())
+        columns = zip(declared.columns, declared.types, strict=True)
+        nulls = ", ".join(f"cast(null as {kind}) as {_name(column)}" for column, kind in columns)
+        rows = f"select {nulls} where false"
+    connection.execute(f"create view stored.{_name(table)} as {rows}")
+
+
+def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:
+    try:
+        return relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise _one_line(error) from error
+
+
+def _one_line(error: duckdb.Error) -> KvdriftError:
+    """DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read."""
+    lines = []
+    for line in str(error).splitlines():
+        if line.startswith("LINE "):
+            break
+        lines.append(line)
+    message = " ".join(" ".join(lines).split())
+    return OperationError(message) if isinstance(error, duckdb.IOException) else InputError(message)
+
+
+def _without_patterns(path: str) -> str:
+    """The path as a pattern that only it matches: DuckDB reads every path as a glob pattern."""
+    return re.sub(r"[*?\[]", lambda found: f"[{found.group()}]", path)
+
+
+def _name(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,83 @@
+-- What a branch window of depth L says of R(action) - R(baseline), over the documents both have: it can be anything in
+-- [contrast_low, contrast_high], and the two actions are ordered for sure when that excludes 0.
+with
+
+depth_moments as materialized (
+    select * from main.depth_moments
+),
+
+shared as (
+    select
+        own.study,
+        own.model,
+        own.split,
+        own.stratum,
+        baselines.action as baseline,
+        own.action,
+        own.depth,
+        own.observed,
+        own.capacity,
+        baselines.observed as baseline_observed,
+        baselines.capacity as baseline_capacity
+    from depth_moments as own
+    inner join depth_moments as baselines using (study, model, doc, depth)
+    where own.action <> baselines.action
+),
+
+strata as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        baseline,
+        action,
+        depth,
+        count(*) as documents,
+        avg(columns(* exclude (study, model, split, stratum, baseline, action, depth)))
+    from shared
+    group by study, model, split, stratum, baseline, action, depth
+),
+
+pooled as (
+    select
+        study,
+        model,
+        split,
+        'pooled' as stratum,
+        baseline,
+        action,
+        depth,
+        cast(sum(documents) as bigint) as documents,
+        avg(columns(* exclude (study, model, split, stratum, baseline, action, depth, documents)))
+    from strata
+    group by study, model, split, baseline, action, depth
+),
+
+pairs as (
+    select * from strata
+    union all by name
+    select * from pooled
+),
+
+contrasts as (
+    select
+        *,
+        observed - (baseline_observed + baseline_capacity) as contrast_low,
+        (observed + capacity) - baseline_observed as contrast_high
+    from pairs
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    baseline,
+    action,
+    depth,
+    documents,
+    contrast_low,
+    contrast_high,
+    contrast_low > 0 or contrast_high < 0 as ordered
+from contrasts

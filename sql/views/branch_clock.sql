@@ -1,0 +1,63 @@
+-- The branch clock in the fixed cohort tau <= T: E[delta_{tau+j} | tau <= T] and its like, as ratios of moments, with
+-- the cohort's support. Null where the cohort is empty.
+with
+
+lag_moments as (
+    select * from main.lag_moments
+),
+
+strata as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        lag,
+        count(*) filter (where cohort_paths > 0) as documents,
+        cast(sum(cohort_paths) as bigint) as paths,
+        avg(cohort) as cohort,
+        avg(cohort_delta) as cohort_delta,
+        avg(cohort_mismatch) as cohort_mismatch,
+        avg(cohort_pre_eos) as cohort_pre_eos
+    from lag_moments
+    group by study, model, split, stratum, action, lag
+),
+
+pooled as (
+    select
+        study,
+        model,
+        split,
+        'pooled' as stratum,
+        action,
+        lag,
+        cast(sum(documents) as bigint) as documents,
+        cast(sum(paths) as bigint) as paths,
+        avg(cohort) as cohort,
+        avg(cohort_delta) as cohort_delta,
+        avg(cohort_mismatch) as cohort_mismatch,
+        avg(cohort_pre_eos) as cohort_pre_eos
+    from strata
+    group by study, model, split, action, lag
+),
+
+cohorts as (
+    select * from strata
+    union all by name
+    select * from pooled
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    action,
+    lag,
+    cohort_delta / nullif(cohort, 0) as delta,
+    cohort_mismatch / nullif(cohort, 0) as mismatch,
+    cohort_pre_eos / nullif(cohort, 0) as pre_eos_fraction,
+    documents,
+    paths
+from cohorts

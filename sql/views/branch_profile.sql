@@ -1,0 +1,119 @@
+-- The law of a branch by where it starts: p_s = P(tau = s) and rho_{s,j} = P(I_{s+j} = 1 | tau = s), one row for each
+-- s at which some trajectory diverges and each lag j = 0..H - s.
+-- Every trajectory carries its pooling weight, so that steps is read and summed once, without a row per document.
+with
+
+trajectories as (
+    select * from main.analyzed_trajectories
+),
+
+steps as (
+    select * from main.steps
+),
+
+documents as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        doc,
+        action,
+        count(*) as replicates
+    from trajectories
+    group by study, model, split, stratum, doc, action
+),
+
+strata as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        count(*) as documents
+    from documents
+    group by study, model, split, stratum, action
+),
+
+weights as (
+    select
+        study,
+        model,
+        doc,
+        action,
+        1 / (documents.replicates * strata.documents) as weight
+    from documents
+    inner join strata using (study, model, split, stratum, action)
+),
+
+stratum_profile as materialized (
+    select
+        trajectories.study,
+        trajectories.model,
+        trajectories.split,
+        trajectories.stratum,
+        trajectories.action,
+        steps.t - steps.lag as s,
+        steps.lag as j,
+        sum(weights.weight) as p,
+        sum(weights.weight * steps.mismatch) as mismatch
+    from steps
+    inner join trajectories using (study, model, doc, action, replicate)
+    inner join weights using (study, model, doc, action)
+    where steps.lag >= 0
+    group by
+        trajectories.study,
+        trajectories.model,
+        trajectories.split,
+        trajectories.stratum,
+        trajectories.action,
+        steps.t - steps.lag,
+        steps.lag
+),
+
+stratum_counts as (
+    select
+        study,
+        model,
+        split,
+        action,
+        count(*) as strata
+    from strata
+    group by study, model, split, action
+),
+
+pooled_profile as (
+    -- A stratum without an entry at s has no row there: the mean divides by all the action's strata.
+    select
+        study,
+        model,
+        split,
+        'pooled' as stratum,
+        action,
+        s,
+        j,
+        sum(p) / any_value(stratum_counts.strata) as p,
+        sum(mismatch) / any_value(stratum_counts.strata) as mismatch
+    from stratum_profile
+    inner join stratum_counts using (study, model, split, action)
+    group by study, model, split, action, s, j
+),
+
+profiles as (
+    select * from stratum_profile
+    union all by name
+    select * from pooled_profile
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    action,
+    s,
+    j,
+    p,
+    mismatch / p as rho
+from profiles

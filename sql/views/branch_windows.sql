@@ -1,0 +1,52 @@
+-- Early and late windows of the branch clock: means over their lags in the cohort tau <= T, the same before any EOS,
+-- and the fraction of each window's steps that lies before EOS. Null over an empty cohort or window.
+with
+
+stratum_moments as (
+    select * from main.stratum_moments
+),
+
+windows as (
+    select * from main.windows
+),
+
+divisors as (
+    select
+        stratum_moments.*,
+        nullif(stratum_moments.cohort, 0) as members,
+        nullif(stratum_moments.early_pre_eos_steps, 0) as early_steps,
+        nullif(stratum_moments.late_pre_eos_steps, 0) as late_steps,
+        nullif(greatest(windows.early_last, 0), 0) as early_lags,
+        nullif(greatest(windows.cohort_bound - windows.late_first + 1, 0), 0) as late_lags
+    from stratum_moments
+    inner join windows using (study, model)
+),
+
+means as (
+    select
+        *,
+        early_delta / members as early,
+        late_delta / members as late,
+        early_pre_eos_delta / early_steps as early_pre_eos,
+        late_pre_eos_delta / late_steps as late_pre_eos
+    from divisors
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    action,
+    cohort as cohort_fraction,
+    cohort_documents as documents,
+    cohort_paths as paths,
+    early,
+    late,
+    late - early as late_minus_early,
+    early_pre_eos,
+    late_pre_eos,
+    late_pre_eos - early_pre_eos as late_minus_early_pre_eos,
+    early_pre_eos_steps / (early_lags * members) as early_pre_eos_fraction,
+    late_pre_eos_steps / (late_lags * members) as late_pre_eos_fraction
+from means

@@ -1,0 +1,116 @@
+-- The law of the first mismatch: p_t = P(tau = t), its distribution function, survival S_t = P(tau >= t) and hazard.
+-- Documents count trajectories exactly before anything is averaged, so that survival ends at exactly 0 where it does.
+with
+
+trajectories as (
+    select * from main.analyzed_trajectories
+),
+
+documents as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        doc,
+        action,
+        any_value(horizon) as horizon,
+        count(*) as replicates
+    from trajectories
+    group by study, model, split, stratum, doc, action
+),
+
+entries as (
+    select
+        study,
+        model,
+        doc,
+        action,
+        tau as t,
+        count(*) as entered
+    from trajectories
+    where tau is not null
+    group by study, model, doc, action, tau
+),
+
+positions as (
+    select
+        * exclude (horizon),
+        unnest(range(1, horizon + 1)) as t
+    from documents
+),
+
+counts as (
+    select
+        positions.*,
+        coalesce(entries.entered, 0) as entered,
+        sum(coalesce(entries.entered, 0)) over (
+            partition by positions.study, positions.model, positions.doc, positions.action
+            order by positions.t
+        ) as entered_so_far
+    from positions
+    left join entries using (study, model, doc, action, t)
+),
+
+document_laws as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        cast(t as integer) as t,
+        entered / replicates as p,
+        entered_so_far / replicates as entry_cdf,
+        (replicates - entered_so_far + entered) / replicates as survival
+    from counts
+),
+
+strata as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        t,
+        avg(p) as p,
+        avg(entry_cdf) as entry_cdf,
+        avg(survival) as survival
+    from document_laws
+    group by study, model, split, stratum, action, t
+),
+
+pooled as (
+    select
+        study,
+        model,
+        split,
+        'pooled' as stratum,
+        action,
+        t,
+        avg(p) as p,
+        avg(entry_cdf) as entry_cdf,
+        avg(survival) as survival
+    from strata
+    group by study, model, split, action, t
+),
+
+laws as (
+    select * from strata
+    union all by name
+    select * from pooled
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    action,
+    t,
+    p,
+    entry_cdf,
+    survival,
+    p / nullif(survival, 0) as hazard
+from laws

@@ -1,0 +1,46 @@
+-- How two actions differ in their history gap R(TV) - F, over the documents both have, and how much of the difference
+-- comes from positions at or after the first EOS. eos_share may be negative; null where the difference is zero (to
+-- rounding, 1e-12).
+with
+
+paired_moments as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        partner,
+        documents,
+        rollout_tv - fixed_history_tv as history_gap,
+        eos_gap_0 as pre_eos,
+        eos_gap_1 + eos_gap_2 + eos_gap_3 as eos_related
+    from main.paired_moments
+),
+
+differences as (
+    select
+        own.study,
+        own.model,
+        own.split,
+        own.stratum,
+        own.partner as baseline,
+        own.action,
+        own.documents,
+        own.history_gap - baselines.history_gap as history_gap,
+        own.pre_eos - baselines.pre_eos as pre_eos,
+        own.eos_related - baselines.eos_related as eos_related
+    from paired_moments as own
+    inner join paired_moments as baselines
+        on own.study = baselines.study
+        and own.model = baselines.model
+        and own.split = baselines.split
+        and own.stratum = baselines.stratum
+        and own.partner = baselines.action
+        and own.action = baselines.partner
+)
+
+select
+    *,
+    case when abs(history_gap) >= 1e-12 then eos_related / history_gap end as eos_share
+from differences

@@ -1,0 +1,17 @@
+-- Frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
+with
+
+plans as (
+    select * from main.plans
+)
+
+select
+    plans.study,
+    plans.model,
+    substr(leaves.fullkey, 3) as key,
+    leaves.atom ->> '$' as value,
+    plans.plan_sha256,
+    plans.frozen_at,
+    plans.events_version
+from plans, json_tree(plans.plan) as leaves
+where leaves.type not in ('OBJECT', 'ARRAY')

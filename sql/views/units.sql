@@ -1,0 +1,26 @@
+-- Staging: the stored table as it is, one replicate range of a document under an action: what is committed at once.
+select
+    study,
+    model,
+    doc,
+    action,
+    first_replicate,
+    replicates,
+    horizon,
+    path,
+    prompt_entries,
+    kept_entries,
+    payload_bytes,
+    index_bytes,
+    metadata_bytes,
+    resident_bytes,
+    prefill_seconds,
+    decode_seconds,
+    kernel_evaluations,
+    device,
+    dtype,
+    versions,
+    batch_invariant,
+    seed,
+    kept_sha256
+from stored.units

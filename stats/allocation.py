@@ -1,0 +1,289 @@
+"""How many replicates K and documents N an evaluation needs, from development data (definitions, "Study design").
+
+Each endpoint is linearized in the pooled moments (delta method). Its influence values per document and replicate split
+into variance between documents, sigma_b^2, and between replicates of a document, sigma_w^2, in each stratum. With N
+documents of K replicates in every stratum an interval's expected half-width is
+
+    z sqrt( sum_s w_s^2 (sigma_b,s^2 / N + sigma_w,s^2 / (N K)) ),    z the normal quantile at 1 - alpha / (2 m),
+
+and the least costly (K, N) within the bounds that meets every endpoint's target is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import ndtri
+
+from schema.errors import InputError
+from stats.endpoints import Family
+from stats.moments import POOLED, Float, ReplicateMoments
+from stats.pooling import Pooling
+from stats.registry import Array, Pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stats.endpoints import Endpoint
+
+# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), and no difference cancels. Quantities are
+# rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.
+_STEP = 1e-30
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Variance components of one endpoint's influence in one stratum, in the endpoint's unit squared.
+
+    ``weight`` is the stratum's w_s: 1 / S for a pooled endpoint, 1 for a stratum's own.
+    """
+
+    stratum: str
+    weight: float
+    between_documents: float
+    between_replicates: float
+
+
+@dataclass(frozen=True)
+class Linearized:
+    """An endpoint's value on the development documents and its variance components; NaN value where undefined."""
+
+    endpoint: Endpoint
+    value: float
+    variances: tuple[Variance, ...]
+
+    def half_width(self, replicates: int, documents: int, z: float) -> float:
+        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))); NaN where the endpoint is undefined."""
+        between, within = self.components
+        return z * math.sqrt((between + within / replicates) / documents)
+
+    @property
+    def components(self) -> tuple[float, float]:
+        """sum_s w_s^2 sigma_b^2 and sum_s w_s^2 sigma_w^2."""
+        if math.isnan(self.value):
+            return math.nan, math.nan
+        between = math.fsum(v.weight**2 * v.between_documents for v in self.variances)
+        return between, math.fsum(v.weight**2 * v.between_replicates for v in self.variances)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One K with the least N that meets every target (or the bound), its half-widths per endpoint and its cost."""
+
+    replicates: int
+    documents_per_stratum: int
+    half_widths: tuple[float, ...]
+    seconds: float
+    reachable: bool
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The chosen K and N, what they are expected to reach, and the curve over K that they were chosen from.
+
+    ``half_widths`` and ``targets`` are in the order of ``endpoints``; ``seconds`` is the expected cost; ``reachable``
+    says whether every target is met within the bounds and ``reason`` says it in one line.
+    """
+
+    replicates: int
+    documents_per_stratum: int
+    endpoints: tuple[Linearized, ...]
+    targets: tuple[float, ...]
+    half_widths: tuple[float, ...]
+    level: float
+    seconds: float
+    reachable: bool
+    reason: str
+    curve: tuple[Choice, ...]
+
+
+def allocate(
+    development: ReplicateMoments,
+    endpoints: Sequence[Endpoint],
+    *,
+    target: float | Sequence[float],
+    document_seconds: float,
+    replicate_seconds: float,
+    replicates: tuple[int, int],
+    documents: tuple[int, int],
+    alpha: float = 0.05,
+    family_size: int = 0,
+) -> Allocation:
+    """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
+
+    ``target`` is the half-width wanted, one for all or one for each endpoint; ``replicates`` and ``documents`` are
+    inclusive bounds on K and on N; ``family_size`` is m (0: the number of endpoints). Costs are seconds for all
+    actions together, averaged over strata. Where the targets are out of reach within the bounds, or an endpoint is
+    undefined on the development documents, both upper bounds are taken and ``reason`` says so. Equal costs: fewer
+    replicates. Raises InputError for bad bounds, targets or costs, and for data without two documents per stratum or
+    without two replicates.
+    """
+    targets = _targets(target, len(endpoints))
+    _check_bounds("replicates", replicates)
+    _check_bounds("documents per stratum", documents)
+    _check_costs(document_seconds, replicate_seconds)
+    level = Family("plan", tuple(endpoints), alpha, family_size).level
+    linearized = tuple(linearize(development, endpoint) for endpoint in endpoints)
+    z = float(ndtri((1 + level) / 2))
+    strata = len(np.unique(development.strata))
+    curve = tuple(
+        _least_documents(
+            linearized, targets, z, count, documents, strata * (document_seconds + count * replicate_seconds)
+        )
+        for count in range(replicates[0], replicates[1] + 1)
+    )
+    reachable = [choice for choice in curve if choice.reachable]
+    chosen = min(reachable, key=lambda choice: (choice.seconds, choice.replicates)) if reachable else curve[-1]
+    return Allocation(
+        chosen.replicates,
+        chosen.documents_per_stratum,
+        linearized,
+        targets,
+        chosen.half_widths,
+        level,
+        chosen.seconds,
+        chosen.reachable,
+        _reason(linearized, targets, chosen),
+        curve,
+    )
+
+
+def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:
+    """Linearize one endpoint at the development documents' pooled moments and estimate its variance components.
+
+    Between documents (by ANOVA of unweighted document means): n times the cluster-robust variance of the stratum mean,
+    less the replicate variance that document means carry, floored at 0. Without shared clusters the former is the
+    sample variance of document means; with them it includes the design effect, as the evaluation will have it if its
+    clusters are of the same sizes.
+    """
+    strata = tuple(str(name) for name in np.unique(development.strata))
+    endpoint.check(development.actions, strata, development.windows)
+    influence, value = _influence(development, endpoint)
+    names = strata if endpoint.stratum == POOLED else (endpoint.stratum,)
+    rows = [(name, np.flatnonzero(development.strata == name)) for name in names]
+    # Strata in which the endpoint has no document do not count, as in the estimate itself.
+    rows = [(name, row) for name, row in rows if not np.isnan(influence[row]).all()] if not math.isnan(value) else []
+    variances = tuple(
+        Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
+        for name, row in rows
+    )
+    return Linearized(endpoint, value, variances)
+
+
+def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:
+    """Influence of each replicate on the endpoint, float64 [D, K] (NaN where absent), and the endpoint's value."""
+    moments = development.document_means()
+    pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
+    pooling = Pooling.of(moments, pairs)
+    names = list(moments.scalars)
+    stacked = np.stack([moments.scalars[name] for name in names], axis=-1)
+    pooled = pooling.means(stacked, np.ones((1, len(moments.documents))))
+    row = pooling.rows.index(endpoint.stratum)
+    if endpoint.baseline is None:
+        supports = [pooling.action_support[moments.actions.index(endpoint.action)]]
+    else:
+        supports = list(pooling.pair_supports[0])
+    at = pooled[0, row, supports]  # [1 or 2 actions, moments]
+    quantity = endpoint.check(moments.actions, moments.stratum_names, moments.windows)
+    if quantity.profile:
+        raise InputError(f"endpoint {endpoint}: a profile cannot be planned for, only scalars and blocks")
+    place = quantity.x(moments.windows).index(endpoint.x)
+
+    def evaluate(values: Array) -> Array:
+        # [steps, actions, moments] -> [steps]
+        scalars = [{name: values[:, side, i] for i, name in enumerate(names)} for side in range(len(at))]
+        result = quantity.function(*(Pooled(side, {}, moments.windows) for side in scalars))
+        return result[..., place] if quantity.axis else result
+
+    value = float(evaluate(at[None])[0])
+    steps = at.astype(np.complex128).reshape(1, -1) + 1j * _STEP * np.eye(at.size)
+    gradient = (evaluate(steps.reshape(at.size, *at.shape)).imag / _STEP).reshape(at.shape)
+    values = np.stack([development.scalars[name] for name in names], axis=-1)[:, pooling.supports[supports]]
+    present = development.present[:, pooling.supports[supports]].all(axis=1)
+    # A moment that is null over an empty window has no part in a defined endpoint: its derivative is 0, its value NaN.
+    centred = np.where(gradient[:, None, :] == 0, 0.0, values - at[:, None, :])
+    influence = np.einsum("dakm,am->dk", centred, gradient)
+    return np.where(present, influence, np.nan), value
+
+
+def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tuple[float, float]:
+    """sigma_b^2 and sigma_w^2 of one stratum from influence [documents, replicates]."""
+    present = ~np.isnan(influence)
+    counts = present.sum(axis=1)
+    influence, present, clusters, counts = (part[counts > 0] for part in (influence, present, clusters, counts))
+    _, cluster_of = np.unique(clusters, return_inverse=True)
+    sets = int(cluster_of.max()) + 1
+    if sets < 2 or counts.max() < 2:
+        raise InputError(f"{where}: variance needs at least two development documents (clusters) and two replicates")
+    means = np.where(present, influence, 0.0).sum(axis=1) / counts
+    residual = np.where(present, influence - means[:, None], 0.0)
+    within = float((residual**2).sum() / (counts - 1).sum())
+    totals = np.bincount(cluster_of, weights=means - means.mean())
+    robust = float((totals**2).sum() / len(means) * sets / (sets - 1))  # n Var(stratum mean); s^2 for single clusters
+    return max(robust - within * float((1 / counts).mean()), 0.0), within
+
+
+def _least_documents(
+    linearized: Sequence[Linearized],
+    targets: Sequence[float],
+    z: float,
+    replicates: int,
+    bounds: tuple[int, int],
+    seconds_per_document: float,
+) -> Choice:
+    def meets(documents: int) -> bool:
+        widths = (endpoint.half_width(replicates, documents, z) for endpoint in linearized)
+        return all(width <= target for width, target in zip(widths, targets, strict=True))  # False for NaN
+
+    # Half-widths fall with N, so the first N that meets the targets is found by bisection.
+    candidates = range(bounds[0], bounds[1] + 1)
+    place = bisect_left(candidates, 1, key=lambda documents: int(meets(documents)))
+    documents = candidates[min(place, len(candidates) - 1)]
+    return Choice(
+        replicates,
+        documents,
+        tuple(endpoint.half_width(replicates, documents, z) for endpoint in linearized),
+        documents * seconds_per_document,
+        place < len(candidates),
+    )
+
+
+def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: Choice) -> str:
+    size = f"K = {chosen.replicates}, N = {chosen.documents_per_stratum} per stratum"
+    for endpoint in linearized:
+        if math.isnan(endpoint.value):
+            return f"{endpoint.endpoint} is undefined on the development documents: upper bounds, {size}"
+    width, target, endpoint = max(
+        zip(chosen.half_widths, targets, linearized, strict=True), key=lambda triple: triple[0] / triple[1]
+    )
+    if chosen.reachable:
+        return f"all targets met at {size}; widest against its target: {endpoint.endpoint}, {width:.3g} of {target:.3g}"
+    return f"targets out of reach: upper bounds, {size}, give {endpoint.endpoint} {width:.3g} instead of {target:.3g}"
+
+
+def _targets(target: float | Sequence[float], endpoints: int) -> tuple[float, ...]:
+    if not endpoints:
+        raise InputError("no endpoint to plan for")
+    targets = (float(target),) * endpoints if isinstance(target, int | float) else tuple(float(t) for t in target)
+    if len(targets) != endpoints:
+        raise InputError(f"{len(targets)} targets for {endpoints} endpoints")
+    if not all(math.isfinite(t) and t > 0 for t in targets):
+        raise InputError(f"target half-widths must be positive: {targets}")
+    return targets
+
+
+def _check_costs(document_seconds: float, replicate_seconds: float) -> None:
+    for name, seconds in (("document_seconds", document_seconds), ("replicate_seconds", replicate_seconds)):
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise InputError(f"{name} is {seconds}: a cost must be finite and not negative")
+
+
+def _check_bounds(name: str, bounds: tuple[int, int]) -> None:
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise InputError(f"bounds on {name} are {bounds[0]}..{bounds[1]}: they must be ordered and at least 1")

@@ -1,0 +1,78 @@
+"""Naming one number of an analysis, and a family of them whose intervals are adjusted together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schema.errors import InputError, nearest
+from stats.moments import POOLED, Windows
+from stats.quantities import quantity_named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stats.registry import Quantity
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One number that a plan or a family names: a quantity of an action (or contrast) in a stratum, at an x."""
+
+    quantity: str
+    action: str
+    baseline: str | None = None
+    stratum: str = POOLED
+    x: int | None = None
+
+    def __str__(self) -> str:
+        subject = self.action if self.baseline is None else f"{self.action} against {self.baseline}"
+        return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
+
+    def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
+        """Return the registered quantity; raises InputError naming the part that does not exist."""
+        quantity = quantity_named(self.quantity)
+        if self.action == self.baseline:
+            raise InputError(f"endpoint {self}: an action against itself")
+        for action in (self.action,) if self.baseline is None else (self.action, self.baseline):
+            if action not in actions:
+                raise InputError(f"endpoint {self}: no action '{action}'; {nearest(action, actions)}")
+        if (self.baseline is None) != (quantity.kind == "action"):
+            need = "takes no baseline" if quantity.kind == "action" else "needs a baseline"
+            raise InputError(f"endpoint {self}: '{self.quantity}' {need}")
+        if self.stratum not in (POOLED, *strata):
+            raise InputError(f"endpoint {self}: no stratum '{self.stratum}'; {nearest(self.stratum, strata)}")
+        if self.x not in quantity.x(windows):
+            raise InputError(f"endpoint {self}: x must be one of {_span(quantity.x(windows))}")
+        return quantity
+
+
+@dataclass(frozen=True)
+class Family:
+    """A prespecified family of m endpoints: each interval is at 1 - alpha / m (definitions, "Bootstrap").
+
+    ``size`` is m where the family has members outside this analysis (another model's endpoints); 0 stands for the
+    number of endpoints here.
+    """
+
+    name: str
+    endpoints: tuple[Endpoint, ...]
+    alpha: float = 0.05
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise InputError(f"family '{self.name}': alpha {self.alpha} is not between 0 and 1")
+        if len(set(self.endpoints)) != len(self.endpoints):
+            raise InputError(f"family '{self.name}' names an endpoint twice")
+        if self.size and self.size < len(self.endpoints):
+            raise InputError(f"family '{self.name}' has {len(self.endpoints)} endpoints but a size of {self.size}")
+
+    @property
+    def level(self) -> float:
+        """1 - alpha / m."""
+        return 1 - self.alpha / max(self.size or len(self.endpoints), 1)
+
+
+def _span(values: tuple[int | None, ...]) -> str:
+    return "null" if values == (None,) else f"{values[0]}..{values[-1]}" if values else "nothing (empty window)"

@@ -1,0 +1,185 @@
+"""Percentile intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schema.errors import InputError, nearest
+from stats.endpoints import Endpoint, Family
+from stats.pooling import Pooling
+from stats.quantities import quantity_named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stats.moments import DocumentMoments, Float
+
+_COLUMNS_AT_ONCE = 512  # draws of so many numbers are sorted at once: 40 MB at 10,000 draws
+
+COLUMNS = (
+    "stratum",
+    "action",
+    "baseline",
+    "quantity",
+    "x",
+    "estimate",
+    "low",
+    "high",
+    "level",
+    "draws",
+    "documents",
+    "family",
+    "status",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What intervals are wanted.
+
+    Members of a family get its level 1 - alpha / m and its name, all other rows the pointwise ``level``.
+    ``prespecified`` are the actions fixed before the first evaluation event, None for all: a row with any other action
+    is ``exploratory``.
+    """
+
+    level: float = 0.95
+    families: tuple[Family, ...] = ()
+    prespecified: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise InputError(f"level {self.level} is not between 0 and 1")
+        members = [endpoint for family in self.families for endpoint in family.endpoints]
+        for endpoint in members:
+            if members.count(endpoint) > 1:
+                raise InputError(f"endpoint {endpoint} is in two families: its interval can have one level only")
+            if not (self.is_prespecified(endpoint.action) and self.is_prespecified(endpoint.baseline)):
+                raise InputError(f"endpoint {endpoint} is in a prespecified family but its action is exploratory")
+
+    def is_prespecified(self, action: str | None) -> bool:
+        """Whether an action was fixed before the first evaluation event; no action (None) always was."""
+        return self.prespecified is None or action is None or action in self.prespecified
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """Estimates as columns of equal length, in the ``results`` table's names and types, null as None.
+
+    Columns: stratum, action, baseline, quantity, x, estimate, low, high, level, draws, documents, family, status. The
+    caller adds the study, the model, the split and the versions.
+    """
+
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+
+    @classmethod
+    def join(cls, parts: Sequence[Estimates]) -> Estimates:
+        """Put estimates below each other."""
+        return cls({name: [value for part in parts for value in part.columns[name]] for name in COLUMNS})
+
+    def __len__(self) -> int:
+        return len(self.columns["quantity"])
+
+    def row(self, endpoint: Endpoint) -> dict[str, Any]:
+        """Return one row by its endpoint; raises InputError with the nearest quantity where there is none."""
+        columns = self.columns
+        keys = zip(*(columns[name] for name in ("quantity", "action", "baseline", "stratum", "x")), strict=True)
+        for i, key in enumerate(keys):
+            if Endpoint(*key) == endpoint:
+                return {name: values[i] for name, values in columns.items()}
+        raise InputError(f"no estimate of {endpoint}; {nearest(endpoint.quantity, set(columns['quantity']))}")
+
+
+def summarize(
+    moments: DocumentMoments,
+    draws: Mapping[str, Float],
+    estimates: Mapping[str, Float],
+    request: Request,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> Estimates:
+    """Turn draws [draws, rows, subjects, X] and point estimates [rows, subjects, X] into rows with intervals.
+
+    Rows over no document at all are left out. Raises InputError for a family member that does not exist.
+    """
+    pooling = Pooling.of(moments, pairs)
+    for family in request.families:
+        for endpoint in family.endpoints:
+            endpoint.check(moments.actions, moments.stratum_names, moments.windows)
+            if endpoint.baseline is not None and (endpoint.baseline, endpoint.action) not in pooling.pairs:
+                raise InputError(f"endpoint {endpoint} is in family '{family.name}' but its contrast is not asked for")
+    families = {endpoint: family for family in request.families for endpoint in family.endpoints}
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for name, sample in draws.items():
+        quantity = quantity_named(name)
+        documents = pooling.counts_of(quantity)
+        cells, keys = [], []
+        for row, stratum in enumerate(pooling.rows):
+            for subject, (baseline, action) in enumerate(pooling.subjects(quantity)):
+                for place, x in enumerate(quantity.x(moments.windows)):
+                    if documents[row, subject]:
+                        cells.append((row, subject, place))
+                        keys.append(Endpoint(name, action, baseline, stratum, x))
+        if not cells:
+            continue
+        where = tuple(np.array(cells).T)
+        levels = np.array([families[key].level if key in families else request.level for key in keys])
+        estimate = estimates[name][where]
+        low, high = percentile_intervals(sample[:, *where], levels)
+        # No interval around an estimate that is itself undefined.
+        low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
+        columns["stratum"] += [key.stratum for key in keys]
+        columns["action"] += [key.action for key in keys]
+        columns["baseline"] += [key.baseline for key in keys]
+        columns["quantity"] += [name] * len(keys)
+        columns["x"] += [key.x for key in keys]
+        columns["estimate"] += _nullable(estimate)
+        columns["low"] += _nullable(low)
+        columns["high"] += _nullable(high)
+        columns["level"] += levels.tolist()
+        columns["draws"] += [len(sample)] * len(keys)
+        columns["documents"] += documents[where[:2]].tolist()
+        columns["family"] += [families[key].name if key in families else None for key in keys]
+        columns["status"] += [_status(key, request) for key in keys]
+    return Estimates(columns)
+
+
+def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
+    """Percentile intervals of many numbers: ``sample`` [draws, N], ``levels`` [N]; returns low and high, [N].
+
+    Ends are the (1 - level) / 2 and (1 + level) / 2 quantiles of the defined draws, linearly interpolated between order
+    statistics (numpy's default, and scipy.stats.bootstrap's method='percentile'). Undefined draws could lie anywhere:
+    once they are more than the (1 - level) / 2 of one tail they could move an end without bound, and both ends are NaN.
+    """
+    low, high = np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
+    for first in range(0, len(levels), _COLUMNS_AT_ONCE):
+        part = slice(first, first + _COLUMNS_AT_ONCE)
+        ordered = np.ascontiguousarray(sample[:, part].T)
+        ordered.sort(axis=1)  # NaN comes last
+        defined = len(sample) - np.isnan(ordered).sum(axis=1)
+        tail = (1 - levels[part]) / 2
+        enough = (len(sample) - defined <= tail * len(sample)) & (defined > 0)
+        low[part] = np.where(enough, _quantile(ordered, defined, tail), np.nan)
+        high[part] = np.where(enough, _quantile(ordered, defined, 1 - tail), np.nan)
+    return low, high
+
+
+def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
+    position = probability * np.maximum(defined - 1, 0)
+    below = np.floor(position).astype(np.intp)
+    above = np.minimum(below + 1, np.maximum(defined - 1, 0))
+    rows = np.arange(len(ordered))
+    left, right, fraction = ordered[rows, below], ordered[rows, above], position - below
+    # Interpolated from the nearer end, so that equal neighbours give exactly their value.
+    inner: Float = np.where(fraction < 0.5, left + (right - left) * fraction, right - (right - left) * (1 - fraction))
+    return inner
+
+
+def _nullable(values: Float) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
+
+
+def _status(key: Endpoint, request: Request) -> str:
+    fixed = request.is_prespecified(key.action) and request.is_prespecified(key.baseline)
+    return "prespecified" if fixed else "exploratory"

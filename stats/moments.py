@@ -1,0 +1,219 @@
+"""What an analysis starts from: additive moments per document, or per replicate on development documents.
+
+Names are those of ``schema.moments``; the arrays are filled from the SQL views ``moments``, ``position_moments`` and
+``lag_moments``. Everything is validated here, once, so that what follows only computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.errors import InputError, nearest
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Float = NDArray[np.float64]
+Text = NDArray[np.str_]
+
+POOLED = "pooled"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The study's windows, named as in the ``studies`` table (definitions, "Pooling"), in tokens.
+
+    The fixed branch cohort is tau <= ``cohort_bound`` (T), early lags are 1..``early_last``, late lags
+    ``late_first``..T.
+    """
+
+    horizon: int
+    cohort_bound: int
+    early_last: int
+    late_first: int
+
+    def __post_init__(self) -> None:
+        ordered = 0 <= self.early_last <= self.cohort_bound and 1 <= self.late_first <= self.cohort_bound + 1
+        if self.horizon < 1 or not ordered or self.cohort_bound > self.horizon:
+            raise InputError(f"windows do not fit a horizon of {self.horizon}: {self}")
+
+    @classmethod
+    def of(cls, horizon: int) -> Windows:
+        """Return the definitions' windows at this horizon: halves and eighths are floors."""
+        bound, eighth = horizon // 2, horizon // 8
+        return cls(horizon, bound, eighth, bound - eighth + 1)
+
+    @property
+    def early_lags(self) -> int:
+        """|J| of the early window."""
+        return self.early_last
+
+    @property
+    def late_lags(self) -> int:
+        """|J| of the late window."""
+        return self.cohort_bound - self.late_first + 1
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentMoments:
+    """Replicate means of every moment, per document and action.
+
+    Shapes, with D documents, A actions: ``documents``, ``strata`` and ``clusters`` are str [D]; ``scalars`` maps every
+    name of SCALAR_MOMENTS to float64 [D, A]; ``positions`` every name of POSITION_MOMENTS to [D, A, H], or is empty;
+    ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units are those of ``schema.moments``.
+
+    NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
+    null over an empty window (then it is NaN for all documents of the action). Anything else raises InputError.
+    """
+
+    documents: Text
+    strata: Text
+    clusters: Text
+    actions: tuple[str, ...]
+    windows: Windows
+    scalars: Mapping[str, Float]
+    positions: Mapping[str, Float]
+    lags: Mapping[str, Float]
+
+    def __post_init__(self) -> None:
+        _standardize_keys(self)
+        shape = (len(self.documents), len(self.actions))
+        for field, declared, tail in (
+            ("scalars", SCALAR_MOMENTS, ()),
+            ("positions", POSITION_MOMENTS, (self.windows.horizon,)),
+            ("lags", LAG_MOMENTS, (self.windows.cohort_bound,)),
+        ):
+            given: Mapping[str, Any] = getattr(self, field)
+            values = _standardize(field, given, declared, (*shape, *tail), optional=bool(tail))
+            object.__setattr__(self, field, values)
+        for name, value in (*self.scalars.items(), *self.positions.items(), *self.lags.items()):
+            _check_missing(name, value, self)
+
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """Which documents each action has, bool [D, A]."""
+        return ~np.isnan(self.scalars["diverged"])
+
+    @cached_property
+    def stratum_names(self) -> tuple[str, ...]:
+        """Strata in sorted order, without ``pooled``."""
+        return tuple(str(name) for name in np.unique(self.strata))
+
+    def in_canonical_order(self) -> DocumentMoments:
+        """Order by (stratum, cluster, document), which makes results independent of input order."""
+        order = np.lexsort((self.documents, self.clusters, self.strata))
+        return DocumentMoments(
+            self.documents[order],
+            self.strata[order],
+            self.clusters[order],
+            self.actions,
+            self.windows,
+            {name: value[order] for name, value in self.scalars.items()},
+            {name: value[order] for name, value in self.positions.items()},
+            {name: value[order] for name, value in self.lags.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicateMoments:
+    """Scalar moments of every replicate of development documents: what an allocation is made from.
+
+    ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K]; NaN marks a replicate that an action lacks, or
+    a moment that is null over an empty window. Replicate k is the same k for every action, since actions share the
+    reference's uniforms. Raises InputError for wrong shapes or names.
+    """
+
+    documents: Text
+    strata: Text
+    clusters: Text
+    actions: tuple[str, ...]
+    windows: Windows
+    scalars: Mapping[str, Float]
+
+    def __post_init__(self) -> None:
+        _standardize_keys(self)
+        first = np.asarray(self.scalars.get("diverged", np.empty(0)))
+        replicates = first.shape[2] if first.ndim == 3 else 0
+        shape = (len(self.documents), len(self.actions), replicates)
+        object.__setattr__(self, "scalars", _standardize("scalars", self.scalars, SCALAR_MOMENTS, shape))
+
+    @cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """Which replicates each document and action has, bool [D, A, K]."""
+        return ~np.isnan(self.scalars["diverged"])
+
+    def document_means(self) -> DocumentMoments:
+        """Means over each document's replicates (definitions, "Pooling"), without profiles."""
+        count = self.present.sum(axis=2)
+        means = {}
+        for name, value in self.scalars.items():
+            total = np.where(self.present, value, 0.0).sum(axis=2)
+            means[name] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return DocumentMoments(self.documents, self.strata, self.clusters, self.actions, self.windows, means, {}, {})
+
+
+def _standardize_keys(moments: DocumentMoments | ReplicateMoments) -> None:
+    for field in ("documents", "strata", "clusters"):
+        keys = np.asarray(getattr(moments, field), dtype=np.str_)
+        if keys.ndim != 1 or len(keys) != len(moments.documents):
+            raise InputError(f"{field} has shape {keys.shape}, not one entry for each document")
+        object.__setattr__(moments, field, keys)
+    object.__setattr__(moments, "actions", tuple(moments.actions))
+    if not len(moments.documents) or not moments.actions:
+        raise InputError("moments without documents or without actions: nothing to estimate")
+    if (repeated := _first_repeated(moments.documents.tolist())) is not None:
+        raise InputError(f"document '{repeated}' is there twice")
+    if (repeated := _first_repeated(moments.actions)) is not None:
+        raise InputError(f"action '{repeated}' is there twice")
+    if POOLED in moments.strata:
+        raise InputError(f"a stratum cannot be named '{POOLED}': rows that pool the strata carry that name")
+
+
+def _first_repeated(names: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _standardize(
+    field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
+) -> dict[str, Float]:
+    for name in given:
+        if name not in declared:
+            raise InputError(f"{field}: no moment is named '{name}'; {nearest(name, declared)}")
+    if optional and not given:
+        return {}
+    values = {}
+    for name in declared:
+        if name not in given:
+            raise InputError(f"{field}: the moment '{name}' is missing")
+        value = np.asarray(given[name], dtype=np.float64)
+        if value.shape != shape:
+            raise InputError(f"{field}: '{name}' has shape {value.shape}, not {shape}")
+        if np.isinf(value).any():
+            raise InputError(f"{field}: '{name}' has infinite values")
+        values[name] = value
+    return values
+
+
+def _check_missing(name: str, value: Float, moments: DocumentMoments) -> None:
+    if not value.size:
+        return
+    missing = np.isnan(value.reshape(*moments.present.shape, -1))
+    null = missing.all(axis=(0, 2))
+    wrong = (missing == moments.present[:, :, None]).any(axis=2) & ~null
+    if wrong.any():
+        document, action = np.argwhere(wrong)[0]
+        raise InputError(
+            f"moment '{name}' of document '{moments.documents[document]}' under '{moments.actions[action]}' is null "
+            f"where the document's other moments are not, or the reverse"
+        )

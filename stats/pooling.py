@@ -1,0 +1,176 @@
+"""Weighted pooling of document moments: within strata, then over strata with equal weight (definitions, "Pooling").
+
+The weights are whole-number counts per document: all ones for the point estimate, a resample's counts for a draw. Any
+number of weightings goes through one matrix product per stratum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.errors import InputError, nearest
+from stats.moments import POOLED, DocumentMoments, Float
+from stats.registry import Array, Pooled, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+_TILE_COLUMNS = 64
+_TILE_WORK = 2**18  # multiplications of one tile; OpenBLAS keeps to one thread up to here
+
+
+@dataclass(frozen=True, eq=False)
+class Pooling:
+    """Which documents stand behind which rows of which quantity.
+
+    A *support* is an action with the documents it is pooled over: its own for the action's quantities, those that both
+    have for a contrast. ``supports`` is int [U], the action of each; ``masks`` bool [D, U], its documents;
+    ``action_support`` and ``pair_supports`` index them. ``rows`` are the strata with documents, after ``pooled``.
+    """
+
+    moments: DocumentMoments
+    pairs: tuple[tuple[str, str], ...]
+    rows: tuple[str, ...]
+    members: tuple[NDArray[np.intp], ...]
+    supports: NDArray[np.intp]
+    masks: NDArray[np.bool_]
+    action_support: tuple[int, ...]
+    pair_supports: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, moments: DocumentMoments, pairs: Sequence[tuple[str, str]] | None = None) -> Pooling:
+        """Prepare for every action and every (baseline, action) of ``pairs``; all ordered pairs if it is None."""
+        actions = moments.actions
+        if pairs is None:
+            pairs = [(a, b) for a in actions for b in actions if a != b]
+        for pair in pairs:
+            for name in pair:
+                if name not in actions:
+                    raise InputError(f"no action is named '{name}'; {nearest(name, actions)}")
+            if pair[0] == pair[1]:
+                raise InputError(f"contrast of '{pair[0]}' against itself")
+        known: dict[tuple[int, bytes], int] = {}
+        masks: list[NDArray[np.bool_]] = []
+
+        def support(action: int, mask: NDArray[np.bool_]) -> int:
+            # Where both actions have the same documents, which is the rule, a contrast costs no further pooling.
+            key = (action, mask.tobytes())
+            if key not in known:
+                known[key] = len(masks)
+                masks.append(mask)
+            return known[key]
+
+        action_support = tuple(support(i, moments.present[:, i]) for i in range(len(actions)))
+        pair_supports = []
+        for baseline, action in pairs:
+            a, b = actions.index(baseline), actions.index(action)
+            both = moments.present[:, a] & moments.present[:, b]
+            pair_supports.append((support(a, both), support(b, both)))
+        members = tuple(np.flatnonzero(moments.strata == name) for name in moments.stratum_names)
+        return cls(
+            moments,
+            tuple((str(a), str(b)) for a, b in pairs),
+            (POOLED, *moments.stratum_names),
+            members,
+            np.array([action for action, _ in known], dtype=np.intp),
+            np.stack(masks, axis=1),
+            action_support,
+            tuple(pair_supports),
+        )
+
+    def counts_of(self, quantity: Quantity) -> NDArray[np.int64]:
+        """Count the documents behind a quantity: int64 [rows, subjects], ``pooled`` first."""
+        by_stratum = np.stack([self.masks[documents].sum(axis=0) for documents in self.members])
+        counts = np.concatenate([by_stratum.sum(axis=0, keepdims=True), by_stratum])
+        return counts[:, [baseline for baseline, _ in self._subjects(quantity)]]
+
+    def subjects(self, quantity: Quantity) -> tuple[tuple[str | None, str], ...]:
+        """List what a quantity has one row for: (None, action), or (baseline, action)."""
+        if quantity.kind == "action":
+            return tuple((None, action) for action in self.moments.actions)
+        return self.pairs
+
+    def _subjects(self, quantity: Quantity) -> tuple[tuple[int, int], ...]:
+        if quantity.kind == "action":
+            return tuple((support, support) for support in self.action_support)
+        return self.pair_supports
+
+    def means(self, value: Float, counts: Float) -> Float:
+        """Pool one moment under every weighting.
+
+        ``value`` is float64 [D, A] or [D, A, X], ``counts`` [B, D]; returns [B, rows, U] or [B, rows, U, X]. A row is
+        NaN where a weighting leaves one of its strata without a document; strata in which the support has no document
+        at all do not count in its pooled row.
+        """
+        tail = value.shape[2:]
+        kept = np.where(self.masks.reshape(*self.masks.shape, *(1 for _ in tail)), value[:, self.supports], 0.0)
+        kept = kept.reshape(*self.masks.shape, -1)
+        means = np.empty((len(counts), len(self.rows), *kept.shape[1:]))
+        pooled = means[:, 0]
+        pooled[:] = 0.0
+        strata = np.zeros(len(self.supports))
+        for row, documents in enumerate(self.members, start=1):
+            weights = np.ascontiguousarray(counts[:, documents])
+            total = _product(weights, kept[documents].reshape(len(documents), -1)).reshape(len(counts), *kept.shape[1:])
+            weight = np.einsum("bd,du->bu", weights, self.masks[documents].astype(np.float64))
+            # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
+            with np.errstate(invalid="ignore"):
+                np.divide(total, weight[:, :, None], out=means[:, row])
+            has = self.masks[documents].any(axis=0)
+            strata += has
+            pooled[:, has] += means[:, row, has]
+        with np.errstate(invalid="ignore"):
+            pooled /= strata[:, None]  # equal weight of strata
+        return means.reshape(*means.shape[:3], *tail)
+
+    def evaluate(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, Float]:
+        """Evaluate quantities under every weighting: name -> float64 [B, rows, subjects, X], X = 1 for a scalar."""
+        stacked = self.means(np.stack(list(self.moments.scalars.values()), axis=-1), counts)
+        scalars: dict[str, Array] = {name: stacked[..., i] for i, name in enumerate(self.moments.scalars)}
+        needed = {name for quantity in quantities for name in quantity.profile}
+        source: Mapping[str, Float] = {**self.moments.positions, **self.moments.lags}
+        for name in sorted(needed - source.keys()):
+            raise InputError(f"these document moments have no profile '{name}'")
+        profiles: dict[str, Array] = {name: self.means(source[name], counts) for name in sorted(needed)}
+        results = {}
+        for quantity in quantities:
+            values = []
+            for pair in self._subjects(quantity):
+                a, b = (self._select(support, scalars, profiles) for support in pair)
+                value = quantity.function(b) if quantity.kind == "action" else quantity.function(a, b)
+                values.append(value if quantity.axis else value[..., None])
+            shape = (len(counts), len(self.rows), 0, len(quantity.x(self.moments.windows)))
+            results[quantity.name] = np.stack(values, axis=2) if values else np.empty(shape)
+        return results
+
+    def _select(self, support: int, scalars: Mapping[str, Array], profiles: Mapping[str, Array]) -> Pooled:
+        return Pooled(
+            {name: value[:, :, support] for name, value in scalars.items()},
+            {name: value[:, :, support] for name, value in profiles.items()},
+            self.moments.windows,
+        )
+
+
+def _product(weights: Float, values: Float) -> Float:
+    """Multiply [B, n] by [n, V] in tiles that BLAS does not split over threads.
+
+    A product of one stratum is too small to gain from threads, and loses by them: on a machine with other work each of
+    thousands of products waits until all its threads have had a core (measured: 6 times slower). Tiles depend on the
+    shapes alone, so equal blocks give equal bits.
+    """
+    rows = 1 << (_TILE_WORK // (_TILE_COLUMNS * weights.shape[1]) or 1).bit_length() - 1
+    rows = min(rows, len(weights))
+    if rows < 8 or len(weights) % rows:  # large strata are worth their threads; a single weighting is one product
+        whole: Float = weights @ values
+        return whole
+    tiled = weights.reshape(-1, rows, weights.shape[1])
+    result = np.empty((len(weights), values.shape[1]))
+    for first in range(0, values.shape[1], _TILE_COLUMNS):
+        part = slice(first, first + _TILE_COLUMNS)
+        result[:, part] = (tiled @ np.ascontiguousarray(values[:, part])).reshape(len(weights), -1)
+    return result

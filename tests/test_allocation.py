@@ -1,0 +1,285 @@
+"""Allocation: derivatives, variance components, brute force over all (K, N), simulated variance, messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from schema.errors import InputError
+from schema.moments import SCALAR_MOMENTS
+from stats.allocation import Allocation, _components, _influence, allocate, linearize
+from stats.bootstrap import observed, resample
+from stats.endpoints import Endpoint
+from stats.moments import ReplicateMoments, Windows
+from stats.quantities import QUANTITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+W = Windows.of(16)
+STRATA = ("s", "t")
+# Standard deviations between documents and between replicates of the branch moments, per stratum.
+BETWEEN, WITHIN = {"s": 0.05, "t": 0.12}, {"s": 0.2, "t": 0.1}
+
+
+def simulate(
+    random: np.random.Generator, documents: int, replicates: int, *, actions: int = 2, studies: int = 1
+) -> list[ReplicateMoments]:
+    """Studies of ``documents`` per stratum: cohort membership and a late TV that depend on the document."""
+    strata = np.repeat(STRATA, documents)
+    between = np.array([BETWEEN[s] for s in strata])[:, None, None]
+    within = np.array([WITHIN[s] for s in strata])[:, None, None]
+    shape = (len(strata), actions, replicates)
+    result = []
+    for _ in range(studies):
+        effect = between * random.normal(size=(len(strata), 1, 1))  # shared by actions: contrasts are paired
+        cohort = (random.random(shape) < 0.5 + effect).astype(float)
+        late = 0.6 + effect + within * random.normal(size=shape)
+        early = 0.5 + 0.5 * within * random.normal(size=shape)
+        values = {name: random.random(shape) for name in SCALAR_MOMENTS} | {
+            "cohort": cohort,
+            "late_delta": late * cohort,
+            "early_delta": early * cohort,
+            "saturation": 0.4 + effect + within * random.normal(size=shape),
+        }
+        values["mismatch"] = values["saturation"] + 0.1 * np.arange(actions)[:, None]
+        names = [f"d{i}" for i in range(len(strata))]
+        result.append(ReplicateMoments(names, strata, names, tuple("abcd"[:actions]), W, values))
+    return result
+
+
+@pytest.fixture(scope="module")
+def development() -> ReplicateMoments:
+    return simulate(np.random.default_rng(3), 8, 5)[0]
+
+
+SCALAR_QUANTITIES = [name for name, quantity in QUANTITIES.items() if not quantity.profile]
+
+
+@pytest.mark.parametrize("name", SCALAR_QUANTITIES)
+def test_influence_is_the_derivative_in_document_weights(name: str, development: ReplicateMoments) -> None:
+    """Pushing one document's moments by h moves the estimate by h w_d times its influence: central differences."""
+    quantity = QUANTITIES[name]
+    x = quantity.x(W)[-1]
+    endpoint = Endpoint(name, "b", "a" if quantity.kind == "contrast" else None, "pooled", x)
+    subject = 0 if quantity.kind == "contrast" else 1
+    influence, value = _influence(development, endpoint)
+
+    def at(push: float, document: int) -> float:
+        # Moments of a document moved away from the pooled ones by a factor: a linear path through the estimate.
+        means = development.document_means()
+        weight = np.ones(len(means.documents))
+        weight[document] += push
+        pooled = {}
+        for moment, v in means.scalars.items():
+            parts = [np.average(v[means.strata == s], axis=0, weights=weight[means.strata == s]) for s in STRATA]
+            pooled[moment] = np.broadcast_to(np.mean(parts, axis=0), v.shape)
+        moved = dataclasses.replace(means, scalars=pooled)
+        return float(observed(moved, [name], [("a", "b")])[name][0, subject, -1])
+
+    assert value == pytest.approx(at(0.0, 0))
+    stratum_mean = {s: np.mean(influence[development.strata == s]) for s in STRATA}
+    for document in (0, 11):
+        step = 1e-5
+        slope = (at(step, document) - at(-step, document)) / (2 * step)
+        stratum = str(development.strata[document])
+        # d/dv of a weighted stratum mean at equal weights is (u_d - mean u) / n, times w_s = 1/2.
+        expected = (influence[document].mean() - stratum_mean[stratum]) / 8 / 2
+        assert slope == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_components_of_a_balanced_design_are_anovas(development: ReplicateMoments) -> None:
+    got = linearize(development, Endpoint("saturation", "a"))
+    values = development.scalars["saturation"][:, 0]
+    assert got.value == pytest.approx(values.mean())
+    for variance in got.variances:
+        rows = values[development.strata == variance.stratum]
+        f = scipy.stats.f_oneway(*rows).statistic
+        within = rows.var(axis=1, ddof=1).mean()
+        assert variance.between_replicates == pytest.approx(within)
+        # F = MSB / MSW, and MSB = K sigma_b^2 + MSW.
+        assert variance.between_documents == pytest.approx(max((f - 1) * within / 5, 0))
+        assert variance.weight == 0.5
+
+
+def test_components_are_unbiased_with_unequal_replicates() -> None:
+    """Means over 200 studies of 60 documents, half with 2 replicates and half with 12; 5 standard errors of the mean.
+
+    Dividing by the mean count instead of averaging 1/K_d would be off by (0.29 - 0.14) sigma_w^2 = 0.024, which is 20
+    standard errors.
+    """
+    random = np.random.default_rng(4)
+    sigma_b, sigma_w = 0.2, 0.4
+    lost = np.arange(12) >= np.repeat([2, 12], 30)[:, None]
+    names = np.arange(60).astype(str)
+    parts = []
+    for _ in range(200):
+        values = sigma_b * random.normal(size=(60, 1)) + sigma_w * random.normal(size=(60, 12))
+        parts.append(_components(np.where(lost, np.nan, values), names, "here"))
+    error = 5 * np.std(parts, axis=0) / math.sqrt(200)
+    assert error[0] < 0.01
+    between, within = np.mean(parts, axis=0)
+    assert between == pytest.approx(sigma_b**2, abs=error[0])
+    assert within == pytest.approx(sigma_w**2, abs=error[1])
+
+
+def test_the_between_component_is_floored_at_zero() -> None:
+    alternating = np.tile([[0.0, 1.0]], (6, 1))  # document means all equal: less variance than replicates alone explain
+    assert _components(alternating, np.arange(6).astype(str), "here") == (0.0, 0.5)
+
+
+def test_clusters_carry_their_design_effect(development: ReplicateMoments) -> None:
+    # Every document twice, as one cluster: the estimate is no better than that of single documents, so a document
+    # counts half. Replicates of the copies are equal too, which all lands in the between component.
+    doubled = ReplicateMoments(
+        np.concatenate([development.documents, [f"{d} again" for d in development.documents]]),
+        np.tile(development.strata, 2),
+        np.tile(development.clusters, 2),
+        development.actions,
+        W,
+        {n: np.concatenate([v, v]) for n, v in development.scalars.items()},
+    )
+    endpoint = Endpoint("saturation", "a")
+    single, double = linearize(development, endpoint), linearize(doubled, endpoint)
+    for one, two in zip(single.variances, double.variances, strict=True):
+        mean_variance = two.between_documents / 16 + two.between_replicates / (16 * 5)
+        means = development.scalars["saturation"][development.strata == one.stratum, 0].mean(axis=1)
+        assert mean_variance == pytest.approx(means.var(ddof=1) / 8)
+
+
+ENDPOINTS = (
+    Endpoint("late_minus_early", "a"),
+    Endpoint("late_minus_early", "b"),
+    Endpoint("saturation", "b"),
+    Endpoint("gap", "b", "a"),
+)
+
+
+def plan(development: ReplicateMoments, **changes: Any) -> Allocation:
+    given: dict[str, Any] = {
+        "target": 0.05,
+        "document_seconds": 7.0,
+        "replicate_seconds": 1.5,
+        "replicates": (1, 24),
+        "documents": (2, 400),
+    }
+    return allocate(development, changes.pop("endpoints", ENDPOINTS), **given | changes)
+
+
+@pytest.mark.parametrize("target", [0.035, 0.05, 0.2, [0.1, 0.1, 0.05, 0.04]])
+@pytest.mark.parametrize("seconds", [(7.0, 1.5), (0.0, 1.0), (40.0, 0.01)])
+def test_least_cost_by_brute_force(
+    development: ReplicateMoments, target: float | Sequence[float], seconds: tuple[float, float]
+) -> None:
+    got = plan(development, target=target, document_seconds=seconds[0], replicate_seconds=seconds[1])
+    targets = target if isinstance(target, list) else [target] * 4
+    z = scipy.stats.norm.isf(0.05 / 4 / 2)
+    best = (math.inf, 0, 0)
+    for k in range(1, 25):
+        for n in range(2, 401):
+            widths = [
+                z
+                * math.sqrt(sum(0.25 * (v.between_documents / n + v.between_replicates / (n * k)) for v in e.variances))
+                for e in got.endpoints
+            ]
+            if all(w <= t for w, t in zip(widths, targets, strict=True)):
+                best = min(best, (n * 2 * (seconds[0] + k * seconds[1]), k, n))
+                break
+    assert (got.seconds, got.replicates, got.documents_per_stratum) == pytest.approx(best)
+    assert got.reachable
+    assert all(w <= t for w, t in zip(got.half_widths, targets, strict=True))
+    assert [choice.replicates for choice in got.curve] == list(range(1, 25))
+    assert "all targets met" in got.reason
+
+
+def test_simulated_half_width_is_the_promised_one() -> None:
+    """Plan from a large development set, simulate evaluations of the planned size: z times their sd.
+
+    The sd of 1,500 studies has a standard error of 1.8%; components from 2,400 documents and the linearization of the
+    ratio add about 2%. Tolerance 12%: more than four of both together, for 3 endpoints a false failure below 1e-3.
+    """
+    random = np.random.default_rng(6)
+    endpoints = (Endpoint("late_minus_early", "a"), Endpoint("saturation", "b"), Endpoint("gap", "b", "a"))
+    got = plan(simulate(random, 1200, 4)[0], endpoints=endpoints, target=0.04, replicates=(1, 8))
+    assert got.reachable
+    values: dict[str, list[float]] = {}
+    for study in simulate(random, got.documents_per_stratum, got.replicates, studies=1500):
+        means = study.document_means()
+        result = observed(means, [e.quantity for e in endpoints], [("a", "b")])
+        for e in endpoints:
+            subject = 0 if e.baseline else "ab".index(e.action)
+            values.setdefault(e.quantity, []).append(float(result[e.quantity][0, subject, 0]))
+    z = scipy.stats.norm.isf((1 - got.level) / 2)
+    for e, width in zip(endpoints, got.half_widths, strict=True):
+        assert z * np.std(values[e.quantity]) == pytest.approx(width, rel=0.12), e
+
+
+def test_promise_agrees_with_the_bootstrap_of_the_same_data() -> None:
+    """At the development set's own K and N the half-width is z times the bootstrap's sd (up to (n - 1)/n)."""
+    study = simulate(np.random.default_rng(7), 150, 4)[0]
+    draws = resample(study.document_means(), ["late_minus_early"], seed=1, first=0, last=6000, pairs=[])
+    expected = draws.values["late_minus_early"][:, 0, 0, 0].std()
+    got = linearize(study, Endpoint("late_minus_early", "a")).half_width(4, 150, 1.0)
+    assert got == pytest.approx(expected, rel=0.05)  # sd of 6,000 draws: 0.9%
+
+
+def test_a_stratums_endpoint_has_its_own_variance_alone(development: ReplicateMoments) -> None:
+    got = linearize(development, Endpoint("saturation", "a", stratum="t"))
+    assert [(v.stratum, v.weight) for v in got.variances] == [("t", 1.0)]
+    pooled = linearize(development, Endpoint("saturation", "a"))
+    assert got.variances[0].between_documents == pytest.approx(pooled.variances[1].between_documents)
+
+
+def test_out_of_reach_takes_the_upper_bounds_and_says_so(development: ReplicateMoments) -> None:
+    got = plan(development, target=0.001)
+    assert (got.replicates, got.documents_per_stratum, got.reachable) == (24, 400, False)
+    assert got.seconds == 400 * 2 * (7.0 + 24 * 1.5)
+    assert "out of reach: upper bounds, K = 24, N = 400 per stratum" in got.reason
+    assert all(width > 0.001 for width in got.half_widths)
+    empty = dataclasses.replace(
+        development, scalars={**development.scalars, "cohort": np.zeros_like(development.scalars["cohort"])}
+    )
+    undefined = plan(empty)
+    assert (undefined.replicates, undefined.documents_per_stratum, undefined.reachable) == (24, 400, False)
+    assert undefined.reason.startswith("late_minus_early of a (pooled) is undefined on the development documents")
+    assert math.isnan(undefined.half_widths[0])
+
+
+def test_nothing_varies(development: ReplicateMoments) -> None:
+    still = dataclasses.replace(development, scalars={n: np.full_like(v, 0.25) for n, v in development.scalars.items()})
+    got = plan(still)
+    assert (got.replicates, got.documents_per_stratum, got.half_widths) == (1, 2, (0.0,) * 4)
+
+
+def test_family_and_serialization(development: ReplicateMoments) -> None:
+    alone, family = plan(development), plan(development, family_size=8)
+    assert (alone.level, family.level) == (1 - 0.05 / 4, 1 - 0.05 / 8)
+    assert family.seconds > alone.seconds
+    assert json.loads(json.dumps(dataclasses.asdict(alone)))["replicates"] == alone.replicates
+
+
+def test_messages(development: ReplicateMoments) -> None:
+    one = dataclasses.replace(development, scalars={n: v[:, :, :1] for n, v in development.scalars.items()})
+    for given, message in (
+        ({"target": 0.0}, "must be positive"),
+        ({"target": [0.1]}, "1 targets for 4 endpoints"),
+        ({"endpoints": ()}, "no endpoint"),
+        ({"replicates": (0, 4)}, r"bounds on replicates are 0\.\.4"),
+        ({"documents": (9, 4)}, r"bounds on documents per stratum are 9\.\.4"),
+        ({"document_seconds": -1.0}, "document_seconds is -1.0"),
+        ({"alpha": 1.0}, "alpha 1.0"),
+        ({"family_size": 2}, "4 endpoints but a size of 2"),
+        ({"endpoints": (Endpoint("hazard", "a", x=3),)}, "a profile cannot be planned for"),
+        ({"endpoints": (Endpoint("saturation", "c"),)}, "no action 'c'"),
+    ):
+        with pytest.raises(InputError, match=message) as error:
+            plan(development, **given)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="at least two development documents"):
+        plan(one)

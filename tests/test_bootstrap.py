@@ -1,0 +1,415 @@
+"""The document bootstrap: messages, invariance, theory, scipy as outside reference, coverage.
+
+Data are history-independent mismatches: I_t ~ Bernoulli(e_d) at every position, for which R, O, E, Pi and C are known
+in closed form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.special
+import scipy.stats
+
+from schema.errors import InputError
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.tables import RESULTS
+from stats.bootstrap import BLOCK, _Clusters, concatenate, estimate, groups, observed, resample
+from stats.endpoints import Endpoint, Family
+from stats.intervals import COLUMNS, Request, percentile_intervals
+from stats.moments import DocumentMoments, Windows
+from stats.quantities import QUANTITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+H = 16
+
+
+def bernoulli_scalars(random: np.random.Generator, rate: np.ndarray, replicates: int) -> dict[str, np.ndarray]:
+    """Token moments [D, A] of history-independent mismatches with the given rate [D, A]; other moments are 0."""
+    hit = random.random((*rate.shape, replicates, H), dtype=np.float32) < rate[..., None, None]
+    diverged = hit.any(axis=-1)
+    tau = np.where(diverged, hit.argmax(axis=-1) + 1, 0)
+    total = hit.sum(axis=-1)
+    values = {
+        "mismatch": total / H,
+        "diverged": diverged.astype(float),
+        "entry": tau.astype(float),
+        "exposure": np.where(diverged, H - tau, 0) / H,
+        "occupation": np.maximum(total - 1, 0) / H,
+    }
+    zeros = np.zeros(rate.shape)
+    return {name: values[name].mean(axis=-1) if name in values else zeros for name in SCALAR_MOMENTS}
+
+
+def truth(rates: np.ndarray) -> dict[str, float]:
+    """Closed forms for documents whose rate is one of ``rates`` with equal probability."""
+    t = np.arange(1, H + 1)
+    first = rates[:, None] * (1 - rates[:, None]) ** (t - 1)  # P(tau = t)
+    diverged = (1 - (1 - rates) ** H).mean()
+    exposure = ((H - t) * first).sum(axis=1) / H
+    return {
+        "mismatch": rates.mean(),  # R = e
+        "occurrence": diverged / H,  # O = (1 - (1 - e)^H) / H
+        "exposure": exposure.mean(),
+        "mismatch_rate": (rates * exposure).mean() / exposure.mean(),  # C = e if all documents have one e
+        "mean_entry": (t * first).sum(axis=1).mean() / diverged,
+    }
+
+
+def make(
+    scalars: dict[str, np.ndarray],
+    strata: Sequence[str],
+    clusters: Sequence[str] | None = None,
+    *,
+    profiles: bool = False,
+    windows: Windows | None = None,
+) -> DocumentMoments:
+    count, actions = scalars["diverged"].shape
+    windows = windows or Windows.of(H)
+    random = np.random.default_rng(count)
+
+    def profile(names: Any, length: int) -> dict[str, np.ndarray]:
+        missing = np.where(np.isnan(scalars["diverged"]), np.nan, 1.0)[:, :, None]
+        return {n: random.random((count, actions, length)) / length * missing for n in names} if profiles else {}
+
+    return DocumentMoments(
+        np.array([f"doc {i:03}" for i in range(count)]),
+        np.array(strata),
+        np.array([f"cluster {i:03}" for i in range(count)] if clusters is None else clusters),
+        tuple(f"action {i}" for i in range(actions)),
+        windows,
+        scalars,
+        profile(POSITION_MOMENTS, windows.horizon),
+        profile(LAG_MOMENTS, windows.cohort_bound),
+    )
+
+
+@pytest.fixture(scope="module")
+def study() -> DocumentMoments:
+    """36 documents in 3 strata of unequal size, 3 actions, profiles, every scalar moment filled."""
+    random = np.random.default_rng(5)
+    rate = random.uniform(0.05, 0.4, size=(36, 1)) + np.array([0.0, 0.1, 0.3])
+    scalars = bernoulli_scalars(random, rate, 4)
+    filled = {n: v if v.any() else random.random(v.shape) for n, v in scalars.items()}
+    return make(filled, ["a"] * 18 + ["b"] * 12 + ["c"] * 6, profiles=True)
+
+
+PAIR = [("action 0", "action 1")]
+
+
+def test_any_chunks_give_the_same_bits(study: DocumentMoments) -> None:
+    names = list(QUANTITIES)
+    whole = resample(study, names, seed=3, first=0, last=700)
+    cuts = (0, 1, 100, BLOCK, 600, 700)
+    parts = [resample(study, names, seed=3, first=a, last=b) for a, b in itertools.pairwise(cuts)]
+    joined = concatenate(parts[::-1])
+    assert (joined.first, joined.last) == (0, 700)
+    for name, value in whole.values.items():
+        np.testing.assert_array_equal(joined.values[name], value, err_msg=name)
+    other = resample(study, ["mismatch"], seed=4, first=0, last=700).values["mismatch"]
+    assert (other != whole.values["mismatch"]).mean() > 0.9
+
+
+def test_quantities_share_their_draws_however_they_are_grouped(study: DocumentMoments) -> None:
+    together = resample(study, ["early", "hazard", "gap"], seed=3, first=0, last=50)
+    for name in together.values:
+        alone = resample(study, [name], seed=3, first=0, last=50)
+        np.testing.assert_array_equal(alone.values[name], together.values[name])
+
+
+def test_document_order_does_not_matter(study: DocumentMoments) -> None:
+    order = np.random.default_rng(0).permutation(36)
+    shuffled = DocumentMoments(
+        study.documents[order],
+        study.strata[order],
+        study.clusters[order],
+        study.actions,
+        study.windows,
+        {n: v[order] for n, v in study.scalars.items()},
+        {n: v[order] for n, v in study.positions.items()},
+        {n: v[order] for n, v in study.lags.items()},
+    )
+    assert estimate(shuffled, draws=300, seed=1).columns == estimate(study, draws=300, seed=1).columns
+
+
+def test_identities_hold_on_every_draw(study: DocumentMoments) -> None:
+    v = resample(study, list(QUANTITIES), seed=2, first=0, last=400).values
+    np.testing.assert_allclose(v["mismatch"], v["occurrence"] + v["exposure"] * v["mismatch_rate"], atol=1e-14)
+    np.testing.assert_allclose(v["gap"], v["occurrence_term"] + v["exposure_term"] + v["rate_term"], atol=1e-14)
+    # A contrast's draws are the difference of its actions' draws: documents are paired across actions.
+    a, b = zip(*[(a, b) for a in range(3) for b in range(3) if a != b], strict=True)
+    np.testing.assert_allclose(v["gap"], v["mismatch"][:, :, b] - v["mismatch"][:, :, a], atol=1e-14)
+    # Strata have equal weight in every draw.
+    np.testing.assert_allclose(v["mismatch"][:, 0], v["mismatch"][:, 1:].mean(axis=1), atol=1e-14)
+
+
+def test_clusters_move_together_and_strata_keep_their_size() -> None:
+    # Moments that identify documents: a resample's counts can be read off the stratum means.
+    strata = ["a"] * 6 + ["b"] * 4
+    clusters = ["q1", "q1", "q2", "q2", "q3", "q3", "r1", "r2", "r3", "r4"]
+    basis = np.concatenate([32.0 ** np.arange(6), 32.0 ** np.arange(4)])[:, None]
+    scalars = dict.fromkeys(SCALAR_MOMENTS, basis)
+    draws = resample(make(scalars, strata, clusters), ["mismatch"], seed=1, first=0, last=200, pairs=[])
+    means = draws.values["mismatch"][:, 1:, 0, 0]
+    digits_a = np.rint(means[:, :1] * 6).astype(int) // 32 ** np.arange(6) % 32
+    digits_b = np.rint(means[:, 1:] * 4).astype(int) // 32 ** np.arange(4) % 32
+    assert (digits_a[:, ::2] == digits_a[:, 1::2]).all()
+    assert (digits_a.sum(axis=1) == 6).all()
+    assert (digits_b.sum(axis=1) == 4).all()
+    assert len(np.unique(digits_b, axis=0)) > 20
+
+
+def test_strata_that_share_a_cluster_are_one_set_of_clusters() -> None:
+    # a and b share q2, b and c share q4: five clusters of one set. d stands alone.
+    strata = ["a", "a", "a", "b", "b", "b", "c", "d", "d"]
+    clusters = ["q0", "q1", "q2", "q2", "q3", "q4", "q4", "r0", "r1"]
+    moments = make(dict.fromkeys(SCALAR_MOMENTS, np.ones((9, 1))), strata, clusters).in_canonical_order()
+    counts = _Clusters(moments).counts(7, 0, 500)
+    np.testing.assert_array_equal(counts[:, [2, 5]], counts[:, [3, 6]])
+    assert (counts[:, [0, 1, 2, 4, 5]].sum(axis=1) == 5).all()
+    assert (counts[:, 7:].sum(axis=1) == 2).all()
+    assert len(np.unique(counts[:, 0] + counts[:, 1])) > 3
+    # Each cluster is drawn once on average; a mean of 500 has a standard error of at most 0.04.
+    assert counts.mean(axis=0) == pytest.approx(np.ones(9), abs=0.2)
+
+
+def test_a_document_in_two_strata_moves_in_both() -> None:
+    # The same 8 questions at two lengths with equal moments: pooling the two must not narrow the interval.
+    random = np.random.default_rng(8)
+    one = bernoulli_scalars(random, np.full((8, 1), 0.3), 2)
+    questions = [f"q{i}" for i in range(8)]
+    two = {name: np.concatenate([value, value]) for name, value in one.items()}
+    linked = make(two, ["a"] * 8 + ["b"] * 8, questions * 2)
+    value = resample(linked, ["mismatch"], seed=1, first=0, last=400, pairs=[]).values["mismatch"]
+    np.testing.assert_array_equal(value[:, 1], value[:, 2])
+    np.testing.assert_allclose(value[:, 0], value[:, 1], rtol=1e-15)
+    apart = make(two, ["a"] * 8 + ["b"] * 8)
+    value = resample(apart, ["mismatch"], seed=1, first=0, last=2000, pairs=[]).values["mismatch"]
+    assert value[:, 0].std() / value[:, 1].std() == pytest.approx(1 / np.sqrt(2), rel=0.1)
+
+
+def test_contrasts_take_the_documents_that_both_actions_have(study: DocumentMoments) -> None:
+    gone = {name: value.copy() for name, value in study.scalars.items()}
+    for value in gone.values():
+        value[:4, 0] = np.nan
+        value[30:, 1] = np.nan  # action 1 has nothing in stratum c
+    partial = make(gone, study.strata.tolist())
+    result = estimate(partial, draws=200, seed=1, quantities=["mismatch", "gap"], pairs=PAIR)
+    gap = result.row(Endpoint("gap", "action 1", "action 0"))
+    assert gap["documents"] == 36 - 4 - 6
+    both = {name: value[4:30, :2] for name, value in study.scalars.items()}
+    expected = observed(make(both, study.strata[4:30].tolist()), ["gap"], PAIR)["gap"][0, 0, 0]
+    assert gap["estimate"] == pytest.approx(expected, rel=1e-13)
+    assert gap["low"] < gap["estimate"] < gap["high"]
+    assert result.row(Endpoint("mismatch", "action 0"))["documents"] == 32
+    assert result.row(Endpoint("mismatch", "action 1"))["documents"] == 30
+    with pytest.raises(InputError, match="no estimate of mismatch of action 1"):
+        result.row(Endpoint("mismatch", "action 1", stratum="c"))  # no row over no document
+
+
+def test_rows_fit_the_results_table(study: DocumentMoments) -> None:
+    result = estimate(study, draws=64, seed=1)
+    assert [name for name in RESULTS.columns if name in COLUMNS] == list(COLUMNS)
+    kept = [RESULTS.schema.field(name) for name in COLUMNS]
+    table = pa.table(result.columns, schema=pa.schema(kept))
+    assert table.num_rows == len(result)
+    for column, spec in zip(table.columns, kept, strict=True):
+        assert spec.nullable or column.null_count == 0, spec.name
+    keys = list(zip(*(result.columns[n] for n in COLUMNS[:5]), strict=True))
+    assert len(set(keys)) == len(keys)
+    subjects = {"action": 3, "contrast": 6}
+    expected = sum(4 * subjects[q.kind] * len(q.x(study.windows)) for q in QUANTITIES.values())
+    assert len(result) == expected
+
+
+def test_levels_families_and_status(study: DocumentMoments) -> None:
+    members = (Endpoint("saturation", "action 0"), Endpoint("gap", "action 1", "action 0"))
+    family = Family("primary", members, alpha=0.05, size=8)
+    request = Request(0.9, (family,), ("action 0", "action 1"))
+    names = ["saturation", "gap", "mismatch"]
+    result = estimate(study, draws=500, seed=1, request=request, quantities=names, pairs=None)
+    for endpoint in members:
+        row = result.row(endpoint)
+        assert (row["level"], row["family"], row["status"]) == (1 - 0.05 / 8, "primary", "prespecified")
+        plain = estimate(study, draws=500, seed=1, quantities=names).row(endpoint)
+        assert row["low"] < plain["low"] < plain["high"] < row["high"]
+        assert plain["level"] == 0.95
+    row = result.row(Endpoint("gap", "action 2", "action 0"))
+    assert (row["level"], row["family"], row["status"], row["draws"]) == (0.9, None, "exploratory", 500)
+    assert result.row(Endpoint("mismatch", "action 1"))["status"] == "prespecified"
+
+
+def test_percentiles_are_numpys() -> None:
+    random = np.random.default_rng(0)
+    sample = random.normal(size=(501, 700))
+    levels = random.choice([0.5, 0.95, 0.99375], size=700)
+    low, high = percentile_intervals(sample, levels)
+    for i in range(700):
+        ends = np.percentile(sample[:, i], [50 * (1 - levels[i]), 50 * (1 + levels[i])])
+        np.testing.assert_allclose([low[i], high[i]], ends, rtol=1e-12)
+
+
+def test_intervals_over_undefined_draws() -> None:
+    sample = np.random.default_rng(0).normal(size=(1000, 3))
+    sample[:25, 0] = np.nan  # 2.5%: as many as one tail of a 95% interval holds
+    sample[:26, 1] = np.nan
+    sample[:, 2] = np.nan
+    low, high = percentile_intervals(sample, np.full(3, 0.95))
+    assert [low[0], high[0]] == pytest.approx(np.nanpercentile(sample[:, 0], [2.5, 97.5]))
+    assert np.isnan([low[1:], high[1:]]).all()
+    # One of six documents diverges: a draw misses it with probability (5/6)^6 = 0.33, so mean entry has no interval.
+    scalars = {name: np.zeros((6, 1)) for name in SCALAR_MOMENTS}
+    scalars["diverged"][0] = scalars["entry"][0] = 1.0
+    result = estimate(make(scalars, ["s"] * 6), draws=300, seed=1, quantities=["mean_entry", "exposure"])
+    row = result.row(Endpoint("mean_entry", "action 0"))
+    assert (row["estimate"], row["low"], row["high"]) == (1.0, None, None)
+    never = result.row(Endpoint("exposure", "action 0"))
+    assert (never["estimate"], never["low"], never["high"]) == (0.0, 0.0, 0.0)
+
+
+def test_half_width_of_a_mean_of_normals() -> None:
+    # Percentile interval of a mean: z s / sqrt(n), s with divisor n. A quantile of B draws has standard error
+    # sqrt(p (1 - p) / B) / density = 2.67 / sqrt(B) standard deviations at p = 0.025, the half-width of two nearly
+    # independent ends 1 / sqrt(2) of it: 1.89 / 141 = 0.0134. Tolerance 5 of these.
+    value = np.random.default_rng(1).normal(0.5, 0.1, size=(400, 1))
+    moments = make(dict.fromkeys(SCALAR_MOMENTS, value), ["s"] * 400)
+    row = estimate(moments, draws=20_000, seed=1, quantities=["saturation"]).row(Endpoint("saturation", "action 0"))
+    deviation = value.std() / 20
+    half = (row["high"] - row["low"]) / 2
+    assert half == pytest.approx(1.959964 * deviation, abs=5 * 0.0134 * deviation)
+
+
+def test_ratio_has_its_delta_method_variance() -> None:
+    # sd of B = 8000 draws is known within 1 / sqrt(2 B) = 0.8%; second-order terms of the ratio are about 1/n = 0.5%.
+    random = np.random.default_rng(2)
+    scalars = bernoulli_scalars(random, random.uniform(0.1, 0.3, (200, 1)), 4)
+    moments = make(scalars, ["a"] * 120 + ["b"] * 80)
+    draws = resample(moments, ["mismatch_rate"], seed=1, first=0, last=8000, pairs=[])
+    strata = [slice(0, 120), slice(120, 200)]
+    top, bottom = (np.mean([scalars[n][s].mean() for s in strata]) for n in ("occupation", "exposure"))
+    influence = (scalars["occupation"] - top / bottom * scalars["exposure"]) / bottom
+    variance = sum((1 / 2) ** 2 * influence[s].var() / (s.stop - s.start) for s in strata)
+    assert draws.values["mismatch_rate"][:, 0].std() == pytest.approx(np.sqrt(variance), rel=0.05)
+
+
+def test_scipys_bootstrap_per_stratum(study: DocumentMoments) -> None:
+    """Paired percentile intervals of scipy on one stratum: same method, other random numbers.
+
+    An end is a quantile of B = 10,000 draws with standard error 2.67 sd / 100 (see above); the difference of two such
+    is 3.8% of the bootstrap sd. Tolerance 20%: 5 standard errors, so 12 ends fail falsely with probability < 1e-5.
+    """
+    draws = 10_000
+    names = ["mismatch_rate", "mean_entry", "gap"]
+    result = estimate(study, draws=draws, seed=9, quantities=names, pairs=PAIR)
+    s = study.scalars
+
+    def rate(*columns: np.ndarray, axis: int) -> np.ndarray:
+        return columns[0].mean(axis=axis) / columns[1].mean(axis=axis)
+
+    def difference(*columns: np.ndarray, axis: int) -> np.ndarray:
+        return columns[1].mean(axis=axis) - columns[0].mean(axis=axis)
+
+    for stratum in ("a", "b"):
+        rows = study.strata == stratum
+        cases = [
+            (
+                Endpoint("mismatch_rate", "action 1", None, stratum),
+                rate,
+                (s["occupation"][rows, 1], s["exposure"][rows, 1]),
+            ),
+            (Endpoint("mean_entry", "action 0", None, stratum), rate, (s["entry"][rows, 0], s["diverged"][rows, 0])),
+            (Endpoint("gap", "action 1", "action 0", stratum), difference, tuple(s["mismatch"][rows, :2].T)),
+        ]
+        for endpoint, statistic, data in cases:
+            reference = scipy.stats.bootstrap(
+                data, statistic, paired=True, vectorized=True, n_resamples=draws, method="percentile", rng=1
+            )
+            row = result.row(endpoint)
+            tolerance = 0.2 * reference.standard_error
+            assert row["low"] == pytest.approx(reference.confidence_interval.low, abs=tolerance), endpoint
+            assert row["high"] == pytest.approx(reference.confidence_interval.high, abs=tolerance), endpoint
+
+
+def coverage(batch: int) -> dict[str, float]:
+    """Fraction of 500 studies whose 95% interval holds the truth; studies are laid out as the actions of one call."""
+    rates, shift = np.array([0.03, 0.12]), 0.05
+    random = np.random.default_rng([77, batch])
+    # Even actions are baselines, odd ones the same documents with a higher rate.
+    base = random.choice(rates, size=(160, 250))
+    rate = np.stack([base, base + shift], axis=-1).reshape(160, 500)
+    moments = make(bernoulli_scalars(random, rate, 3), ["a"] * 80 + ["b"] * 80)
+    pairs = [(f"action {i}", f"action {i + 1}") for i in range(0, 500, 2)]
+    truths = [truth(rates), truth(rates + shift)]
+    names = [*truths[0], "gap"]
+    values = resample(moments, names, seed=batch, first=0, last=2 * BLOCK, pairs=pairs).values
+    covered = {}
+    for name in names:
+        sample = values[name][:, 0, :, 0]
+        low, high = percentile_intervals(sample, np.full(sample.shape[1], 0.95))
+        known = np.full(250, shift) if name == "gap" else np.tile([t[name] for t in truths], 250)
+        covered[name] = float(((low <= known) & (known <= high)).mean())
+    return covered
+
+
+def test_coverage_of_known_truth() -> None:
+    """95% intervals cover closed-form truths in 93% to 97% of 8,000 studies (4,000 for the gap).
+
+    Over 40,000 other studies the true coverage of these percentile intervals was 94.25% to 94.4% (160 documents, 512
+    draws). At 8,000 studies its standard error is 0.26%, at 4,000 0.37%: 93% lies 4.8 and 3.8 of them below, so that
+    another seed would fail falsely with probability < 2e-4.
+    """
+    batches = [coverage(batch) for batch in range(16)]
+    for name in batches[0]:
+        assert 0.93 <= np.mean([batch[name] for batch in batches]) <= 0.97, name
+
+
+def test_groups_hold_every_quantity_once(study: DocumentMoments) -> None:
+    assert [name for group in groups(study, 1000) for name in group] == list(QUANTITIES)
+    assert len(groups(study, 1_000_000)) > len(groups(study, 1000))
+    bare = make(dict(study.scalars), study.strata.tolist())
+    assert "hazard" not in groups(bare, 10)[0]
+
+
+def test_messages(study: DocumentMoments) -> None:
+    def chunk(first: int, last: int) -> Any:
+        return resample(study, ["mismatch"], seed=0, first=first, last=last)
+
+    member = Endpoint("gap", "action 1", "action 0")
+    cases: list[tuple[Any, str]] = [
+        (lambda: chunk(5, 5), "range is empty"),
+        (lambda: concatenate([]), "no draws"),
+        (lambda: concatenate([chunk(0, 2), chunk(3, 4)]), r"0\.\.2 and 3\.\.4 do not join"),
+        (lambda: resample(study, ["gpa"], seed=0, first=0, last=1), "no quantity is named 'gpa'; did you mean 'gap'"),
+        (lambda: observed(study, ["gap"], [("action 0", "acton 1")]), "no action is named 'acton 1'; did you mean"),
+        (lambda: observed(study, ["gap"], [("action 0", "action 0")]), "against itself"),
+        (lambda: observed(make(dict(study.scalars), study.strata.tolist()), ["hazard"]), "no profile 'first_mismatch'"),
+        (lambda: Request(level=95), "level 95 is not between 0 and 1"),
+        (lambda: Family("f", (member,), alpha=0), "alpha 0"),
+        (lambda: Family("f", (member, member)), "names an endpoint twice"),
+        (lambda: Request(families=(Family("f", (member,)), Family("g", (member,)))), "in two families"),
+        (lambda: Request(families=(Family("f", (member,)),), prespecified=("action 0",)), "exploratory"),
+        (
+            lambda: estimate(
+                study,
+                draws=1,
+                seed=0,
+                quantities=["gap"],
+                pairs=[("action 1", "action 0")],
+                request=Request(families=(Family("f", (member,)),)),
+            ),
+            "its contrast is not asked for",
+        ),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call, message in cases:
+            with pytest.raises(InputError, match=message) as error:
+                call()
+            assert "\n" not in str(error.value)

@@ -1,0 +1,377 @@
+"""The derivation against hand-written cases, a plain loop over the definitions, and DuckDB's window functions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schema.errors import InputError
+from schema.tables import EVENTS, STEPS, TRAJECTORIES
+from transforms.derivation import derive
+
+Row = dict[str, Any]
+
+
+def log(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=EVENTS.schema)
+
+
+def trajectory(pattern: str, *, eos_x: int | None = None, eos_y: int | None = None, **names: Any) -> list[Row]:
+    """Event rows of one pair: '=' agrees, '#' mismatches, '.' is a missing position."""
+    key = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0} | names
+    return [
+        key
+        | {
+            "t": t,
+            "x_token": t,
+            "y_token": t + 1000 * (mark == "#"),
+            "delta": 0.5 if mark == "#" else 0.25,
+            "f": 0.125,
+            "x_eos": eos_x is not None and t >= eos_x,
+            "y_eos": eos_y is not None and t >= eos_y,
+        }
+        for t, mark in enumerate(pattern, start=1)
+        if mark != "."
+    ]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One pair and, by hand: (tau, occupation, exposure, longest agreement, mismatch after agreement), eos_set, lag."""
+
+    pattern: str
+    eos_x: int | None
+    eos_y: int | None
+    expected: tuple[int | None, int, int, int | None, bool | None]
+    eos_set: str
+    lags: list[int | None]
+
+
+GOLDEN = {
+    "H = 1, agreeing": Golden("=", None, None, (None, 0, 0, None, None), "0", [None]),
+    "H = 1, diverging": Golden("#", None, None, (1, 0, 0, 0, False), "0", [0]),
+    "never": Golden("====", None, None, (None, 0, 0, None, None), "0000", [None] * 4),
+    "tau = 1": Golden("#==#", None, None, (1, 1, 3, 2, True), "0000", [0, 1, 2, 3]),
+    "tau = H": Golden("===#", None, None, (4, 0, 0, 0, False), "0000", [None, None, None, 0]),
+    "no agreement after": Golden("=###", None, None, (2, 2, 2, 0, False), "0000", [None, 0, 1, 2]),
+    "mismatches, then agreement": Golden("=##==", None, None, (2, 1, 3, 2, False), "00000", [None, 0, 1, 2, 3]),
+    "longest of two runs": Golden("#==#===#=", None, None, (1, 2, 8, 3, True), "000000000", list(range(9))),
+    "e ends the window": Golden("#==#==", 4, None, (1, 1, 5, 2, False), "000122", list(range(6))),
+    "e at tau": Golden("=#===", 2, None, (2, 0, 3, 0, False), "01222", [None, 0, 1, 2, 3]),
+    "e before tau": Golden("==#==", None, 1, (3, 0, 2, 0, False), "12222", [None, None, 0, 1, 2]),
+    "e right after tau": Golden("#====", 2, 4, (1, 0, 4, 0, False), "01223", list(range(5))),
+    "both at once": Golden("=====", 3, 3, (None, 0, 0, None, None), "00133", [None] * 5),
+    "both at H": Golden("#=#", 3, 3, (1, 1, 2, 1, False), "001", [0, 1, 2]),
+    "y first": Golden("#=#=", 4, 2, (1, 1, 3, 0, False), "0122", [0, 1, 2, 3]),
+    "eos at 1 on both": Golden("==", 1, 1, (None, 0, 0, None, None), "13", [None, None]),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN.values(), ids=GOLDEN.keys())
+def test_golden(case: Golden) -> None:
+    derived = derive(log(trajectory(case.pattern, eos_x=case.eos_x, eos_y=case.eos_y)))
+    (row,) = derived.trajectories.to_pylist()
+    tau, occupation, exposure, longest, after = case.expected
+    marks = case.pattern.count("#")
+    horizon = len(case.pattern)
+    assert row == {
+        "study": "s",
+        "model": "m",
+        "doc": "d",
+        "action": "a",
+        "replicate": 0,
+        "tau": tau,
+        "eos_x": case.eos_x,
+        "eos_y": case.eos_y,
+        "horizon": horizon,
+        "complete": True,
+        "mismatches": marks,
+        "sum_delta": 0.25 * (horizon + marks),
+        "sum_f": 0.125 * horizon,
+        "exposure": exposure,
+        "occupation": occupation,
+        "longest_agreement": longest,
+        "mismatch_after_agreement": after,
+    }
+    assert derived.steps["eos_set"].to_pylist() == [int(mark) for mark in case.eos_set]
+    assert derived.steps["lag"].to_pylist() == case.lags
+    assert derived.steps["mismatch"].to_pylist() == [int(mark == "#") for mark in case.pattern]
+
+
+def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
+    rows = trajectory("#==.==", replicate=0) + trajectory("#====", replicate=1) + trajectory(".==", replicate=2)
+    rows += [row for row in rows if (row["replicate"], row["t"]) == (1, 3)]  # one position twice
+    derived = derive(log(rows)).trajectories
+    assert derived["complete"].to_pylist() == [False, False, False]
+    assert derived["horizon"].to_pylist() == [6, 5, 3]
+    assert derived["longest_agreement"].to_pylist() == [2, 3, None]
+
+
+def test_as_many_rows_as_positions_is_not_enough_to_be_complete() -> None:
+    rows = trajectory("=.=")
+    derived = derive(log([rows[0], *rows])).trajectories  # positions 1, 1, 3
+    assert derived["complete"].to_pylist() == [False]
+
+
+def random_log(rng: np.random.Generator, pairs: int, longest: int, *, damaged: float = 0.0) -> list[Row]:
+    """Pairs of different lengths, divergence rates and EOS positions; a share ``damaged`` by lost or repeated rows."""
+    rows: list[Row] = []
+    for replicate in range(pairs):
+        horizon = int(rng.integers(1, longest + 1))
+        rate = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+        pattern = "".join("#" if u < rate else "=" for u in rng.random(horizon))
+        eos = [int(rng.integers(1, horizon + 1)) if rng.random() < 0.6 else None for _ in range(2)]
+        if rng.random() < 0.15:
+            eos[1] = eos[0]
+        doc = f"d{rng.integers(3)}" + "é" * int(rng.integers(2))
+        names = {"study": f"s{rng.integers(2)}", "doc": doc, "action": f"a{rng.integers(12)}", "replicate": replicate}
+        own = trajectory(pattern, eos_x=eos[0], eos_y=eos[1], **names)
+        for row in own:
+            row["delta"], row["f"] = (float(np.float32(u)) for u in rng.random(2))
+        if rng.random() < damaged:
+            lost = int(rng.integers(len(own)))
+            own = own[:lost] + own[lost + 1 :] if rng.random() < 0.6 else [*own, own[lost]]
+        rows += own
+    return rows
+
+
+def by_definition(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Every quantity of definitions.md, one position at a time; rows of one pair are looked up by position."""
+    trajectories, steps = [], []
+    pairs: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        pairs.setdefault(tuple(row[name] for name in TRAJECTORIES.key), []).append(row)
+    for key in sorted(pairs):
+        own = sorted(pairs[key], key=lambda row: row["t"])
+        horizon = max(row["t"] for row in own)
+        differ = [row["t"] for row in own if row["x_token"] != row["y_token"]]
+        tau = min(differ, default=None)
+        eos = [min((row["t"] for row in own if row[flag]), default=None) for flag in ("x_eos", "y_eos")]
+        first, last = sorted(horizon + 1 if e is None else e for e in eos)
+        longest, after = None, None
+        if tau is not None:
+            longest, run, agreed, after = 0, 0, False, False
+            for t in range(tau + 1, min(first, horizon + 1)):
+                here = [row["x_token"] == row["y_token"] for row in own if row["t"] == t]
+                run = run + 1 if here == [True] else 0  # a missing or repeated position ends the run
+                longest = max(longest, run)
+                after = after or (agreed and False in here)
+                agreed = agreed or True in here
+        trajectories.append(
+            dict(zip(TRAJECTORIES.key, key, strict=True))
+            | {
+                "tau": tau,
+                "eos_x": eos[0],
+                "eos_y": eos[1],
+                "horizon": horizon,
+                "complete": [row["t"] for row in own] == list(range(1, horizon + 1)),
+                "mismatches": len(differ),
+                "sum_delta": sum(row["delta"] for row in own),
+                "sum_f": sum(row["f"] for row in own),
+                "exposure": 0 if tau is None else horizon - tau,
+                "occupation": sum(t > tau for t in differ) if tau is not None else 0,
+                "longest_agreement": longest,
+                "mismatch_after_agreement": after,
+            }
+        )
+        for row in own:
+            t = row["t"]
+            eos_set = 0 if t < first else 1 if t == first else 2 if t <= last else 3
+            steps.append(
+                {name: row[name] for name in STEPS.key}
+                | {"mismatch": int(row["x_token"] != row["y_token"])}
+                | {"lag": t - tau if tau is not None and t >= tau else None, "eos_set": eos_set}
+                | {"delta": row["delta"], "f": row["f"]}
+            )
+    return trajectories, steps
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_against_the_definitions_one_position_at_a_time(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = random_log(rng, pairs=200, longest=(1, 3, 9, 24)[seed % 4])
+    rng.shuffle(rows)  # type: ignore[arg-type]
+    trajectories, steps = by_definition(rows)
+    derived = derive(log(rows))
+    assert derived.steps.to_pylist() == steps
+    for got, expected in zip(derived.trajectories.to_pylist(), trajectories, strict=True):
+        assert got["sum_delta"] == pytest.approx(expected.pop("sum_delta"), abs=1e-12)
+        assert got["sum_f"] == pytest.approx(expected.pop("sum_f"), abs=1e-12)
+        assert {name: got[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_damaged_logs_keep_what_is_defined(seed: int) -> None:
+    rows = random_log(np.random.default_rng(seed), pairs=200, longest=7, damaged=0.7)
+    if not rows:
+        pytest.skip("everything was lost")
+    trajectories, _ = by_definition(rows)
+    got = derive(log(rows)).trajectories
+    for name in ("tau", "eos_x", "eos_y", "horizon", "complete", "mismatches", "exposure", "occupation"):
+        assert got[name].to_pylist() == [row[name] for row in trajectories], name
+    assert got["mismatch_after_agreement"].to_pylist() == [row["mismatch_after_agreement"] for row in trajectories]
+
+
+def test_row_order_and_string_encoding_do_not_matter() -> None:
+    rng = np.random.default_rng(3)
+    events = log(random_log(rng, pairs=300, longest=12, damaged=0.3))
+    expected = derive(events)
+    for _ in range(5):
+        shuffled = events.take(pa.array(rng.permutation(events.num_rows)))
+        chunks = [shuffled.slice(0, 100), shuffled.slice(100, 1), shuffled.slice(101)]
+        for name in ("doc", "action"):
+            at = shuffled.schema.get_field_index(name)
+            # Chunks with dictionaries of their own, as row groups of a file have.
+            chunks = [chunk.set_column(at, name, chunk[name].dictionary_encode()) for chunk in chunks]
+        derived = derive(pa.concat_tables(chunks))
+        assert derived.trajectories.equals(expected.trajectories)
+        assert derived.steps.equals(expected.steps)
+
+
+@pytest.mark.parametrize("rows", [[], trajectory("=#="), trajectory("=", doc="a") + trajectory("##", doc="b")])
+def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
+    derived = derive(log(rows))
+    assert derived.trajectories.schema.equals(TRAJECTORIES.schema, check_metadata=True)
+    assert derived.steps.schema.equals(STEPS.schema, check_metadata=True)
+    derived.trajectories.validate(full=True)
+    derived.steps.validate(full=True)
+    assert derived.steps.num_rows == len(rows)
+
+
+def test_trajectories_are_told_apart_by_every_key_column() -> None:
+    rows: list[Row] = []
+    for name in ("study", "model", "doc", "action", "replicate"):
+        for value in (1, 2) if name == "replicate" else ("u", "v"):
+            rows += trajectory("=#", **{name: value})
+    derived = derive(log(rows)).trajectories
+    assert derived.num_rows == 10
+    keys = list(zip(*(derived[name].to_pylist() for name in TRAJECTORIES.key), strict=True))
+    assert keys == sorted(set(keys))
+
+
+def break_column(rows: list[Row], name: str, values: pa.Array) -> pa.Table:
+    table = log(rows)
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+def test_wrong_input_is_one_clear_line() -> None:
+    rows = trajectory("=#")
+    with pytest.raises(InputError, match="lack the columns delta, f"):
+        derive(log(rows).drop_columns(["delta", "f"]))
+    with pytest.raises(InputError, match="'t' is double, not int32"):
+        derive(break_column(rows, "t", pa.array([1.0, 2.0])))
+    with pytest.raises(InputError, match="'doc' is int32, not string"):
+        derive(break_column(rows, "doc", pa.array([1, 2], pa.int32())))
+    with pytest.raises(InputError, match="'x_eos' has 1 nulls"):
+        derive(break_column(rows, "x_eos", pa.array([None, True])))
+    with pytest.raises(InputError, match="positions t from 0 to 1"):
+        derive(break_column(rows, "t", pa.array([0, 1], pa.int32())))
+
+
+def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> pa.Table:
+    rows = pairs * horizon
+    t = np.tile(np.arange(1, horizon + 1, dtype=np.int32), pairs)
+    x = rng.integers(0, 50_000, rows).astype(np.int32)
+    rate = np.repeat(rng.choice([0.0, 0.02, 0.3, 0.8], pairs), horizon)
+    eos_x, eos_y = (np.repeat(rng.integers(1, 2 * horizon, pairs), horizon) for _ in range(2))
+    doc = np.repeat(np.arange(pairs) * docs // pairs, horizon).astype(np.int32)
+    constant = [pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [name]) for name in ("s", "m", "a")]
+    study, model, action = (array.cast(pa.string()) for array in constant)
+    docs_array = pa.DictionaryArray.from_arrays(pa.array(doc), [f"doc-{i:05d}" for i in range(docs)])
+    replicate = np.repeat(np.arange(pairs, dtype=np.int32), horizon)
+    tokens = [x, np.where(rng.random(rows) < rate, x + 1, x).astype(np.int32)]
+    laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
+    columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
+    return pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema)
+
+
+# Runs by the gaps-and-islands method: within the window, t minus the row's rank among agreements is constant in a run.
+BY_WINDOWS = """
+with flagged as (
+    select *, (x_token <> y_token)::int as mismatch from events
+), positioned as (
+    select *,
+        min(t) filter (mismatch = 1) over pair as tau,
+        min(t) filter (x_eos) over pair as eos_x,
+        min(t) filter (y_eos) over pair as eos_y,
+        max(t) over pair as horizon
+    from flagged
+    window pair as (partition by study, model, doc, action, replicate)
+), placed as (
+    select *,
+        least(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as e_first,
+        greatest(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as e_last
+    from positioned
+)
+"""
+STEPS_BY_WINDOWS = f"""{BY_WINDOWS}
+select study, model, doc, action, replicate, t, mismatch::int as mismatch,
+    case when t >= tau then t - tau end::int as lag,
+    case when t < e_first then 0 when t = e_first then 1 when t <= e_last then 2 else 3 end::int as eos_set,
+    delta, f
+from placed order by all
+"""  # noqa: S608
+TRAJECTORIES_BY_WINDOWS = f"""{BY_WINDOWS}, local as (
+    select *, t > tau and t < e_first as inside from placed
+), ranked as (
+    select *,
+        t - row_number() over (partition by study, model, doc, action, replicate, inside and mismatch = 0 order by t) as island,
+        lag(mismatch) over (partition by study, model, doc, action, replicate, inside order by t) as previous
+    from local
+), runs as (
+    select study, model, doc, action, replicate, max(length) as longest from (
+        select study, model, doc, action, replicate, island, count(*) as length
+        from ranked where inside and mismatch = 0 group by all
+    ) group by all
+)
+select study, model, doc, action, replicate, any_value(tau)::int as tau, any_value(eos_x)::int as eos_x,
+    any_value(eos_y)::int as eos_y, max(t)::int as horizon,
+    count(*) = max(t) and count(distinct t) = max(t) as complete, sum(mismatch)::int as mismatches,
+    sum(delta::double) as sum_delta, sum(f::double) as sum_f,
+    coalesce(max(t) - any_value(tau), 0)::int as exposure,
+    coalesce(count(*) filter (mismatch = 1 and t > tau), 0)::int as occupation,
+    case when any_value(tau) is not null then coalesce(any_value(longest), 0) end::int as longest_agreement,
+    case when any_value(tau) is not null
+        then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement
+from ranked left join runs using (study, model, doc, action, replicate)
+group by study, model, doc, action, replicate order by all
+"""  # noqa: E501, S608
+
+
+def test_against_window_functions_of_duckdb() -> None:
+    events = large_log(np.random.default_rng(11), pairs=3000, horizon=64, docs=40)
+    with duckdb.connect() as connection:
+        connection.register("events", events)
+        steps = connection.sql(STEPS_BY_WINDOWS).to_arrow_table()
+        trajectories = connection.sql(TRAJECTORIES_BY_WINDOWS).to_arrow_table()
+    derived = derive(events)
+    assert derived.steps.cast(steps.schema).equals(steps)
+    for name in TRAJECTORIES.columns:
+        got, expected = derived.trajectories[name], trajectories[name]
+        if name in {"sum_delta", "sum_f"}:
+            np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), rtol=0, atol=1e-12)
+        else:
+            assert got.to_pylist() == expected.to_pylist(), name
+
+
+def test_token_identity_holds_in_every_trajectory() -> None:
+    derived = derive(large_log(np.random.default_rng(5), pairs=500, horizon=33, docs=3)).trajectories.to_pylist()
+    assert all(row["mismatches"] == (row["tau"] is not None) + row["occupation"] for row in derived)
+
+
+@pytest.mark.parametrize(("pairs", "horizon"), [(64, 128), (8000, 128)])
+def test_speed(pairs: int, horizon: int) -> None:
+    events = large_log(np.random.default_rng(1), pairs=pairs, horizon=horizon, docs=1)
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        derive(events)
+        seconds.append(time.perf_counter() - begun)
+    # A quarter of the 1 M events/s that are asked for, so that a busy machine does not fail it.
+    assert events.num_rows / min(seconds) > 250_000

@@ -1,0 +1,76 @@
+"""The declared tables: every column says what it means, in types that Delta Lake and DuckDB share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from schema.tables import TABLES, Table
+
+ALLOWED = {
+    pa.string(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.bool_(),
+    pa.timestamp("us", tz="UTC"),
+    pa.list_(pa.string()),
+}
+
+every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+@every_table
+def test_every_column_has_a_meaning_and_a_shared_type(table: Table) -> None:
+    assert table.row
+    assert len(set(table.columns)) == len(table.columns)
+    for field in table.schema:
+        assert field.metadata[b"meaning"], field.name
+        assert field.type in ALLOWED, f"{field.name}: {field.type} is unsigned, a dictionary, or not in Delta Lake"
+
+
+@every_table
+def test_keys_are_columns(table: Table) -> None:
+    assert table.key
+    assert set(table.key) <= set(table.columns)
+    assert TABLES[table.name] is table
+
+
+def test_a_column_of_the_same_name_has_the_same_type_everywhere() -> None:
+    types: dict[str, pa.DataType] = {}
+    for table in TABLES.values():
+        for field in table.schema:
+            assert types.setdefault(field.name, field.type) == field.type, f"{table.name}.{field.name}"
+
+
+def one_row(schema: pa.Schema, *, null: bool) -> pa.Table:
+    values = {pa.string(): "ü", pa.bool_(): True, pa.timestamp("us", tz="UTC"): 1, pa.list_(pa.string()): ["a", "b"]}
+    return pa.table(
+        {
+            field.name: pa.array([None if null and field.nullable else values.get(field.type, 3)], field.type)
+            for field in schema
+        },
+        schema=schema,
+    )
+
+
+@every_table
+def test_delta_and_duckdb_give_each_schema_back(table: Table, tmp_path: Path) -> None:
+    made = DeltaTable.create(tmp_path / table.name, schema=table.schema)
+    stored = pa.schema(made.schema().to_arrow())
+    assert [(field.name, field.type, field.nullable) for field in stored] == [
+        (field.name, field.type, field.nullable) for field in table.schema
+    ]
+    rows = pa.concat_tables([one_row(table.schema, null=False), one_row(table.schema, null=True)])
+    write_deltalake(made, rows, mode="append")
+    back = made.to_pyarrow_table().select(table.columns).cast(table.schema)
+    assert sorted(map(str, back.to_pylist())) == sorted(map(str, rows.to_pylist()))
+    files = made.file_uris()
+    read = duckdb.connect().sql("select * from read_parquet($files)", params={"files": files}).to_arrow_table()
+    assert read.column_names == list(table.columns)
+    assert read.num_rows == 2

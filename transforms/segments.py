@@ -1,0 +1,123 @@
+"""One events segment of a store -> its trajectories and steps files, and the commit that makes them visible.
+
+Knows the store and the derivation, not who calls: the pipeline and the live form share these functions. Everything
+here may be repeated: a segment's files have its own relative path, so a second attempt replaces them by the same
+bytes, and a commit skips what is visible already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from schema.errors import KvdriftError, OperationError
+from schema.tables import EVENTS
+from transforms.derivation import NAMES, derive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schema.store import Store, StoredFile
+
+DERIVED = ("trajectories", "steps")
+COVERED = "derive"  # application transaction: every segment of the events version it carries is derived
+PARTIAL = "derive-partial"  # likewise, for a commit after which segments of that version are still to do
+NAMED_FAILURES = 3  # how many failed segments an error line names
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An events file still to derive."""
+
+    path: str  # relative to the events table, and of both derived files to theirs
+    file: str  # absolute path or URL to read
+    tables: tuple[str, ...]  # those of DERIVED that lack its file
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a segment: its written files by table, not visible yet; or why there are none."""
+
+    path: str
+    events: int = 0
+    trajectories: int = 0
+    files: tuple[tuple[str, StoredFile], ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DerivationReport:
+    """What a derivation did: counts of what it derived (0 when nothing was to do) and the events version covered."""
+
+    segments: int
+    events: int
+    trajectories: int
+    events_version: int
+    seconds: float
+    failures: tuple[str, ...] = ()  # one line per segment that could not be derived
+
+
+def pending(store: Store, events_version: int) -> list[Segment]:
+    """List the segments visible at ``events_version`` that lack a derived file, each once, sorted by path."""
+    paths = sorted(set(store.pending_segments(events_version)))
+    if not paths:
+        return []
+    # A file that is visible already must not be replaced, not even by the same rows: its log entry has its size.
+    visible = {table: set(store.paths(table)) for table in DERIVED}
+    return [
+        Segment(
+            path=path,
+            file=f"{store.location}/events/{path}",  # as Store.files has it
+            tables=tuple(table for table in DERIVED if path not in visible[table]),
+        )
+        for path in paths
+    ]
+
+
+def derive_segment(store: Store, segment: Segment) -> Outcome:
+    """Read, derive and write one segment; what is wrong with its file is told in the outcome, not raised."""
+    try:
+        events = read_events(segment.file)
+        derived = derive(events)
+        rows = {"trajectories": derived.trajectories, "steps": derived.steps}
+        files = tuple((table, store.write_parquet(table, segment.path, rows[table])) for table in segment.tables)
+    except (OSError, pa.ArrowException, KvdriftError) as error:
+        reason = " ".join(str(error).split())  # Arrow's messages may have several lines
+        return Outcome(segment.path, error=f"{segment.file}: {reason}")
+    return Outcome(segment.path, derived.steps.num_rows, derived.trajectories.num_rows, files)
+
+
+def read_events(file: str) -> pa.Table:
+    """Read the event columns of a Parquet file (path or URL), names as dictionaries, page checksums verified."""
+    if "://" in file:
+        filesystem, path = pa.fs.FileSystem.from_uri(file)
+    else:
+        filesystem, path = pa.fs.LocalFileSystem(), file
+    with (
+        filesystem.open_input_file(path) as source,
+        pq.ParquetFile(source, read_dictionary=list(NAMES), page_checksum_verification=True) as parquet,
+    ):
+        # A missing column is left for the derivation to name; one thread, since segments are small and run abreast.
+        return parquet.read(columns=list(EVENTS.columns), use_threads=False)
+
+
+def commit(store: Store, outcomes: Iterable[Outcome], events_version: int, *, covered: bool) -> None:
+    """Make the written files visible, one commit per table; ``covered``: nothing of the version is left to do."""
+    files: dict[str, list[StoredFile]] = {table: [] for table in DERIVED}
+    for outcome in outcomes:
+        for table, file in outcome.files:
+            files[table].append(file)
+    for table in DERIVED:
+        if files[table]:
+            store.commit_files(table, files[table], COVERED if covered else PARTIAL, events_version)
+
+
+def failure(failures: Sequence[str], segments: int) -> OperationError:
+    """Make the one-line error for segments that could not be derived, the first few by name."""
+    named = "; ".join(failures[:NAMED_FAILURES])
+    more = f"; and {len(failures) - NAMED_FAILURES} more" if len(failures) > NAMED_FAILURES else ""
+    return OperationError(f"{len(failures)} of {segments} segments could not be derived: {named}{more}")
