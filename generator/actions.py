@@ -47,6 +47,8 @@ def build_action(section: ActionSection) -> Action:
         hint = nearest(section.selector, SELECTORS)
         raise InputError(f"action '{section.name}': unknown selector '{section.selector}'; {hint}")
     selector = SELECTORS[section.selector]
+    if selector is Full and section.retention.rule is not None:
+        raise InputError(f"action '{section.name}': selector 'full' keeps every entry; write keep = \"all\"")
     accepted = {field.name for field in fields(selector)}  # type: ignore[arg-type]  # every selector is a dataclass
     for parameter in section.parameters:
         if parameter not in accepted:
@@ -54,7 +56,10 @@ def build_action(section: ActionSection) -> Action:
                 f"action '{section.name}': selector '{section.selector}' has no parameter '{parameter}'; "
                 f"it takes {', '.join(sorted(accepted)) or 'none'}"
             )
-    return Action(section.name, section.selector, selector(**section.parameters), section.retention)
+    try:
+        return Action(section.name, section.selector, selector(**section.parameters), section.retention)
+    except InputError as error:
+        raise InputError(f"action '{section.name}': {error}") from None
 
 
 def build_actions(study: Study) -> list[Action]:

@@ -28,7 +28,7 @@ class Retention:
             raise InputError(f"keep = {value!r}: a fraction of the prompt lies above 0 and at most at 1")
         if isinstance(rule, int) and rule < 1:
             raise InputError(f"keep = {value!r}: keep at least 1 entry")
-        return cls(rule)
+        return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # the fraction 1 must not read "1 entry"
 
     def kept(self, entries: int) -> int:
         """m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, never more than n."""

@@ -98,26 +98,30 @@ class Views:
         self.close()
 
 
-def open_views(store: Store, versions: Mapping[str, int] | None = None) -> Views:
+def open_views(store: Store, versions: Mapping[str, int] | None = None, *, threads: int = 1) -> Views:
     """All views over ``store`` in a new in-memory connection.
 
     Args:
         store: an existing store, local or behind a URL (whose tables are then read into memory).
         versions: Delta version by table name; a table that is not named is read at its latest version.
+        threads: how many DuckDB may use. With one, the same versions give the same rows bit for bit in every run, as
+            estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
 
     Returns:
         The views, each stored table pinned to one version: commits made meanwhile do not show.
 
     Raises:
-        InputError: an unknown table or version, or a damaged store.
+        InputError: an unknown table or version, a damaged store, or ``threads`` below 1.
 
     """
+    if threads < 1:
+        raise InputError(f"threads is {threads}: give 1 or more")
     for table in versions or {}:
         if table not in TABLES:
             raise InputError(f"no table '{table}'; {nearest(table, TABLES)}")
     pinned = {table: (versions or {}).get(table, -1) for table in _PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
-    connection = duckdb.connect(":memory:")
+    connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         connection.execute("create schema stored")
         for table, version in pinned.items():

@@ -163,8 +163,8 @@ def _product(weights: Float, values: Float) -> Float:
     thousands of products waits until all its threads have had a core (measured: 6 times slower). Tiles depend on the
     shapes alone, so equal blocks give equal bits.
     """
-    rows = 1 << (_TILE_WORK // (_TILE_COLUMNS * weights.shape[1]) or 1).bit_length() - 1
-    rows = min(rows, len(weights))
+    most = max(_TILE_WORK // (_TILE_COLUMNS * weights.shape[1]), 1)
+    rows = min(1 << (most.bit_length() - 1), len(weights))  # a power of 2, to divide the block of draws
     if rows < 8 or len(weights) % rows:  # large strata are worth their threads; a single weighting is one product
         whole: Float = weights @ values
         return whole

@@ -23,6 +23,7 @@ from stats.bootstrap import BLOCK, _Clusters, concatenate, estimate, groups, obs
 from stats.endpoints import Endpoint, Family
 from stats.intervals import COLUMNS, Request, percentile_intervals
 from stats.moments import DocumentMoments, Windows
+from stats.pooling import _product
 from stats.quantities import QUANTITIES
 
 if TYPE_CHECKING:
@@ -122,6 +123,16 @@ def test_quantities_share_their_draws_however_they_are_grouped(study: DocumentMo
     for name in together.values:
         alone = resample(study, [name], seed=3, first=0, last=50)
         np.testing.assert_array_equal(alone.values[name], together.values[name])
+
+
+@pytest.mark.parametrize(
+    "shape", [(256, 1, 1), (256, 48, 384), (256, 300, 65), (256, 900, 70), (1, 9, 200), (100, 48, 3)]
+)
+def test_tiled_product_is_the_product(shape: tuple[int, int, int]) -> None:
+    random = np.random.default_rng(0)
+    weights = random.integers(0, 5, size=shape[:2]).astype(float)
+    values = random.random(shape[1:])
+    np.testing.assert_allclose(_product(weights, values), weights @ values, rtol=1e-13)
 
 
 def test_document_order_does_not_matter(study: DocumentMoments) -> None:

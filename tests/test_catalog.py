@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from view_definitions import awkward_log
 
@@ -39,7 +40,7 @@ def append_document(store: Store, doc: str) -> None:
     version = store.version("events")
     for path, file in zip(store.paths("events"), store.files("events"), strict=True):
         if path in store.pending_segments(version):
-            derived = derive(pa.parquet.read_table(file, columns=list(EVENTS.columns)))
+            derived = derive(pq.read_table(file, columns=list(EVENTS.columns)))
             for table, rows in (("trajectories", derived.trajectories), ("steps", derived.steps)):
                 store.commit_files(table, [store.write_parquet(table, path, rows)], "test", version)
 
@@ -61,6 +62,23 @@ def test_a_view_set_stays_at_its_versions(store: Store) -> None:
         with open_views(store) as after, open_views(store, pinned) as again:
             assert set(after.rows("decomposition", stratum="pooled").column("documents").to_pylist()) == {2}
             assert again.rows("moments").equals(before.rows("moments"))
+
+
+def test_one_thread_gives_the_same_bits_in_every_run(store: Store) -> None:
+    append_document(store, DOCS[1])
+    append_document(store, DOCS[2])
+    with open_views(store) as one, open_views(store) as other:
+        for view in ("moments", "stratum_moments", "branch_clock", "contrasts"):
+            for _ in range(3):
+                assert one.rows(view).equals(other.rows(view))
+
+
+def test_more_threads_give_the_same_rows(store: Store) -> None:
+    with open_views(store) as one, open_views(store, threads=2) as two:
+        assert one.rows("trajectories").equals(two.rows("trajectories"))
+        assert one.rows("decomposition").num_rows == two.rows("decomposition").num_rows
+    with pytest.raises(InputError, match="threads is 0"):
+        open_views(store, threads=0)
 
 
 def test_derived_by_the_pipeline_equals_derived_by_hand(store: Store) -> None:

@@ -16,7 +16,7 @@ CHECKPOINT = Path(generator.embedded.__file__).parent / "checkpoint"
 STRATA = [(task, length) for task in TASKS for length in LENGTHS]
 QUESTION_TOKENS = {"needle": 12, "variable_tracking": 8}
 ACCURACY_SEED = 40_000_003
-FLOORS = {"needle": 0.7, "variable_tracking": 0.7}
+FLOORS = {"needle": 0.6, "variable_tracking": 0.8}
 
 
 def body_records(body: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -168,7 +168,10 @@ def test_checkpoint_is_small_and_plain() -> None:
 def test_checkpoint_retrieves(task: str) -> None:
     """Record accuracy on fresh documents of all three lengths together, with the full cache.
 
-    RATIONALE
+    The sample is 72 documents per task: 360 needle records and 648 chain records. Measured here: .750 with a standard
+    deviation of .27 between documents, hence a standard error of .032, and .897 with .17 and .020. The floors lie more
+    than 4.5 standard errors below, so that other documents or another machine's rounding would fail by chance less
+    than once in 100,000 times; a model that does not retrieve is near 0.
     """
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
     assert isinstance(model, Qwen2ForCausalLM)

@@ -61,7 +61,6 @@ def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """One log, its views, and each view's rows computed once."""
     analysis = Analysis(awkward_log(request.param))
     with open_views(written(tmp_path_factory.mktemp("log"), analysis)) as views:
-        views.connection.execute("set threads = 1")
         yield Computed(analysis, views, {view: views.rows(view) for view in VIEWS})
 
 

@@ -18,7 +18,7 @@ from generator.embedded import vocabulary as v
 from schema.document import Document
 
 GENERATION_LIMIT = 96
-"""Generated tokens per answer at most; about one right answer in 10,000 is longer."""
+"""Generated tokens per answer at most; fewer than one right answer in 2,000 is longer."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Training of the embedded model: a curriculum of growing documents, then the study lengths with a falling rate.
 
-Run as ``python -m generator.embedded.training --seed 7 --output DIR``; one CPU thread is the fastest on a busy machine.
+Run as ``python -m generator.embedded.training --seed 7 --output DIR``; the committed checkpoint was made so, its two
+parts in two runs joined by ``--start``. It takes about 550 CPU seconds on one thread, which it keeps to: more threads
+are slower on a busy machine.
 """
 
 from __future__ import annotations
@@ -170,7 +172,8 @@ class Trainer:
         weights = batch.weights.flatten()
         choices = _choice_log_law(logits, batch)
         loss = (losses * weights).sum() / weights.sum()
-        loss = loss - self.choice_weight * (batch.laws * choices.clamp_min(-1e4)).sum(-1).mean()
+        agreement = (batch.laws * choices.clamp_min(-1e4)).sum(-1)  # (D,)
+        loss = loss - self.choice_weight * agreement.mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -206,7 +209,7 @@ class Progress:
         self.started = time.monotonic()
         self.printed = self.started
 
-    def report(self, name: str, trainer: Trainer, outcome: Outcome, last: bool = False) -> None:
+    def report(self, name: str, trainer: Trainer, outcome: Outcome, *, last: bool = False) -> None:
         """One line, if the last one is ten seconds old or ``last`` is set."""
         now = time.monotonic()
         if not last and now - self.printed < 10:
@@ -245,7 +248,7 @@ def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
 
 
 def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
-    """Train for ``cycles`` rounds over the three study lengths, with a fresh optimizer, while the rate falls."""
+    """Train for ``cycles`` rounds over the study lengths, with a fresh optimizer, while the rate falls."""
     trainer = Trainer(model, LAST_CHOICE_WEIGHT)
     stages = [Stage(length, (16, 5), (5, 3), batch, cycles) for length, batch in LAST_BATCHES.items()]
     progress = Progress(sum(_tokens(stage) for stage in stages))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from generator.attention import PromptLayer
+from schema.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class SnapKV:
     sinks: ClassVar[int] = 0
     window: int = 64
     kernel: int = 5
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise InputError(f"window = {self.window}: SnapKV scores by at least 1 query")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise InputError(f"kernel = {self.kernel}: a pooling kernel has a middle, so it must be odd")
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Top ``kept - window`` pooled scores and the window, int64 [KV heads, kept]; earlier positions win ties."""

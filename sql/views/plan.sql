@@ -1,4 +1,5 @@
 -- Frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
+-- (json_tree: DuckDB clients from 1.3 on; the other views of the catalogue from 1.0 on.)
 with
 
 plans as (
