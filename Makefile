@@ -17,7 +17,7 @@ study: $(STAMP)
 	$(BIN)/kvdrift run studies/quickstart.toml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

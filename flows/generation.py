@@ -18,9 +18,7 @@ from schema.store import Store
 Work = list[tuple[Document, list[PendingUnit]]]
 
 
-def pending_work(
-    store: Store, material: Material, documents: Sequence[Document], replicates: int
-) -> Work:
+def pending_work(store: Store, material: Material, documents: Sequence[Document], replicates: int) -> Work:
     """What the store still lacks of ``replicates`` replicates for each document and action; [] when all is there."""
     units = store.units(material.study.name, material.model_id)
     covered: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)

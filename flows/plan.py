@@ -76,9 +76,7 @@ class FrozenPlan:
     def documents(self, material: Material) -> list[Document]:
         """The evaluation documents that the plan takes: the first N of each stratum."""
         count = int(self.content["documents_per_stratum"])
-        return [
-            document for documents in material.documents["evaluation"].values() for document in documents[:count]
-        ]
+        return [document for documents in material.documents["evaluation"].values() for document in documents[:count]]
 
 
 def make_plan(material: Material, development: ReplicateMoments, units: pa.Table) -> dict[str, Any]:

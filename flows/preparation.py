@@ -83,9 +83,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     }
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
     rows = [
-        _document_row(study.name, model, split, document)
-        for split in SPLITS
-        for document in material.of_split(split)
+        _document_row(study.name, model, split, document) for split in SPLITS for document in material.of_split(split)
     ]
     store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
     actions = []
@@ -142,5 +140,3 @@ def _refuse_other_study(store: Store, study: Study) -> None:
             f"study '{study.name}' is in this store with other settings ({what}); "
             "give the changed study a new name, or use another --store"
         )
-
-

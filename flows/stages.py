@@ -16,6 +16,7 @@ from flows.generation import generate_development, generate_evaluation, pending_
 from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan, require_plan
 from flows.preparation import Material, gather_material, record_material
 from flows.progress import progress
+from generator.models import check_model
 from report.page import build_report
 from report.source import Provenance
 from schema.errors import InputError
@@ -35,6 +36,12 @@ def _material(study_json: str) -> Material:
 def material_of(study: Study) -> Material:
     """The study's documents and actions, made once per process."""
     return _material(study.model_dump_json())
+
+
+def check_before_writing(study: Study) -> None:
+    """InputError for whatever in the study file, or of the model that it names, cannot be done."""
+    material_of(study)
+    check_model(study.model.id, dtype=study.model.dtype, revision=study.model.revision)
 
 
 def prepare(study: Study, location: str) -> None:
@@ -193,4 +200,3 @@ def _report_inputs(store: Store) -> dict[str, int]:
 def _refresh_catalog(store: Store) -> None:
     if "://" not in store.location:
         write_catalog(store)
-

@@ -1,7 +1,7 @@
 """The Prefect flow of a study: development -> plan -> evaluation -> derivation -> estimates -> report.
 
 Tasks are coarse and wrap plain functions; each asks the store what is left to do, so a flow that was killed anywhere
-goes on where it stopped. Import this module after ``flows.orchestration.configure_prefect``.
+goes on where it stopped. Import this module inside ``flows.orchestration.orchestration``.
 """
 
 from __future__ import annotations

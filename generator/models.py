@@ -48,6 +48,14 @@ class LoadedModel:
         return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
 
 
+def check_model(model_id: str, *, dtype: str, revision: str | None) -> None:
+    """What can be known of a model without loading it; raises as ``load_model``."""
+    if dtype not in DTYPES:
+        raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
+    with _quiet():
+        _refuse_unsupported(_config(_source(model_id), model_id, revision), model_id)
+
+
 def load_model(
     model_id: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
 ) -> LoadedModel:
@@ -56,12 +64,10 @@ def load_model(
     InputError, one line, for an unknown dtype or device, a folder without configuration or weights, weights that do
     not fill the model, and an architecture whose attention is not known to be plain causal.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
+    check_model(model_id, dtype=dtype, revision=revision)
     source = _source(model_id)
     with _quiet():
         config = _config(source, model_id, revision)
-        _refuse_unsupported(config, model_id)
         network = _network(source, model_id, revision, dtype, device)
         tokenizer = _tokenizer(source, revision)
         generation = network.generation_config

@@ -19,9 +19,7 @@ class Prompt:
         recording = PromptRecording(max(window, 1))
         ids = torch.tensor([list(tokens)], device=model.device)
         with torch.inference_mode():
-            output = model.network(
-                input_ids=ids, use_cache=False, logits_to_keep=1, kvdrift_attention=recording
-            )
+            output = model.network(input_ids=ids, use_cache=False, logits_to_keep=1, kvdrift_attention=recording)
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
         self.first_law = _law(output.logits[0, -1])

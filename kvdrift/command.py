@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         from kvdrift.shadowing import check_not_shadowed
 
         check_not_shadowed()
-        code: Any = app(arguments, standalone_mode=False)
+        code: Any = app(arguments, prog_name="kvdrift", standalone_mode=False)
     except KvdriftError as error:
         _fail(str(error), error.exit_code, debug=debug)
     except (typer.Abort, KeyboardInterrupt):

@@ -30,18 +30,19 @@ def run_study(study: Study, store: str | Path | None = None) -> StudyRun:
 
     from flows import stages
 
-    stages.material_of(study)  # every mistake in the study file shows here, before anything is written
+    stages.check_before_writing(study)
     if stages.is_finished(study, location):
         from schema.store import Store
 
         page = stages.report_folder(Store.open(location), study.name) / "index.html"
         return StudyRun(page, location, did_something=False)
 
-    from flows.orchestration import configure_prefect
+    from flows.orchestration import orchestration
 
     stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
     home = Path.home() / ".prefect" if "://" in location else Path(location) / ".prefect"
-    configure_prefect(home)
-    from flows.study_flow import study_flow
+    with orchestration(home):
+        from flows.study_flow import study_flow
 
-    return StudyRun(study_flow(study, location), location, did_something=True)
+        page = study_flow(study, location)
+    return StudyRun(page, location, did_something=True)

@@ -1,7 +1,7 @@
 """Estimates -> figures, tables and one self-contained page. Nothing statistical is computed here.
 
-    from report import build_report
-    build_report(views, study="quickstart", model="kvdrift/tiny", folder=Path("report-out"))
+from report import build_report
+build_report(views, study="quickstart", model="kvdrift/tiny", folder=Path("report-out"))
 """
 
 from __future__ import annotations

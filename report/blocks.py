@@ -11,11 +11,10 @@ from typing import Any
 
 from report.estimates import ESTIMATE_COLUMNS, Estimate
 from report.numbers import MISSING, decimals_for, interval, level, point
-from report.quantities import EXPLORATORY, PRIMARY, QUANTITIES, SUPPORTING, Unit
+from report.quantities import EXPLORATORY, PRIMARY, QUANTITIES, Unit
 
 _STANDINGS = {
     PRIMARY: "prespecified primary endpoints, family-adjusted",
-    SUPPORTING: "supporting estimates of prespecified actions, pointwise",
     EXPLORATORY: "exploratory, pointwise",
 }
 
@@ -143,7 +142,7 @@ def estimate_cell(estimate: Estimate, unit: Unit, decimals: int, mark: str = "")
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
     """The mark for each standing in one table: primary always has one, exploratory where others stand beside it."""
     present = {row.standing for row in estimates if row.has_interval}
-    return {PRIMARY: "†", EXPLORATORY: "‡" if len(present) > 1 else "", SUPPORTING: ""}
+    return {PRIMARY: "†", EXPLORATORY: "‡" if len(present) > 1 else ""}
 
 
 def status_note(estimates: Iterable[Estimate]) -> str:

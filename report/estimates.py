@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from report.quantities import EXPLORATORY, POINT_VIEWS, POOLED, PRESPECIFIED, PRIMARY, SUPPORTING, PointView
+from report.quantities import EXPLORATORY, POINT_VIEWS, POOLED, PRESPECIFIED, PRIMARY, PointView
 from report.source import Row, StudyRows
 
 _Series = tuple[str, str, str, str | None]
@@ -37,14 +37,8 @@ class Estimate:
 
     @property
     def standing(self) -> str:
-        """What the plan makes of it.
-
-        ``primary``: the plan named it, its level is adjusted for the family. ``supporting``: of actions that the plan
-        fixed, but pointwise. ``exploratory``: of an action that came later, or there was no plan.
-        """
-        if self.status != PRESPECIFIED:
-            return EXPLORATORY
-        return PRIMARY if self.family is not None else SUPPORTING
+        """``primary`` where the plan named it and its level is adjusted for the family; ``exploratory`` otherwise."""
+        return PRIMARY if self.status == PRESPECIFIED and self.family is not None else EXPLORATORY
 
     def excludes_zero(self) -> bool:
         """Whether zero is outside the interval; not so without one."""

@@ -12,7 +12,6 @@ POOLED = "pooled"
 PRESPECIFIED = "prespecified"
 EXPLORATORY = "exploratory"
 PRIMARY = "primary"
-SUPPORTING = "supporting"
 
 
 class Unit(Enum):
@@ -133,14 +132,27 @@ POINT_VIEWS: tuple[PointView, ...] = (
     PointView(
         "decomposition",
         _same(
-            "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate",
-            "divergence_probability", "mean_entry",
+            "mismatch",
+            "rollout_tv",
+            "fixed_history_tv",
+            "occurrence",
+            "exposure",
+            "occupation",
+            "mismatch_rate",
+            "divergence_probability",
+            "mean_entry",
         ),
     ),
     PointView(
         "contrasts",
         _same(
-            "gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share",
+            "gap",
+            "occurrence_term",
+            "exposure_term",
+            "rate_term",
+            "occurrence_share",
+            "exposure_share",
+            "rate_share",
         ),
         contrast=True,
     ),
@@ -165,8 +177,15 @@ POINT_VIEWS: tuple[PointView, ...] = (
     PointView(
         "branch_windows",
         _same(
-            "cohort_fraction", "early", "late", "late_minus_early", "early_pre_eos", "late_pre_eos",
-            "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
+            "cohort_fraction",
+            "early",
+            "late",
+            "late_minus_early",
+            "early_pre_eos",
+            "late_pre_eos",
+            "late_minus_early_pre_eos",
+            "early_pre_eos_fraction",
+            "late_pre_eos_fraction",
         ),
     ),
     PointView("local_agreement", _same("long_agreement", "mismatch_after_agreement")),

@@ -111,9 +111,7 @@ def _example(trajectory: Row, events: list[Row], token_text: Callable[[int], str
         for event in events
         if event["t"] <= last
     )
-    return Example(
-        trajectory["action"], tau, eos_x, eos_y, trajectory["mismatches"], trajectory["horizon"], pairs
-    )
+    return Example(trajectory["action"], tau, eos_x, eos_y, trajectory["mismatches"], trajectory["horizon"], pairs)
 
 
 def _mark(t: int, eos: int | None) -> str:

@@ -1,10 +1,10 @@
 """Every error that kvdrift raises on purpose.
 
-    KvdriftError               one line, made to be read by a person
-    ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
-    │   └── PlanError          an evaluation without its frozen plan, or against another one
-    └── OperationError         the work failed though the input was right (exit code 1)
-        └── ControlError       a full-retention control with delta or f other than 0
+KvdriftError               one line, made to be read by a person
+├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
+│   └── PlanError          an evaluation without its frozen plan, or against another one
+└── OperationError         the work failed though the input was right (exit code 1)
+    └── ControlError       a full-retention control with delta or f other than 0
 """
 
 from __future__ import annotations

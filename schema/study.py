@@ -16,6 +16,7 @@ from schema.retention import Retention
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
+POOLED = "pooled"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
@@ -120,25 +121,53 @@ class Study(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_names()
+        self._check_plan()
+        self._check_windows()
+        return self
+
+    def _check_names(self) -> None:
         names = [action.name for action in self.actions]
-        for kind, values in (("actions", names), ("strata", [part.stratum_name for part in self.documents])):
+        strata = [part.stratum_name for part in self.documents]
+        for kind, values in (("actions", names), ("strata", strata)):
             for value in values:
                 if values.count(value) > 1:
                     raise InputError(f"{kind}: '{value}' stands there twice; give each its own name")
+        if POOLED in strata:
+            raise InputError(f"strata: '{POOLED}' is the name of the rows that pool them; choose another")
         if CONTROL_ACTION in names:
             raise InputError(f"actions: the control '{CONTROL_ACTION}' is added by itself; remove it")
-        if self.plan.baseline not in names:
-            hint = nearest(self.plan.baseline, names)
-            raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
         for action in self.actions:
             try:
                 _ = action.retention
             except InputError as error:
                 raise InputError(f"action '{action.name}': {error}") from None
+
+    def _check_plan(self) -> None:
+        names = [action.name for action in self.actions]
+        if self.plan.baseline not in names:
+            hint = nearest(self.plan.baseline, names)
+            raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
+        least = min(part.evaluation for part in self.documents)
+        if self.plan.documents != "auto" and self.plan.documents > least:
+            raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
         low, high = self.plan.replicates_between
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound lies above the second")
-        return self
+
+    def _check_windows(self) -> None:
+        horizon, windows = self.study.horizon, self.window_values
+        bound = windows["cohort_bound"]
+        if bound > horizon // 2:
+            raise InputError(f"windows.cohort_bound = {bound}: at most half the horizon, {horizon // 2}")
+        if windows["early_last"] > bound:
+            raise InputError(f"windows.early_last = {windows['early_last']}: at most cohort_bound, {bound}")
+        if windows["late_first"] > bound + 1:
+            raise InputError(f"windows.late_first = {windows['late_first']}: at most cohort_bound, {bound}")
+        if not windows["first_block_last"] <= windows["second_block_last"] <= horizon:
+            raise InputError(
+                f"windows: first_block_last, second_block_last and the horizon {horizon} must not decrease"
+            )
 
     @property
     def name(self) -> str:
@@ -215,10 +244,13 @@ def _place(location: tuple[int | str, ...]) -> str:
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = Study
     sections: dict[str, type[BaseModel]] = {
-        "study": StudySection, "model": ModelSection, "documents": DocumentsSection,
-        "actions": ActionSection, "plan": PlanSection, "windows": WindowsSection,
+        "study": StudySection,
+        "model": ModelSection,
+        "documents": DocumentsSection,
+        "actions": ActionSection,
+        "plan": PlanSection,
+        "windows": WindowsSection,
     }
     if location:
         model = sections[str(location[0])]
     return list(model.model_fields)
-

@@ -252,6 +252,5 @@ RESULTS = Table(
 )
 
 TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS)
+    table.name: table for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS)
 }

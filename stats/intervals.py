@@ -40,9 +40,10 @@ COLUMNS = (
 class Request:
     """What intervals are wanted.
 
-    Members of a family get its level 1 - alpha / m and its name, all other rows the pointwise ``level``.
-    ``prespecified`` are the actions fixed before the first evaluation event, None for all: a row with any other action
-    is ``exploratory``.
+    Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
+    pointwise ``level`` and are ``exploratory``.
+    ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
+    a family.
     """
 
     level: float = 0.95
@@ -141,7 +142,7 @@ def summarize(
         columns["draws"] += [len(sample)] * len(keys)
         columns["documents"] += documents[where[:2]].tolist()
         columns["family"] += [families[key].name if key in families else None for key in keys]
-        columns["status"] += [_status(key, request) for key in keys]
+        columns["status"] += ["prespecified" if key in families else "exploratory" for key in keys]
     return Estimates(columns)
 
 
@@ -178,8 +179,3 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
 
 def _nullable(values: Float) -> list[float | None]:
     return [None if np.isnan(value) else value for value in values.tolist()]
-
-
-def _status(key: Endpoint, request: Request) -> str:
-    fixed = request.is_prespecified(key.action) and request.is_prespecified(key.baseline)
-    return "prespecified" if fixed else "exploratory"

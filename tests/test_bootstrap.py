@@ -254,7 +254,7 @@ def test_levels_families_and_status(study: DocumentMoments) -> None:
         assert plain["level"] == 0.95
     row = result.row(Endpoint("gap", "action 2", "action 0"))
     assert (row["level"], row["family"], row["status"], row["draws"]) == (0.9, None, "exploratory", 500)
-    assert result.row(Endpoint("mismatch", "action 1"))["status"] == "prespecified"
+    assert result.row(Endpoint("mismatch", "action 1"))["status"] == "exploratory"
 
 
 def test_percentiles_are_numpys() -> None:

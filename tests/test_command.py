@@ -46,6 +46,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
         ([('stratum = "tracking"', 'stratum = "needle"')], "strata: 'needle' stands there twice"),
         ([('tasks = ["variable_tracking"]', 'tasks = ["needle"]')], "is in two strata, 'needle' and 'tracking'"),
         ([("[plan]", "[plan")], "not valid TOML"),
+        ([('stratum = "needle"', 'stratum = "pooled"')], "strata: 'pooled' is the name of the rows that pool them"),
+        ([("documents = 3", "documents = 4")], "plan.documents = 4: a stratum has only 3 evaluation documents"),
+        ([("[plan]", "[windows]\ncohort_bound = 7\n\n[plan]")], "windows.cohort_bound = 7: at most half the horizon, 6"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_study_file_are_one_line_and_nothing_is_written(
@@ -135,7 +138,9 @@ def test_failures_are_one_line_unless_debugging(
 def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "schema").mkdir()
     (tmp_path / "schema" / "__init__.py").write_text("")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.command import main; main(['--version'])"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.command import main; main(['--version'])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "package 'schema' is found at" in done.stderr
@@ -181,7 +186,9 @@ class TestSql:
             ("select cast('x' as integer)", "x"),
         ],
     )
-    def test_errors_are_one_line(self, capsys: pytest.CaptureFixture[str], finished: Path, query: str, message: str) -> None:
+    def test_errors_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], finished: Path, query: str, message: str
+    ) -> None:
         code, out, err = call(capsys, "sql", finished, query)
         assert (code, out) == (2, "")
         assert message in err
@@ -210,7 +217,7 @@ def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: py
     assert code == 0
     assert "evaluation: 6 of 6 documents generated" in out
     assert "(current)" in out
-    code, out, err = call(capsys, "derive", finished)
+    code, out, _ = call(capsys, "derive", finished)
     assert code == 0
     assert "nothing to derive" in out
     code, out, _ = call(capsys, "report", finished, "-o", tmp_path / "page")

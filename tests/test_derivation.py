@@ -341,7 +341,7 @@ select study, model, doc, action, replicate, any_value(tau)::int as tau, any_val
         then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement
 from ranked left join runs using (study, model, doc, action, replicate)
 group by study, model, doc, action, replicate order by all
-"""  # noqa: E501, S608
+"""  # noqa: S608
 
 
 def test_against_window_functions_of_duckdb() -> None:

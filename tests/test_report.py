@@ -117,7 +117,7 @@ def estimate_rows(stratum: str, action: str, baseline: str | None, numbers: dict
         for x, number in value.items() if isinstance(value, dict) else [(None, value)]:
             planned = (quantity, stratum) in {("late_minus_early", "pooled"), ("saturation", "pooled")}
             planned = planned and action != "recent-10"
-            status = "exploratory" if "recent-10" in {action, baseline} else "prespecified"
+            status = "prespecified" if planned else "exploratory"
             spread = None if number is None else abs(number) * 0.08 + 0.002
             rows.append({
                 "study": STUDY, "model": MODEL, "split": "evaluation", "stratum": stratum, "action": action,
@@ -264,7 +264,7 @@ class Checker(HTMLParser):
         self.tables: dict[str, list[list[str]]] = {}
         self.table: list[list[str]] | None = None
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: D102
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         assert len(found) == len(attrs), f"twice the same attribute in {tag}"
         self.ids += [value for value in (found.get("id"),) if value]
@@ -280,19 +280,19 @@ class Checker(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: D102
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
         if tag not in self.VOID:
             self.handle_endtag(tag)
 
-    def handle_endtag(self, tag: str) -> None:  # noqa: D102
+    def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open[-1] == tag
         self.open.pop()
         if tag == "table":
             self.table = None
 
-    def handle_data(self, data: str) -> None:  # noqa: D102
+    def handle_data(self, data: str) -> None:
         if self.table and self.table[-1] and {"td", "th"} & set(self.open):
             self.table[-1][-1] += data
 
@@ -307,7 +307,7 @@ def check(html: str) -> Checker:
 
 
 def number(text: str) -> float:
-    return float(text.replace("−", "-").replace(",", "").replace("†", "").rstrip("%"))
+    return float(text.replace("−", "-").replace(",", "").replace("†", "").replace("‡", "").rstrip("%"))
 
 
 def ends(text: str) -> tuple[float, float]:
@@ -433,7 +433,7 @@ def test_standing_of_estimates_is_said(tmp_path: Path) -> None:
     marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
     assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
     assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
-    assert "came after the plan are exploratory: recent-10." in html
+    assert "Actions that came after the plan: recent-10." in html
     without = build(tmp_path, make_views(actions, planned=False))
     assert "†" not in without
     assert "table-primary" not in check(without).ids

@@ -222,7 +222,6 @@ def test_snapkv_keeps_what_the_definition_keeps(entries: int, kept: int, window:
     for layer, index in zip(prompt, cache.indices, strict=True):
         wanted = keep_snapkv(kept, window, kernel)(eager_attention(layer, window), KV_HEADS)
         assert index.tolist() == wanted.tolist()
-    assert entries - window < kernel or len(set(cache.kept_sha256)) == len(prompt) or kept == entries
 
 
 @pytest.mark.parametrize("sinks", [0, 1, 4, 50])

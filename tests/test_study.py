@@ -15,6 +15,7 @@ from small_study import run_command, start_command, write_study
 
 import kvdrift
 from flows import stages
+from flows.generation import generate_development
 from flows.plan import find_plan
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store import Store, Unit
@@ -50,7 +51,9 @@ def test_results_hold_their_identities(finished: Path) -> None:
             "  select study, model, split, stratum, action, sum(gap) as total from eos_partition group by all"
             ") using (study, model, split, stratum, action)"
         ).fetchall()[0]
-        controls = views.sql("select sum_delta, sum_f, mismatches, tau from trajectories where action = 'full'").fetchall()
+        controls = views.sql(
+            "select sum_delta, sum_f, mismatches, tau from trajectories where action = 'full'"
+        ).fetchall()
         first = views.sql("select max(delta), max(f), max(mismatch) from steps where t = 1").fetchall()[0]
     assert broken == []
     assert gaps[0] < 1e-9
@@ -60,9 +63,13 @@ def test_results_hold_their_identities(finished: Path) -> None:
 
 
 def test_second_run_does_nothing_and_says_so(finished: Path, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts}
+    before = {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
+    }
     code, out, err = run_command("run", write_study(tmp_path), "--store", finished)
-    after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts}
+    after = {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
+    }
     assert (code, err) == (0, "")
     assert "nothing to do" in out
     assert before == after
@@ -130,8 +137,10 @@ def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
 
 
 def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Path, tmp_path: Path) -> None:
-    added = '[plan]\nbaseline'
-    study = load_study(write_study(tmp_path, (added, '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n' + added)))
+    added = "[plan]\nbaseline"
+    study = load_study(
+        write_study(tmp_path, (added, '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n' + added))
+    )
     location = str(copied)
     before = set(Store.open(copied).paths("events"))
     stages.prepare(study, location)
@@ -155,8 +164,6 @@ def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(cop
     grown = load_study(write_study(tmp_path, ("development_replicates = 4", "development_replicates = 6")))
     store = Store.open(copied)
     material = stages.material_of(grown)
-    from flows.generation import generate_development
-
     assert generate_development(store, material) == 4 * 2  # two more replicates of two actions; controls have enough
     fresh = str(tmp_path / "fresh")
     stages.prepare(grown, fresh)
