@@ -1,9 +1,14 @@
-"""Estimates with intervals: SQL moments in, ``results`` rows out."""
+"""Estimates with intervals: SQL moments in, ``results`` rows out.
+
+An analysis is cut into parts whose draws fit into memory together, a handful at the paper's size. Parts do not depend
+on each other and their numbers do not depend on how they are run: one after the other here, as tasks in the flow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +20,102 @@ from schema.store import Store
 from schema.study import CONTROL_ACTION
 from schema.tables import RESULTS
 from sql.catalog import Views
-from stats.bootstrap import estimate
+from stats.bootstrap import estimate, groups
 from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, ReplicateMoments, Windows
 from stats.quantities import QUANTITIES
+
+EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is estimated of one study, model and split, and how.
+
+    ``draws`` are (quantities, draws), every quantity once. ``plan_sha256`` is None where no plan was frozen.
+    """
+
+    study: str
+    model: str
+    split: str
+    seed: int
+    draws: tuple[tuple[tuple[str, ...], int], ...]
+    request: Request
+    plan_sha256: str | None
+
+    @classmethod
+    def planned(cls, plan: FrozenPlan) -> Self:
+        """The evaluation documents, as the frozen plan says.
+
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap").
+        """
+        primary = tuple(plan.primary)
+        others = tuple(name for name in QUANTITIES if name not in primary)
+        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions))
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
+
+    @classmethod
+    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
+        """A split of a log that nothing was fixed for beforehand; the seed is the study's, 0 where it has no row."""
+        stored = views.rows("studies", study=study, model=model).to_pylist()
+        seed = int(stored[0]["seed"]) if stored else 0
+        draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
+        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some quantities of an analysis: what one task estimates."""
+
+    moments: DocumentMoments
+    quantities: tuple[str, ...]
+    draws: int
+    seed: int
+    request: Request
+
+
+Runner = Callable[[Sequence[Part]], Sequence[Estimates]]
+
+
+def in_sequence(parts: Sequence[Part]) -> list[Estimates]:
+    """Estimate parts one after the other, in this thread."""
+    return [estimate_part(part) for part in parts]
+
+
+def estimate_part(part: Part) -> Estimates:
+    """Estimate the quantities of one part."""
+    return estimate(
+        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities
+    )  # fmt: skip
+
+
+def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[Part]:
+    """Cut an analysis into parts, in the order of its results."""
+    return [
+        Part(moments, names, draws, analysis.seed, analysis.request)
+        for quantities, draws in analysis.draws
+        for names in groups(moments, draws, quantities)
+    ]
+
+
+def estimate_study(
+    store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
+) -> int:
+    """Bootstrap the documents of an analysis and append the estimates to ``results``; returns how many there are."""
+    moments = document_moments(views, analysis.study, analysis.model, analysis.split)
+    estimates = Estimates.join(run(parts_of(analysis, moments)))
+    rows = _result_rows(estimates, analysis, events_version)
+    store.append_rows("results", rows)
+    return int(rows.num_rows)
+
+
+def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
+    """Splits with documents that have complete trajectories of a measured action, sorted."""
+    rows = _measured(views.rows("decomposition", study=study, model=model))
+    return sorted(set(rows["split"].to_pylist()))
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
@@ -37,14 +134,14 @@ def document_moments(views: Views, study: str, model: str, split: str) -> Docume
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = _Index(table)
-    scalars = {name: index.spread(table, name) for name in SCALAR_MOMENTS}
+    scalars = index.spread(table, SCALAR_MOMENTS)
     profiles = {}
     for view, names, axis, length in (
         ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
         ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
     ):
         rows = _measured(views.rows(view, study=study, model=model, split=split))
-        profiles[view] = {name: index.spread(rows, name, axis, length) for name in names}
+        profiles[view] = index.spread(rows, names, axis, length)
     return DocumentMoments(
         index.documents, index.strata, index.clusters, index.actions, windows, scalars,
         profiles["position_moments"], profiles["lag_moments"],
@@ -58,44 +155,19 @@ def replicate_moments(views: Views, study: str, model: str, split: str) -> Repli
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = _Index(table)
     count = int(table["replicate"].to_numpy().max()) + 1
-    scalars = {name: index.spread(table, name, "replicate", count, first=0) for name in SCALAR_MOMENTS}
+    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count, first=0)
     windows = study_windows(views, study, model)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 
 
-def estimate_study(store: Store, views: Views, plan: FrozenPlan, events_version: int) -> int:
-    """Bootstrap the evaluation documents and append the estimates to ``results``; returns how many there are.
-
-    Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the level
-    1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap").
-    """
-    moments = document_moments(views, plan.study, plan.model, "evaluation")
-    request = Request(families=(plan.family,), prespecified=tuple(plan.actions))
-    primary = list(plan.primary)
-    exploratory = [name for name in QUANTITIES if name not in primary]
-    parts = [
-        estimate(moments, draws=draws, seed=plan.seed, request=_only(request, names), quantities=names)
-        for names, draws in ((primary, plan.draws), (exploratory, plan.exploratory_draws))
-    ]
-    rows = _result_rows(Estimates.join(parts), plan, events_version)
-    store.append_rows("results", rows)
-    return int(rows.num_rows)
-
-
-def _only(request: Request, names: Sequence[str]) -> Request:
-    """The request with its families only where their quantities are estimated."""
-    families = tuple(f for f in request.families if all(member.quantity in names for member in f.endpoints))
-    return Request(request.level, families, request.prespecified)
-
-
-def _result_rows(estimates: Estimates, plan: FrozenPlan, events_version: int) -> pa.Table:
+def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) -> pa.Table:
     count = len(estimates)
     constant: dict[str, Any] = {
-        "study": plan.study,
-        "model": plan.model,
-        "split": "evaluation",
+        "study": analysis.study,
+        "model": analysis.model,
+        "split": analysis.split,
         "events_version": events_version,
-        "plan_sha256": plan.sha256,
+        "plan_sha256": analysis.plan_sha256,
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)
@@ -122,9 +194,10 @@ class _Index:
         self.actions = tuple(sorted(set(table["action"].to_pylist())))
 
     def spread(
-        self, table: pa.Table, name: str, axis: str | None = None, length: int = 0, first: int = 1
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A column as [documents, actions] or, along ``axis``, [documents, actions, length]; NaN where no row is."""
+        self, table: pa.Table, names: Sequence[str] | dict[str, str], axis: str | None = None, length: int = 0,
+        first: int = 1,
+    ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
+        """Columns as [documents, actions] or, along ``axis``, [documents, actions, length]; NaN where no row is."""
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [
             np.searchsorted(self.documents, np.asarray(table["doc"].to_pylist(), dtype=np.str_)),
@@ -133,6 +206,8 @@ class _Index:
         if axis is not None:
             shape = (*shape, length)
             where.append(table[axis].to_numpy() - first)
-        values = np.full(shape, np.nan)
-        values[tuple(where)] = table[name].cast(pa.float64()).to_numpy()
-        return values
+        columns = {}
+        for name in names:
+            columns[name] = np.full(shape, np.nan)
+            columns[name][tuple(where)] = table[name].cast(pa.float64()).to_numpy()
+        return columns

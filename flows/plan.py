@@ -71,7 +71,7 @@ class FrozenPlan:
             Endpoint(entry["quantity"], entry["action"], entry["baseline"])
             for entry in self.content["primary_endpoints"]
         )
-        return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"])
+        return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
 
     def documents(self, material: Material) -> list[Document]:
         """The evaluation documents that the plan takes: the first N of each stratum."""
@@ -99,6 +99,7 @@ def make_plan(material: Material, development: ReplicateMoments, units: pa.Table
         replicates=planned.replicates_between if fixed_k == "auto" else (fixed_k, fixed_k),
         documents=(min(planned.documents_at_least, available), available) if fixed_n == "auto" else (fixed_n, fixed_n),
         alpha=planned.alpha,
+        family_size=planned.family_size or 0,
     )
     return {
         "study": study.name,
@@ -114,6 +115,7 @@ def make_plan(material: Material, development: ReplicateMoments, units: pa.Table
         "documents_per_stratum": allocation.documents_per_stratum,
         "strata": [section.stratum_name for section in study.documents],
         "alpha": planned.alpha,
+        "family_size": planned.family_size or len(endpoints),
         "level": allocation.level,
         "draws": planned.draws,
         "exploratory_draws": planned.exploratory_draws,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from generator.actions import Action, build_actions
 from generator.eviction import kept_entries
-from generator.sources import stratum_documents
+from generator.models import load_tokenizer
+from generator.sources import SOURCES, check_source, choose_candidates, stratum_documents
 from schema.document import SPLITS, Document
 from schema.errors import InputError, PlanError, nearest
 from schema.store import Store
@@ -51,18 +54,71 @@ def gather_material(study: Study) -> Material:
     """Make documents and actions; InputError for anything in the study file that cannot be done."""
     actions = build_actions(study)
     _check_endpoints(study)
+
+    @cache
+    def tokenizer() -> Any:
+        return load_tokenizer(study.model.id, revision=study.model.revision)
+
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
     for section in study.documents:
-        for split, made in stratum_documents(section, study.study.seed).items():
+        for split, made in stratum_documents(section, study.study.seed, tokenizer).items():
             documents[split][section.stratum_name] = made
     material = Material(study, documents, actions)
-    _check_distinct(material)
-    for split in SPLITS:
-        for document in material.of_split(split):
-            for action in actions:
-                where = f"action '{action.name}', document '{document.doc}'"
-                kept_entries(action.selector, action.retention, document.prompt_tokens, where)
+    everything = [document for split in SPLITS for document in material.of_split(split)]
+    _check_distinct((document.doc, document.stratum) for document in everything)
+    for document in everything:
+        for action in actions:
+            where = f"action '{action.name}', document '{document.doc}'"
+            kept_entries(action.selector, action.retention, document.prompt_tokens, where)
     return material
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What can be said of a study before its texts are read and tokenized.
+
+    ``lengths`` are prompt tokens, split by split and stratum by stratum: exact where the source needs no tokenizer,
+    and the section's nominal length in ``nominal`` strata. ``absent`` tells which strata's files are not here.
+    """
+
+    study: Study
+    actions: list[Action]
+    lengths: dict[str, dict[str, list[int]]]
+    nominal: list[str]
+    absent: dict[str, Path]
+
+
+def outline_study(study: Study) -> Outline:
+    """The outline of a study; nothing is tokenized or downloaded. InputError as far as it shows without that."""
+    actions = build_actions(study)
+    _check_endpoints(study)
+    outline = Outline(study, actions, {split: {} for split in SPLITS}, [], {})
+    names: list[tuple[str, str]] = []
+    for section in study.documents:
+        stratum = section.stratum_name
+        check_source(section)
+        here = section.path is None or Path(section.path).expanduser().exists()
+        if not SOURCES[section.source].reads_text:
+            made = stratum_documents(section, study.study.seed)
+            names += [(document.doc, stratum) for documents in made.values() for document in documents]
+            lengths = {split: [document.prompt_tokens for document in made[split]] for split in SPLITS}
+        else:
+            if here:
+                chosen = choose_candidates(section, study.study.seed)
+                names += [(item.doc, stratum) for items in chosen.values() for item in items]
+            else:
+                outline.absent[stratum] = Path(str(section.path))
+            outline.nominal.append(stratum)
+            wanted = {"development": section.development, "evaluation": section.evaluation}
+            lengths = {split: [section.length] * count for split, count in wanted.items()}
+        for split, tokens in lengths.items():
+            outline.lengths[split][stratum] = tokens
+            for action in actions:
+                for entries in set(tokens):
+                    where = f"action '{action.name}', stratum '{stratum}'"
+                    kept_entries(action.selector, action.retention, entries, where)
+    _check_distinct(names)
+    return outline
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
@@ -109,13 +165,11 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
     }
 
 
-def _check_distinct(material: Material) -> None:
+def _check_distinct(names: Iterable[tuple[str, str]]) -> None:
     strata: dict[str, str] = {}
-    for split in SPLITS:
-        for document in material.of_split(split):
-            other = strata.setdefault(document.doc, document.stratum)
-            if other != document.stratum:
-                raise InputError(f"document '{document.doc}' is in two strata, '{other}' and '{document.stratum}'")
+    for name, stratum in names:
+        if (other := strata.setdefault(name, stratum)) != stratum:
+            raise InputError(f"document '{name}' is in two strata, '{other}' and '{stratum}'")
 
 
 def _check_endpoints(study: Study) -> None:
@@ -126,6 +180,10 @@ def _check_endpoints(study: Study) -> None:
             raise InputError(f"plan.primary: '{name}' is a profile over positions or lags; name a single quantity")
     if len(study.actions) == 1 and any(QUANTITIES[name].kind == "contrast" for name in study.plan.primary):
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
+    contrasts = sum(QUANTITIES[name].kind == "contrast" for name in study.plan.primary)
+    endpoints = len(study.plan.primary) * len(study.actions) - contrasts
+    if study.plan.family_size is not None and study.plan.family_size < endpoints:
+        raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
 
 
 def _refuse_other_study(store: Store, study: Study) -> None:
@@ -135,6 +193,8 @@ def _refuse_other_study(store: Store, study: Study) -> None:
         given = {"model.id": study.model.id, "horizon": study.study.horizon, "seed": study.study.seed}
         stored = {"model.id": row["model"], "horizon": row["horizon"], "seed": row["seed"]}
         changed = [f"{name} {stored[name]} -> {given[name]}" for name in given if given[name] != stored[name]]
+        if study.several_models and changed == [f"model.id {row['model']} -> {study.model.id}"]:
+            continue  # another model of the same file
         what = ", ".join(changed) or "documents, device, dtype or revision"
         raise PlanError(
             f"study '{study.name}' is in this store with other settings ({what}); "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -10,32 +11,34 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.analysis import estimate_study, replicate_moments
+from flows.analysis import Analysis, Runner, analyzed_splits, estimate_study, in_sequence, replicate_moments
+from flows.calibration import calibrate_study
 from flows.checks import check_controls, check_equal_bytes
-from flows.generation import generate_development, generate_evaluation, pending_work, study_model
+from flows.generation import generate_development, generate_evaluation, pending_work
 from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan, require_plan
 from flows.preparation import Material, gather_material, record_material
 from flows.progress import progress
-from generator.models import check_model
+from generator.models import check_model, token_reader
 from report.page import build_report
 from report.source import Provenance
 from schema.errors import InputError
 from schema.store import Store
 from schema.study import Study
-from sql.catalog import open_views, write_catalog
+from sql.catalog import MOMENT_VIEWS, open_views, write_catalog
 from transforms.pipeline import run_derivation
 
 _REPORT_INPUTS = "inputs.json"
 
 
 @lru_cache(maxsize=4)
-def _material(study_json: str) -> Material:
-    return gather_material(Study.model_validate_json(study_json))
+def _material(study_json: str, several_models: bool) -> Material:  # noqa: FBT001 - the cache's key
+    study = Study.model_validate_json(study_json)
+    return gather_material(study.as_one_of_several() if several_models else study)
 
 
 def material_of(study: Study) -> Material:
     """The study's documents and actions, made once per process."""
-    return _material(study.model_dump_json())
+    return _material(study.model_dump_json(), study.several_models)
 
 
 def check_before_writing(study: Study) -> None:
@@ -101,23 +104,38 @@ def check(study: Study, location: str) -> None:
     progress().say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
 
 
-def analyze(study: Study, location: str) -> int:
+def analyze(study: Study, location: str, run: Runner = in_sequence) -> int:
     """Bootstrap the evaluation documents unless that is done for this events version; returns estimates."""
-    return analyze_plan(Store.open(location), study.name, study.model.id)
+    return analyze_stored(Store.open(location), study.name, study.model.id, run)
 
 
-def analyze_plan(store: Store, study: str, model: str) -> int:
-    """The same for a stored study, known by its frozen plan; PlanError where there is none."""
-    frozen = find_plan(store, study, model)
-    if frozen is None:
-        raise InputError(f"study '{study}', model '{model}': no frozen plan in this store, so nothing to estimate")
+def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequence) -> int:
+    """The same for a stored study: as its frozen plan says, or, without a plan, every split as exploratory.
+
+    ``run`` estimates the parts of an analysis. InputError where events are not derived, or there is nothing to
+    estimate.
+    """
     version = store.version("events")
     if estimated_version(store, study, model) == version:
         return 0
-    progress().begin("bootstrap", 1, "analyses")
-    with open_views(store) as views:
-        count = estimate_study(store, views, frozen, version)
-    progress().advance(1)
+    if pending := store.pending_segments(version):
+        raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
+    frozen = find_plan(store, study, model)
+    with open_views(store, kept=MOMENT_VIEWS) as views:
+        splits = analyzed_splits(views, study, model)
+        if frozen is not None:
+            analyses = [Analysis.planned(frozen)]
+        else:
+            analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
+        if not analyses or any(analysis.split not in splits for analysis in analyses):
+            what = "evaluation" if frozen is not None else "measured"
+            raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
+        progress().begin("bootstrap", len(analyses), "analyses")
+        # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
+        count = calibrate_study(store, views, frozen, version) if frozen is not None else 0
+        for analysis in analyses:
+            count += estimate_study(store, views, analysis, version, run)
+            progress().advance(1)
     _refresh_catalog(store)
     return count
 
@@ -133,24 +151,31 @@ def estimated_version(store: Store, study: str, model: str) -> int | None:
 def report(study: Study, location: str) -> Path:
     """Write the report unless it is there for these tables; returns its path."""
     store = Store.open(location)
-    folder = report_folder(store, study.name)
+    folder = report_folder_of(study, store)
     page = folder / "index.html"
     if not report_is_current(store, folder):
-        model = study_model(study.model.id, study.model.device, study.model.dtype, study.model.revision)
-        write_report(store, study.name, study.model.id, folder, token_text=model.token_text)
+        text = token_reader(study.model.id, revision=study.model.revision)
+        write_report(store, study.name, study.model.id, folder, token_text=text)
     return page
 
 
 def write_report(
-    store: Store, study: str, model: str, folder: Path, *, token_text: Callable[[int], str] | None = None
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    *,
+    token_text: Callable[[int], str] | None = None,
+    latex: bool = False,
 ) -> Path:
-    """Write the report of a stored study into ``folder``; returns its page."""
+    """Write the report of a stored study into ``folder``, with ``latex`` its tables as .tex too; returns its page."""
     progress().begin("report", 1, "pages")
     inputs = _report_inputs(store)
     with open_views(store) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,
+            latex=latex,
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
     (folder / _REPORT_INPUTS).write_text(json.dumps(inputs), encoding="utf-8")
@@ -158,10 +183,23 @@ def write_report(
     return page
 
 
-def report_folder(store: Store, study: str) -> Path:
-    """Where a study's report goes unless asked otherwise: in the store, if that is a folder."""
+def report_folder(store: Store, study: str, model: str | None = None) -> Path:
+    """Where a study's report goes unless asked otherwise: in the store, if that is a folder.
+
+    A study of several models has a report of each: then ``model`` says whose.
+    """
     base = Path("report") if "://" in store.location else Path(store.location) / "report"
-    return base / study
+    return base / study if model is None else base / study / model_folder(model)
+
+
+def model_folder(model: str) -> str:
+    """A model's id as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")
+
+
+def report_folder_of(study: Study, store: Store) -> Path:
+    """Where the report of a study file's study goes."""
+    return report_folder(store, study.name, study.model.id if study.several_models else None)
 
 
 def report_is_current(store: Store, folder: Path) -> bool:
@@ -189,12 +227,15 @@ def is_finished(study: Study, location: str) -> bool:
         not any(pending_work(store, material, documents, replicates) for documents, replicates in wanted)
         and not store.pending_segments(store.version("events"))
         and estimated_version(store, study.name, study.model.id) == store.version("events")
-        and report_is_current(store, report_folder(store, study.name))
+        and report_is_current(store, report_folder_of(study, store))
     )
 
 
 def _report_inputs(store: Store) -> dict[str, int]:
-    return {table: store.version(table) for table in ("events", "trajectories", "results", "plans", "actions")}
+    return {
+        table: store.version(table)
+        for table in ("events", "trajectories", "results", "calibration", "plans", "actions")
+    }
 
 
 def _refresh_catalog(store: Store) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,29 @@ def load_model(
     return LoadedModel(model_id, network, tokenizer, device, dtype, _eos_tokens(generation, config), invariant)
 
 
+def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
+    """The model's tokenizer without the model, for prompts that are text; InputError where it has none for English."""
+    if model_id == EMBEDDED_ID:
+        raise InputError(f"model.id = '{model_id}': reads documents of the embedded source alone, not text")
+    source = _source(model_id, weights=False)
+    with _quiet():
+        _config(source, model_id, revision)  # says in one line if there is no such model
+        tokenizer = _tokenizer(source, revision)
+    if tokenizer is None:
+        raise InputError(f"model.id = '{model_id}': has no tokenizer, which prompts of text need")
+    return tokenizer
+
+
+def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
+    """A model's token ids as text, for people to read; None where its tokenizer is not to be had here."""
+    try:
+        with _quiet():
+            tokenizer = _tokenizer(_source(model_id, weights=False), revision)
+    except InputError:
+        return None
+    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+
+
 def rows_are_invariant(network: nn.Module, device: str) -> bool:
     """Start-up self-test: do a row's matrix products and activations depend on how many rows stand beside it?
 
@@ -103,15 +126,14 @@ def rows_are_invariant(network: nn.Module, device: str) -> bool:
     return True
 
 
-def _source(model_id: str) -> str:
+def _source(model_id: str, *, weights: bool = True) -> str:
     if model_id == EMBEDDED_ID:
         return str(EMBEDDED_FOLDER)
     folder = Path(model_id)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"model.id = '{model_id}': the folder has no config.json")
-        weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-        if not weights:
+        if weights and not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
             raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
         return str(folder)
     if model_id.startswith((".", "/", "~")):

@@ -1,51 +1,110 @@
-"""Document sources: where a stratum's prompts come from."""
+"""Document sources: which there are, and which of a source's documents a stratum takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import count
+from collections import deque
+from collections.abc import Callable
 
-from generator.embedded import documents as embedded
-from schema.document import SPLITS, Document, split_of
+from generator.documents.embedded import EmbeddedSource
+from generator.documents.helmet import HelmetSource
+from generator.documents.jsonl import JsonlSource
+from generator.documents.prompts import Tokenizer
+from generator.documents.ruler import RulerSource
+from generator.documents.source import Candidate, DocumentSource, where
+from schema.document import SPLITS, Document, part_of, split_of
 from schema.errors import InputError, nearest
 from schema.study import DocumentsSection
 
-SOURCES: dict[str, tuple[str, ...]] = {"embedded": embedded.TASKS}
+SOURCES: dict[str, DocumentSource] = {
+    "embedded": EmbeddedSource(),
+    "ruler": RulerSource(),
+    "helmet": HelmetSource(),
+    "jsonl": JsonlSource(),
+}
+_OPTIONAL_KEYS = ("path", "shots", "chat_template")
 
 
-def stratum_documents(section: DocumentsSection, seed: int) -> dict[str, list[Document]]:
+def stratum_documents(
+    section: DocumentsSection, seed: int, tokenizer: Callable[[], Tokenizer] | None = None
+) -> dict[str, list[Document]]:
     """The stratum's documents by split: ``development`` and ``evaluation`` of them, in the source's own order.
 
-    Which split a document belongs to is a function of its cluster's name alone, so asking for more documents adds new
-    ones and moves none. InputError for an unknown source, task or length.
+    ``tokenizer`` gives the model's tokenizer and is called for sources of text alone. InputError for an unknown
+    source, task or length, a missing or faulty file, and a source that has too few documents.
+    """
+    chosen = choose_candidates(section, seed)
+    source = SOURCES[section.source]
+    loaded = tokenizer() if source.reads_text and tokenizer is not None else None
+    made = iter(source.documents(section, [item for split in SPLITS for item in chosen[split]], loaded, seed))
+    return {split: [next(made) for _ in chosen[split]] for split in SPLITS}
+
+
+def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Candidate]]:
+    """Which documents the stratum takes, by split, before any is made; its tasks take turns.
+
+    Which split and which part of the source a document belongs to are functions of its cluster's name alone, so asking
+    for more documents adds new ones and moves none.
     """
     check_source(section)
-    wanted = {"development": section.development, "evaluation": section.evaluation}
-    chosen: dict[str, list[Document]] = {split: [] for split in SPLITS}
-    for document in _candidates(section, seed):
-        split = split_of(document.cluster)
-        if len(chosen[split]) < wanted[split]:
-            chosen[split].append(replace(document, stratum=section.stratum_name))
-        if all(len(chosen[split]) == wanted[split] for split in SPLITS):
-            return chosen
-    raise AssertionError  # candidates never end
+    source = SOURCES[section.source]
+    lines = [_Line(section, source, task, seed) for task in section.tasks or [""]]
+    chosen: dict[str, list[Candidate]] = {}
+    for split, wanted in (("development", section.development), ("evaluation", section.evaluation)):
+        taken: list[Candidate] = []
+        turns = deque(lines)
+        while turns and len(taken) < wanted:
+            line = turns.popleft()
+            if (candidate := line.take(split)) is not None:
+                taken.append(candidate)
+                turns.append(line)
+        if len(taken) < wanted:
+            clusters = len({candidate.cluster for candidate in taken})
+            part = "" if section.part == "1/1" else f" in part {section.part}"
+            raise InputError(
+                f"{where(section)}: {split} = {wanted}, but the source has {len(taken)} document(s) in {clusters} "
+                f"cluster(s) on the {split} side of the split{part}"
+            )
+        chosen[split] = taken
+    return chosen
 
 
 def check_source(section: DocumentsSection) -> None:
-    """InputError unless the source can make the section's tasks at its length."""
-    where = f"documents '{section.stratum_name}'"
+    """InputError unless the source can make the section's tasks with its keys, as far as that shows without data."""
     if section.source not in SOURCES:
-        raise InputError(f"{where}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
+        raise InputError(f"{where(section)}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
+    source = SOURCES[section.source]
+    for key in _OPTIONAL_KEYS:
+        given = getattr(section, key) is not None
+        if given and key not in source.takes:
+            raise InputError(f"{where(section)}: source '{section.source}' takes no '{key}'")
+        if not given and key in source.needs:
+            raise InputError(f"{where(section)}: source '{section.source}' needs '{key}'; {source.summary}")
+    if source.tasks and not section.tasks:
+        raise InputError(f"{where(section)}: tasks is missing; source '{section.source}': {', '.join(source.tasks)}")
     for task in section.tasks:
-        if task not in SOURCES[section.source]:
-            raise InputError(f"{where}: unknown task '{task}'; {nearest(task, SOURCES[section.source])}")
-    if section.length not in embedded.LENGTHS:
-        lengths = ", ".join(map(str, embedded.LENGTHS))
-        raise InputError(f"{where}: length {section.length}: the embedded source makes {lengths} tokens")
+        if not source.tasks:
+            raise InputError(f"{where(section)}: source '{section.source}' takes no tasks; remove '{task}'")
+        if task not in source.tasks:
+            raise InputError(f"{where(section)}: unknown task '{task}'; {nearest(task, source.tasks)}")
+        if section.tasks.count(task) > 1:
+            raise InputError(f"{where(section)}: task '{task}' stands there twice")
+    source.check(section)
 
 
-def _candidates(section: DocumentsSection, seed: int) -> Iterator[Document]:
-    for index in count():
-        task = section.tasks[index % len(section.tasks)]
-        yield embedded.make_document(task, section.length, index, seed)
+class _Line:
+    """One task's candidates in their order, waiting for their split's turn."""
+
+    def __init__(self, section: DocumentsSection, source: DocumentSource, task: str, seed: int) -> None:
+        self._candidates = source.candidates(section, task, seed)
+        self._which, self._parts = section.part_of_clusters
+        self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
+
+    def take(self, split: str) -> Candidate | None:
+        """The split's next candidate; None where there is none left."""
+        while not self._waiting[split]:
+            candidate = next(self._candidates, None)
+            if candidate is None:
+                return None
+            if part_of(candidate.cluster, self._parts) == self._which:
+                self._waiting[split_of(candidate.cluster)].append(candidate)
+        return self._waiting[split].popleft()

@@ -29,9 +29,10 @@ def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like th
 def run(study: str | Path, store: str | Path | None = None) -> Path:
     """Run a study file to its report, resuming where it stopped; returns the report's path.
 
-    ``store`` defaults to ``stores/NAME`` in the working folder. Raises the errors of ``schema.errors``.
+    A file with several models has a report for each; the last one's path is returned. ``store`` defaults to
+    ``stores/NAME`` in the working folder. Raises the errors of ``schema.errors``.
     """
-    from kvdrift.running import run_study
-    from schema.study import load_study
+    from kvdrift.running import run_studies
+    from schema.study import load_studies
 
-    return run_study(load_study(Path(study)), store).report
+    return run_studies(load_studies(Path(study)), store).reports[-1]

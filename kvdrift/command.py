@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -52,23 +53,24 @@ def run(
 ) -> None:
     """Run a study from its documents to its report; goes on where it stopped."""
     from kvdrift.console import ConsoleProgress
-    from kvdrift.running import default_location, run_study
-    from schema.study import load_study
+    from kvdrift.running import default_location, run_studies
+    from schema.study import load_studies
 
-    loaded = load_study(study)
+    loaded = load_studies(study)
     if dry_run:
         from kvdrift.dry_run import describe_study
 
-        typer.echo(describe_study(loaded, store or default_location(loaded)))
+        typer.echo("\n".join(describe_study(one, store or default_location(one)) for one in loaded))
         return
     from flows.progress import listening
 
     with ConsoleProgress() as console, listening(console):
-        outcome = run_study(loaded, store)
+        outcome = run_studies(loaded, store)
     if not outcome.did_something:
-        typer.echo(f"study '{loaded.name}' is finished: nothing to do")
+        typer.echo(f"study '{loaded[0].name}' is finished: nothing to do")
     typer.echo(f"store:  {outcome.location}")
-    typer.echo(f"report: {outcome.report}")
+    for page in outcome.reports:
+        typer.echo(f"report: {page}")
 
 
 @app.command()
@@ -103,6 +105,25 @@ def sql(
 
 
 @app.command()
+def ingest(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Parquet or Arrow IPC files of events, or folders of them.")
+    ],
+    store: Annotated[str, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; made if missing.")],
+    documents: Annotated[
+        Path | None,
+        typer.Option(
+            "--documents", metavar="FILE", help="CSV, JSONL or Parquet: doc, stratum, split, and what is known."
+        ),
+    ] = None,
+) -> None:
+    """Append events that another generator made, after checking every one of them."""
+    from kvdrift.ingesting import ingest_files
+
+    raise typer.Exit(ingest_files(files, store, documents))
+
+
+@app.command()
 def derive(
     store: StoreArgument,
     runner: Annotated[str, typer.Option("--runner", help="Beam runner: FnApiRunner, DaskRunner, …")] = "FnApiRunner",
@@ -117,17 +138,20 @@ def derive(
 
 @app.command()
 def analyze(store: StoreArgument) -> None:
-    """Bootstrap every planned study of a store whose estimates are not up to date."""
+    """Bootstrap every study of a store whose estimates are not up to date; without a frozen plan, as exploratory."""
     from flows.progress import listening
-    from flows.stages import analyze_plan
+    from flows.stages import analyze_stored
     from kvdrift.console import ConsoleProgress
     from schema.store import Store
 
     opened = Store.open(store)
+    studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
+    if not studies:
+        raise InputError(f"{opened.location}: the store holds no study yet")
     with ConsoleProgress() as console, listening(console):
-        for plan in opened.read("plans").to_pylist():
-            count = analyze_plan(opened, plan["study"], plan["model"])
-            typer.echo(f"{plan['study']}: " + (f"{count} estimates" if count else "estimates are up to date"))
+        for study, model in sorted(studies):
+            count = analyze_stored(opened, study, model)
+            typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
 
 
 @app.command()
@@ -137,11 +161,16 @@ def report(
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder; STORE/report/NAME by default.")
     ] = None,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
+    ] = "html",
 ) -> None:
     """Write the report of a store's studies: one page each, with figures and tables as files."""
+    # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from kvdrift.reporting import report_store
 
-    for page in report_store(store, output, study):
+    for page in report_store(store, output, study, output_format):
         typer.echo(f"report: {page}")
 
 

@@ -27,11 +27,16 @@ def _selectors() -> list[tuple[str, str]]:
 
 
 def _tasks() -> list[tuple[str, str]]:
-    from generator.embedded.documents import LENGTHS
     from generator.sources import SOURCES
 
-    lengths = ", ".join(map(str, LENGTHS))
-    return [(f"{source}: {task}", f"lengths {lengths}") for source, tasks in SOURCES.items() for task in tasks]
+    rows = []
+    for name, source in SOURCES.items():
+        rows.append((name, source.summary))
+        rows += [
+            (f"{name}: {task}", "made here, from a seed" if source.makes(task) else "from files")
+            for task in source.tasks
+        ]
+    return rows
 
 
 def _views() -> list[tuple[str, str]]:

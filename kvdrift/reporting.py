@@ -6,13 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.generation import study_model
-from flows.stages import report_folder, write_report
+from flows.stages import model_folder, report_folder, write_report
+from generator.models import EMBEDDED_ID, load_tokenizer
 from schema.errors import InputError, KvdriftError, nearest
 from schema.store import Store
 
+REPORT_FORMATS = ("html", "latex")
 
-def report_store(location: str, output: Path | None, study: str | None) -> list[Path]:
-    """Write the report of each study (or of one) of a store; returns the pages."""
+
+def report_store(location: str, output: Path | None, study: str | None, output_format: str = "html") -> list[Path]:
+    """Write the report of each study (or of one) of a store; returns the pages.
+
+    The format ``html`` is the page, its figures and its tables as CSV; ``latex`` adds every table as a .tex file.
+    """
+    if output_format not in REPORT_FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
     store = Store.open(location)
     studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
     chosen = sorted(pair for pair in studies if study in {None, pair[0]})
@@ -22,14 +30,24 @@ def report_store(location: str, output: Path | None, study: str | None) -> list[
         raise InputError(f"no study '{study}' in {store.location}; {hint}" if study else f"{store.location}: {hint}")
     pages = []
     for name, model in chosen:
-        folder = report_folder(store, name) if output is None else output if len(chosen) == 1 else output / name
-        pages.append(write_report(store, name, model, folder, token_text=_token_text(model)))
+        several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own
+        if output is None:
+            folder = report_folder(store, name, model if several else None)
+        elif len(chosen) == 1:
+            folder = output
+        else:
+            folder = output / name / model_folder(model) if several else output / name
+        tex = output_format == "latex"
+        pages.append(write_report(store, name, model, folder, token_text=_token_text(model), latex=tex))
     return pages
 
 
 def _token_text(model: str) -> Callable[[int], str] | None:
-    """The model's tokens as text where its tokenizer can be had here, else None: then ids are shown."""
+    """The model's tokens as text where its tokenizer is on this machine, else None: then ids are shown."""
     try:
-        return study_model(model, "cpu", "float32", None).token_text
+        if model == EMBEDDED_ID:
+            return study_model(model, "cpu", "float32", None).token_text
+        tokenizer = load_tokenizer(model)
     except KvdriftError:
         return None
+    return lambda token: str(tokenizer.decode([token]))

@@ -10,9 +10,9 @@ from schema.study import Study
 
 @dataclass(frozen=True)
 class StudyRun:
-    """What a run came to: the report, the store, and whether anything was left to do."""
+    """What a run came to: the report of each model, the store, and whether anything was left to do."""
 
-    report: Path
+    reports: list[Path]
     location: str
     did_something: bool
 
@@ -22,27 +22,29 @@ def default_location(study: Study) -> str:
     return str(Path("stores") / study.name)
 
 
-def run_study(study: Study, store: str | Path | None = None) -> StudyRun:
-    """Run a study to its report, or find it finished."""
-    location = str(store) if store is not None else default_location(study)
+def run_studies(studies: list[Study], store: str | Path | None = None) -> StudyRun:
+    """Run the studies of one file, one to a model, to their reports, or find them finished."""
+    location = str(store) if store is not None else default_location(studies[0])
     if "://" not in location:
         location = str(Path(location).absolute())
 
     from flows import stages
 
-    stages.check_before_writing(study)
-    if stages.is_finished(study, location):
+    for study in studies:
+        stages.check_before_writing(study)
+    if all(stages.is_finished(study, location) for study in studies):
         from schema.store import Store
 
-        page = stages.report_folder(Store.open(location), study.name) / "index.html"
-        return StudyRun(page, location, did_something=False)
+        opened = Store.open(location)
+        pages = [stages.report_folder_of(study, opened) / "index.html" for study in studies]
+        return StudyRun(pages, location, did_something=False)
 
     from flows.orchestration import orchestration
 
-    stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
+    for study in studies:
+        stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
     home = Path.home() / ".prefect" if "://" in location else Path(location) / ".prefect"
     with orchestration(home):
         from flows.study_flow import study_flow
 
-        page = study_flow(study, location)
-    return StudyRun(page, location, did_something=True)
+        return StudyRun(study_flow(studies, location), location, did_something=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from report.estimates import ESTIMATE_COLUMNS, Estimate
-from report.numbers import MISSING, decimals_for, interval, level, point
+from report.numbers import MISSING, decimals_for, interval, level, point, published
 from report.quantities import EXPLORATORY, PRIMARY, QUANTITIES, Unit
 
 _STANDINGS = {
@@ -21,12 +21,13 @@ _STANDINGS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, a second quieter line under it, and a mark for its standing in the plan."""
+    """One cell: its text, a quieter line under it, a mark for its standing in the plan, and the paper's number."""
 
     text: str
     under: str = ""
     mark: str = ""
     left: bool = False
+    published: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def estimate_cell(estimate: Estimate, unit: Unit, decimals: int, mark: str = "")
     """An estimate with its interval under it."""
     if estimate.estimate is None:
         return Cell(MISSING)
-    return Cell(point(estimate, unit, decimals), interval(estimate, unit, decimals), mark)
+    beside = published(estimate, unit, decimals)
+    return Cell(point(estimate, unit, decimals), interval(estimate, unit, decimals), mark, published=beside)
 
 
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 
 from report.quantities import EXPLORATORY, POINT_VIEWS, POOLED, PRESPECIFIED, PRIMARY, PointView
 from report.source import Row, StudyRows
 
 _Series = tuple[str, str, str, str | None]
+_Place = tuple[str, str, str, str | None, int | None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that the paper prints, as a fraction or in tokens, with its interval where it prints one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number of the page with its interval and status; what is unknown is None."""
+    """One number of the page with its interval and status, and the paper's beside it; what is unknown is None."""
 
     stratum: str
     action: str
@@ -29,6 +39,9 @@ class Estimate:
     documents: int | None = None
     family: str | None = None
     status: str | None = None
+    published: float | None = None
+    published_low: float | None = None
+    published_high: float | None = None
 
     @property
     def has_interval(self) -> bool:
@@ -87,6 +100,32 @@ class Estimates:
             for series in sorted(self._series, key=lambda key: (key[0], key[1] != POOLED, *key[1:3], key[3] or ""))
             for x in sorted(self._series[series], key=lambda x: -1 if x is None else x)
         ]
+
+    def known(self, *quantities: str) -> bool:
+        """Whether any of these quantities has a number anywhere."""
+        return any(
+            row.estimate is not None
+            for key, series in self._series.items() if key[0] in quantities
+            for row in series.values()
+        )  # fmt: skip
+
+    def compared(self, published: Mapping[_Place, Published]) -> Estimates:
+        """The same with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
+        rows = []
+        for row in self.all():
+            found = published.get((row.quantity, row.stratum, row.action, row.baseline, row.x))
+            if found is None:
+                rows.append(row)
+            else:
+                rows.append(replace(row, published=found.value, published_low=found.low, published_high=found.high))
+        made = Estimates(rows)
+        made.stale = self.stale
+        return made
+
+    @property
+    def have_published(self) -> bool:
+        """Whether any estimate has the paper's number beside it."""
+        return any(row.published is not None for series in self._series.values() for row in series.values())
 
     @property
     def have_intervals(self) -> bool:

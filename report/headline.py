@@ -14,6 +14,7 @@ from report.facts import Facts
 from report.numbers import MISSING, fixed, in_text
 from report.quantities import DIFFERENCE, Unit
 
+_HALF = 0.5
 _TERMS = {
     "exposure_share": "exposure, the time spent apart",
     "rate_share": "rate, mismatches while apart",
@@ -35,6 +36,23 @@ def sentences(estimates: Estimates, facts: Facts, actions: list[str], baseline: 
     if not others:
         return [_alone(estimates, facts, baseline)]
     return [_contrast(estimates, facts, action, baseline, first=action == others[0]) for action in others]
+
+
+def exposure_sentence(estimates: Estimates, actions: list[str], baseline: str, strata: list[str]) -> str:
+    """In how many of the stratum-level decompositions exposure is the larger part, and the range of its share."""
+    shares = [
+        estimates.get("exposure_share", action, baseline, stratum=stratum).estimate
+        for action in actions for stratum in strata
+    ]  # fmt: skip
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ""
+    larger = sum(share > _HALF for share in known)
+    low, high = (fixed(100 * share, 1) for share in (min(known), max(known)))
+    return (
+        f"In {larger} of {len(known)} decompositions by stratum and contrast exposure is more than half of the gap; "
+        f"its share goes from {low}% to {high}%."
+    )
 
 
 def _alone(estimates: Estimates, facts: Facts, action: str) -> Sentence:

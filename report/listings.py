@@ -9,6 +9,11 @@ from report.estimates import Estimate, Estimates
 from report.numbers import MISSING, count, decimals_for, level
 from report.quantities import DIFFERENCE, POOLED, PRIMARY, Unit, known_quantity
 
+_UNCALIBRATED = (
+    "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
+    "full_minus_flat_extrapolation",
+)  # fmt: skip
+
 
 def differences_table(estimates: Estimates, actions: Sequence[str], baseline: str) -> Table | None:
     """Paired differences to the baseline of quantities other than R, one per row; None where there are none."""
@@ -17,12 +22,26 @@ def differences_table(estimates: Estimates, actions: Sequence[str], baseline: st
         for row in estimates.all()
         if row.quantity.endswith(DIFFERENCE) and row.baseline == baseline and row.stratum == POOLED
     }
-    series = {name: [estimates.get(name, action, baseline) for action in actions] for name in found}
+    return _contrast_rows("differences", f"Other differences to {baseline}", estimates, list(found), actions, baseline)
+
+
+def uncalibrated_table(estimates: Estimates, actions: Sequence[str], baseline: str) -> Table | None:
+    """The gap in R beside its two uncalibrated stand-ins, and what each of them misses; None where there are none."""
+    names = [name for name in _UNCALIBRATED if estimates.known(name)]
+    if "flat_extrapolation_gap" not in names:
+        return None
+    return _contrast_rows("uncalibrated", "Uncalibrated predictions", estimates, names, actions, baseline)
+
+
+def _contrast_rows(
+    name: str, title: str, estimates: Estimates, quantities: Sequence[str], actions: Sequence[str], baseline: str
+) -> Table | None:
+    series = {quantity: [estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities}
     listed = [row for entries in series.values() for row in entries]
     mark = marks(listed)
     rows = []
-    for name, entries in series.items():
-        known = known_quantity(name)
+    for quantity, entries in series.items():
+        known = known_quantity(quantity)
         if known is None:
             continue
         decimals = decimals_for(entries, known.unit)
@@ -33,11 +52,11 @@ def differences_table(estimates: Estimates, actions: Sequence[str], baseline: st
     if not rows:
         return None
     return Table(
-        name="differences",
-        title=f"Other differences to {baseline}",
-        columns=(label_column("difference"), label_column("unit"), *(Column(action) for action in actions)),
+        name=name,
+        title=title,
+        columns=(label_column("quantity"), label_column("unit"), *(Column(action) for action in actions)),
         rows=tuple(rows),
-        note=status_note(listed),
+        note=f"Differences to {baseline}. {status_note(listed)}",
         records=tuple(row.as_row() for row in listed),
     )
 

@@ -28,7 +28,12 @@ def fixed(value: float | None, decimals: int) -> str:
 
 def decimals_for(estimates: Iterable[Estimate], unit: Unit) -> int:
     """Decimals for a column: one from 10 on, two below, so that small fractions keep three digits."""
-    sizes = [abs(row.estimate) * unit.factor for row in estimates if row.estimate is not None]
+    return decimals_of([row.estimate for row in estimates], unit.factor)
+
+
+def decimals_of(values: Iterable[float | None], factor: float) -> int:
+    """The same for plain values, each printed times ``factor``."""
+    sizes = [abs(value) * factor for value in values if value is not None]
     return 2 if sizes and max(sizes) < 10 else 1
 
 
@@ -42,6 +47,11 @@ def interval(estimate: Estimate, unit: Unit, decimals: int) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f"[{fixed(estimate.low * unit.factor, decimals)}, {fixed(estimate.high * unit.factor, decimals)}]"
+
+
+def published(estimate: Estimate, unit: Unit, decimals: int) -> str:
+    """The paper's number as it stands under ours; empty where there is none."""
+    return "" if estimate.published is None else f"published {fixed(estimate.published * unit.factor, decimals)}"
 
 
 def in_text(estimate: Estimate, unit: Unit) -> str:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 
-from report import figures, tables
-from report.blocks import Table, write_records
-from report.canvas import action_styles, drawing, save
+from report.blocks import write_records
+from report.calibration import read_calibration
+from report.canvas import drawing, save
+from report.depth import read_depths
 from report.estimates import ESTIMATE_COLUMNS, Estimates, read_estimates
 from report.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
-from report.headline import sentences
-from report.listings import differences_table, other_table, primary_table
+from report.headline import exposure_sentence, sentences
+from report.latex import write_tex
 from report.plan_rows import plan_rows
+from report.published import read_published
 from report.quantities import POOLED
+from report.sections import Material, drawings, sections, tables
 from report.source import Provenance, StudyRows, ViewSource
-from report.study_tables import actions_table, documents_table, study_rows
+from report.study_tables import study_rows
 from report.trajectories_text import read_examples
 from schema.errors import InputError, nearest
 
@@ -36,8 +37,11 @@ def build_report(
     token_text: Callable[[int], str] | None = None,
     example_strata: int = 3,
     provenance: Provenance | None = None,
+    latex: bool = False,
 ) -> Path:
     """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``; return the page's path.
+
+    Every table is a CSV file too, and with ``latex`` also a ``.tex`` file for the package booktabs.
 
     Contrasts are to ``baseline``, else to the plan's, else to the action with the least mismatch. ``token_text`` turns
     a token id into what a person reads; without it the ids are shown. ``example_strata`` = 0 leaves examples out.
@@ -50,17 +54,31 @@ def build_report(
         raise InputError(f"study '{study}' has no action besides full-retention controls: nothing to report")
     split = _split(source)
     estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None)
+    published = read_published(source, facts)
+    estimates = estimates.compared(published.numbers)
     chosen, why = _baseline(facts, estimates, baseline)
     actions = [chosen, *(action for action in facts.compared if action != chosen)]
-    support = source.of("branch_windows", split=split)
+    material = Material(
+        facts=facts,
+        estimates=estimates,
+        actions=actions,
+        support=source.of("branch_windows", split=split),
+        depths=read_depths(source, split, actions, chosen),
+        calibration=read_calibration(source, actions, chosen),
+        published=published,
+    )
 
     for part in ("figures", "tables"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    drawn = _draw(estimates, facts, actions, chosen, folder / "figures")
-    tabled = _tables(estimates, facts, actions, chosen, support)
+    with drawing():
+        drawn = {
+            name: save(draw(), name, folder / "figures", text) for name, (text, draw) in drawings(material).items()
+        }
+    tabled = tables(material)
     for table in tabled.values():
-        if table is not None:
-            table.write_csv(folder / "tables")
+        table.write_csv(folder / "tables")
+        if latex:
+            write_tex(table, folder / "tables")
     write_records(folder / "tables" / "estimates.csv", [row.as_row() for row in estimates.all()], ESTIMATE_COLUMNS)
 
     page = folder / "index.html"
@@ -77,6 +95,10 @@ def build_report(
             study_rows=study_rows(facts, estimates, actions),
             figures=drawn,
             tables=tabled,
+            shown=sections(material),
+            exposure=exposure_sentence(estimates, actions[1:], chosen, facts.strata),
+            published=published,
+            latex=latex,
             added=[row["action"] for row in facts.actions if not (row["prespecified"] or row["control"])],
             plan=plan_rows(facts.plan.content) if facts.plan else [],
             examples=read_examples(source, facts, actions, token_text or str, example_strata, split),
@@ -107,67 +129,6 @@ def _baseline(facts: Facts, estimates: Estimates, asked: str | None) -> tuple[st
     known = {action: estimates.get("mismatch", action).estimate for action in facts.compared}
     least = min(facts.compared, key=lambda action: (known[action] is None, known[action] or 0.0, natural(action)))
     return least, "the action with the least mismatch"
-
-
-def _draw(estimates: Estimates, facts: Facts, actions: list[str], baseline: str, folder: Path) -> dict[str, str]:
-    styles = action_styles(actions)
-    others = actions[1:]
-    plans: dict[str, tuple[str, Callable[[], Figure]]] = {
-        "entry_cdf": (
-            "Share of continuations that have diverged by each position, one curve per action",
-            lambda: figures.entry_cdf(estimates, styles, facts.windows),
-        ),
-        "two_clocks": (
-            "Total variation by generation position and by lag after divergence, with block gaps and late minus early",
-            lambda: figures.two_clocks(estimates, styles, baseline, facts.windows),
-        ),
-    }
-    if others:
-        bars = [figures.GapBar(action, action, baseline) for action in others]
-        plans["gap_terms"] = (
-            f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence terms",
-            lambda: figures.gap_terms(estimates, bars),
-        )
-    if others and len(facts.strata) > 1:
-        by_stratum = [
-            figures.GapBar(f"{stratum} · {action}" if len(others) > 1 else stratum, action, baseline, stratum)
-            for action in others
-            for stratum in facts.strata
-        ]
-        plans["gap_terms_by_stratum"] = (
-            f"The same gap to {baseline} in each stratum",
-            lambda: figures.gap_terms(estimates, by_stratum),
-        )
-    with drawing():
-        return {name: save(draw(), name, folder, text) for name, (text, draw) in plans.items()}
-
-
-def _tables(
-    estimates: Estimates, facts: Facts, actions: list[str], baseline: str, support: list[dict[str, Any]]
-) -> dict[str, Table | None]:
-    strata, others, windows = facts.strata, actions[1:], facts.windows
-    made: list[Table | None] = [
-        documents_table(facts),
-        actions_table(facts, actions),
-        tables.decomposition_table(estimates, actions),
-        tables.decomposition_table(estimates, actions, strata, name="decomposition_by_stratum"),
-        tables.branch_table(estimates, actions, support),
-        tables.branch_table(estimates, actions, support, strata, name="branch_by_stratum"),
-        tables.block_table(estimates, actions, windows),
-        tables.eos_table(estimates, actions),
-        tables.saturation_table(estimates, actions),
-        primary_table(estimates),
-        other_table(estimates),
-    ]
-    if others:
-        made += [
-            tables.gap_table(estimates, others, baseline),
-            differences_table(estimates, others, baseline),
-            tables.gap_table(estimates, others, baseline, strata, name="gap_by_stratum"),
-            tables.block_gap_table(estimates, others, baseline, windows),
-            tables.eos_contrast_table(estimates, others, baseline),
-        ]
-    return {table.name: table for table in made if table is not None}
 
 
 def _environment() -> jinja2.Environment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from report.blocks import Cell, Column, Table, estimate_table, label_column, quantity_column, text_cell
 from report.estimates import Estimate, Estimates
@@ -18,9 +18,9 @@ DECOMPOSITION = (
     "mean_entry",
 )  # fmt: skip
 GAP = ("gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share")
-WINDOWS = (
-    "cohort_fraction", "early", "late", "late_minus_early", "early_pre_eos", "late_pre_eos",
-    "late_minus_early_pre_eos",
+WINDOWS = ("cohort_fraction", "early", "late", "late_minus_early")
+PRE_EOS = (
+    "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
 )  # fmt: skip
 EOS_CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos", "eos_related", "eos_share")
 SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
@@ -52,6 +52,40 @@ def gap_table(
     return estimate_table(name, f"Gap to {baseline}", _ACTION, columns, rows, note=note)
 
 
+def entry_table(
+    estimates: Estimates,
+    actions: Sequence[str],
+    windows: Windows,
+    strata: Sequence[str] = (POOLED,),
+    *,
+    name: str = "entry",
+) -> Table:
+    """The share of continuations that have diverged by the end of block 1, the cohort's bound and H, and mean entry."""
+    bounds = list(dict.fromkeys(t for t in (windows.first_block_last, windows.cohort_bound, windows.horizon) if t >= 1))
+    columns = [quantity_column("entry_cdf", f"P(τ\u00a0≤\u00a0{count(bound)})") for bound in bounds]
+    columns.append(quantity_column("mean_entry"))
+    rows = [
+        (
+            group,
+            [text_cell(action)],
+            [
+                *(estimates.get("entry_cdf", action, stratum=stratum, x=bound) for bound in bounds),
+                estimates.get("mean_entry", action, stratum=stratum),
+            ],
+        )
+        for stratum, group in _groups(strata)
+        for action in actions
+    ]
+    return estimate_table(name, "Entry into divergence", _ACTION, columns, rows)
+
+
+def pre_eos_table(
+    estimates: Estimates, actions: Sequence[str], strata: Sequence[str] = (POOLED,), *, name: str = "branch_pre_eos"
+) -> Table:
+    """The branch clock's windows from steps before either EOS alone, and how many steps of the cohort those are."""
+    return _per_action(name, "Branch clock before either EOS", estimates, actions, PRE_EOS, strata)
+
+
 def branch_table(
     estimates: Estimates,
     actions: Sequence[str],
@@ -59,14 +93,17 @@ def branch_table(
     strata: Sequence[str] = (POOLED,),
     *,
     name: str = "branch",
+    published: Mapping[tuple[str, str], str] | None = None,
 ) -> Table:
-    """Early, late and late − early δ in each action's cohort, with the cohort's support."""
+    """Early, late and late − early δ in each action's cohort, with the cohort's support, ours and the paper's."""
     paths = {(row["stratum"], row["action"]): f"{count(row['documents'])} / {count(row['paths'])}" for row in support}
+    printed = published or {}
     rows: list[tuple[str, Sequence[Cell], Sequence[Estimate | Cell]]] = []
     for stratum, group in _groups(strata):
         for action in actions:
             entries: list[Estimate | Cell] = [estimates.get(name, action, stratum=stratum) for name in WINDOWS]
-            entries.insert(1, Cell(paths.get((stratum, action), MISSING)))
+            beside = printed.get((stratum, action), "")
+            entries.insert(1, Cell(paths.get((stratum, action), MISSING), published=beside and f"published {beside}"))
             rows.append((group, [text_cell(action)], entries))
     columns = [quantity_column(quantity) for quantity in WINDOWS]
     columns.insert(1, Column("documents / paths", "", "support of the cohort"))
@@ -88,16 +125,26 @@ def block_table(estimates: Estimates, actions: Sequence[str], windows: Windows) 
     return estimate_table("generation_blocks", "Generation clock: blocks of positions", _ACTION, columns, rows)
 
 
-def block_gap_table(estimates: Estimates, actions: Sequence[str], baseline: str, windows: Windows) -> Table:
+def block_gap_table(
+    estimates: Estimates,
+    actions: Sequence[str],
+    baseline: str,
+    windows: Windows,
+    strata: Sequence[str] = (POOLED,),
+    *,
+    name: str = "generation_gaps",
+) -> Table:
     """Gaps in δ to the baseline by block, and how they change."""
     columns = [quantity_column("generation_gap", f"g, {_span(block)}") for block in windows.blocks]
     columns.append(quantity_column("generation_gap_change"))
     rows = []
-    for action in actions:
-        gaps = [estimates.get("generation_gap", action, baseline, x=x) for x in (1, 2, 3)]
-        rows.append(("", [text_cell(action)], [*gaps, estimates.get("generation_gap_change", action, baseline)]))
+    for stratum, group in _groups(strata):
+        for action in actions:
+            gaps = [estimates.get("generation_gap", action, baseline, stratum=stratum, x=x) for x in (1, 2, 3)]
+            change = estimates.get("generation_gap_change", action, baseline, stratum=stratum)
+            rows.append((group, [text_cell(action)], [*gaps, change]))
     note = f"Differences to {baseline}; Δg is the last block’s gap less the first’s."
-    return estimate_table("generation_gaps", "Generation clock: gaps by block", _ACTION, columns, rows, note=note)
+    return estimate_table(name, "Generation clock: gaps by block", _ACTION, columns, rows, note=note)
 
 
 def eos_table(estimates: Estimates, actions: Sequence[str]) -> Table:
@@ -118,20 +165,34 @@ def eos_table(estimates: Estimates, actions: Sequence[str]) -> Table:
     return estimate_table("eos_partition", "EOS partition", _ACTION, columns, rows)
 
 
-def eos_contrast_table(estimates: Estimates, actions: Sequence[str], baseline: str) -> Table:
+def eos_contrast_table(
+    estimates: Estimates,
+    actions: Sequence[str],
+    baseline: str,
+    strata: Sequence[str] = (POOLED,),
+    *,
+    name: str = "eos_contrasts",
+) -> Table:
     """How much of the difference in R (TV) − F to the baseline is tied to EOS."""
     rows = [
-        ("", [text_cell(action)], [estimates.get(quantity, action, baseline) for quantity in EOS_CONTRAST])
+        (
+            group,
+            [text_cell(action)],
+            [estimates.get(quantity, action, baseline, stratum=stratum) for quantity in EOS_CONTRAST],
+        )
+        for stratum, group in _groups(strata)
         for action in actions
     ]
     columns = [quantity_column(quantity) for quantity in EOS_CONTRAST]
     note = f"Differences to {baseline}. The EOS share may be negative."
-    return estimate_table("eos_contrasts", "EOS partition of the contrast", _ACTION, columns, rows, note=note)
+    return estimate_table(name, "EOS partition of the contrast", _ACTION, columns, rows, note=note)
 
 
-def saturation_table(estimates: Estimates, actions: Sequence[str], strata: Sequence[str] = (POOLED,)) -> Table:
+def saturation_table(
+    estimates: Estimates, actions: Sequence[str], strata: Sequence[str] = (POOLED,), *, name: str = "saturation"
+) -> Table:
     """Saturated positions and local agreement within the branch cohort."""
-    return _per_action("saturation", "Saturation and local agreement", estimates, actions, SATURATION, strata)
+    return _per_action(name, "Saturation and local agreement", estimates, actions, SATURATION, strata)
 
 
 def _per_action(

@@ -49,3 +49,11 @@ def split_of(cluster: str) -> str:
     """
     position = int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") / 2**64
     return "development" if position < DEVELOPMENT_FRACTION else "evaluation"
+
+
+def part_of(cluster: str, parts: int) -> int:
+    """The part, 1 to ``parts``, that a cluster belongs to: independent of its split, and as fixed as that.
+
+    Studies that take different parts of one source share no cluster.
+    """
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[8:16], "big") % parts + 1

@@ -2,7 +2,9 @@
 
 Each is averaged over a document's replicates, then over documents. The SQL view ``moments`` has one column for each
 scalar moment, ``position_moments`` and ``lag_moments`` one for each profile moment; ``stats`` resamples the same names.
-T, the early and late lags, the blocks, the run length and the threshold are the study's windows.
+T, the early and late lags, the blocks, the run length and the threshold are the study's windows. W is the last position
+of block 1: positions 1..W are what calibration observes of a trajectory (definitions, "Calibration"; 1..32 at H = 128).
+A mean over an empty window is null; a sum over one is 0, and so is the indicator of an event within it.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ SCALAR_MOMENTS: dict[str, str] = {
     "block_1_mismatch": "mean of I_t over block 1",
     "block_2_mismatch": "mean of I_t over block 2",
     "block_3_mismatch": "mean of I_t over block 3",
+    "prefix_mismatch": "sum_{t <= W} I_t / H",
+    "prefix_diverged": "1{tau <= W}",
+    "prefix_eos_x": "1{e_X <= W}",
+    "prefix_eos_y": "1{e_Y <= W}",
 }
 
 POSITION_MOMENTS: dict[str, str] = {

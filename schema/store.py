@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Store", "StoredFile", "Unit"]
 
 _DERIVED = ("trajectories", "steps")
-_KEYED = ("documents", "actions", "studies", "plans", "results")
+_KEYED = ("documents", "actions", "studies", "plans", "results", "calibration")
 _ROWS_APP_ID = "kvdrift.rows"
 
 
@@ -169,7 +169,7 @@ class Store:
         return count
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
-        """Append rows of a small keyed table (documents, actions, studies, plans, results); returns how many were new.
+        """Append rows of a small keyed table (one of ``_KEYED``); returns how many were new.
 
         Rows already there are skipped; nulls in key columns are equal to each other. InputError for a row whose key is
         there with other values, for rows not of the declared schema, and for any other table; then nothing is appended.

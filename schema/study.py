@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from schema.errors import InputError, nearest
 from schema.retention import Retention
@@ -44,19 +44,32 @@ class ModelSection(_Section):
 
 
 class DocumentsSection(_Section):
-    """``[[documents]]``: one stratum; ``development`` and ``evaluation`` say how many documents it has at most."""
+    """``[[documents]]``: one stratum; ``development`` and ``evaluation`` say how many documents it has at most.
+
+    Which of the optional keys a source takes or needs is the source's to say: ``generator.sources.check_source``.
+    """
 
     source: str
-    tasks: Annotated[list[str], Field(min_length=1)]
+    tasks: list[str] = []
     length: Positive
     development: Annotated[int, Field(ge=2)]
     evaluation: Annotated[int, Field(ge=2)]
     stratum: Name | None = None
+    path: str | None = None
+    part: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$")] = "1/1"
+    shots: Annotated[int, Field(ge=0)] | None = None
+    chat_template: bool | None = None
 
     @property
     def stratum_name(self) -> str:
         """The stratum's name; by default source and length, as in RULER-768."""
         return self.stratum or f"{self.source.upper()}-{self.length}"
+
+    @property
+    def part_of_clusters(self) -> tuple[int, int]:
+        """``part`` as (which, of how many): studies that take different parts of a source share no cluster."""
+        which, parts = self.part.split("/")
+        return int(which), int(parts)
 
 
 class ActionSection(_Section):
@@ -93,6 +106,7 @@ class PlanSection(_Section):
     documents_at_least: Positive = 2
     target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    family_size: Positive | None = None
     draws: Annotated[int, Field(ge=100)] = 10_000
     exploratory_draws: Annotated[int, Field(ge=100)] = 2_000
 
@@ -118,6 +132,7 @@ class Study(_Section):
     actions: Annotated[list[ActionSection], Field(min_length=1)]
     plan: PlanSection
     windows: WindowsSection = WindowsSection()
+    _several_models: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -133,6 +148,12 @@ class Study(_Section):
             for value in values:
                 if values.count(value) > 1:
                     raise InputError(f"{kind}: '{value}' stands there twice; give each its own name")
+        for part in self.documents:
+            which, parts = part.part_of_clusters
+            if which > parts:
+                raise InputError(
+                    f"documents '{part.stratum_name}': part = '{part.part}': write 1/{parts} to {parts}/{parts}"
+                )
         if POOLED in strata:
             raise InputError(f"strata: '{POOLED}' is the name of the rows that pool them; choose another")
         if CONTROL_ACTION in names:
@@ -174,6 +195,16 @@ class Study(_Section):
         """The study's name."""
         return self.study.name
 
+    @property
+    def several_models(self) -> bool:
+        """Whether the file names other models too, each with a ``Study`` of its own."""
+        return self._several_models
+
+    def as_one_of_several(self) -> Self:
+        """The same study, known to be one of a file's several."""
+        self._several_models = True
+        return self
+
     @cached_property
     def window_values(self) -> dict[str, int | float]:
         """All windows as the ``studies`` table holds them: halves, quarters and eighths of H are floors."""
@@ -195,13 +226,26 @@ class Study(_Section):
         deciding = {
             "study": self.study.model_dump(),
             "model": self.model.model_dump(),
-            "documents": [part.model_dump(exclude={"development", "evaluation"}) for part in self.documents],
+            # Where the files lie is no part of what they say: a document that changed is told by its prompt_sha256.
+            "documents": [part.model_dump(exclude={"development", "evaluation", "path"}) for part in self.documents],
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def load_study(path: Path) -> Study:
-    """Read and validate a study file; InputError, one line, names the file, the field and the nearest known name."""
+    """The study of a file that names one model, else as ``load_studies``; InputError if it names several."""
+    studies = load_studies(path)
+    if len(studies) > 1:
+        names = ", ".join(study.model.id for study in studies)
+        raise InputError(f"{path}: names {len(studies)} models ({names}), where one is wanted")
+    return studies[0]
+
+
+def load_studies(path: Path) -> list[Study]:
+    """Read and validate a study file: one study per ``[[model]]``, equal but for the model, or one for ``[model]``.
+
+    InputError, one line, names the file, the field and the nearest known name.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -210,12 +254,19 @@ def load_study(path: Path) -> Study:
         raise InputError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    models = content.get("model")
+    several = models if isinstance(models, list) and models else [models]
+    contents = [content if model is None else content | {"model": model} for model in several]
     try:
-        return Study.model_validate(content)
+        studies = [Study.model_validate(one) for one in contents]
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error.errors())}") from None
+    ids = [study.model.id for study in studies]
+    if twice := [model for model in ids if ids.count(model) > 1]:
+        raise InputError(f"{path}: model.id = '{twice[0]}' stands there twice")
+    return [study.as_one_of_several() for study in studies] if len(studies) > 1 else studies
 
 
 def _explain(problems: list[Any]) -> str:

@@ -251,6 +251,40 @@ RESULTS = Table(
     ),
 )
 
+CALIBRATION = Table(
+    "calibration",
+    "one candidate predictor of a contrast, judged on evaluation documents",
+    ("study", "model", "action", "baseline", "observation", "candidate", "events_version"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _ACTION,
+            _column("baseline", pa.string(), "the action that the contrast subtracts"),
+            _column("observation", pa.string(), "fixed_history: F; positions: what block 1 shows"),
+            _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
+            _column("selected", pa.bool_(), "least cross-validated error on development documents"),
+            _column("cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", null=True),
+            _column("documents", pa.int32(), "evaluation documents that both actions have"),
+            _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", null=True),
+            _column("predicted_gap", pa.float64(), "the same contrast predicted from the observation", null=True),
+            _column("error", pa.float64(), "gap - predicted_gap", null=True),
+            _column("low", pa.float64(), "lower end of the error's interval", null=True),
+            _column("high", pa.float64(), "upper end of the error's interval", null=True),
+            _column("level", pa.float64(), "coverage of the interval"),
+            _column("margin", pa.float64(), "an interval inside +-margin is equivalence"),
+            _column("decision", pa.string(), "equivalent, different or unresolved", null=True),
+            _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", null=True),
+            _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", null=True),
+            _column("draws", pa.int32(), "bootstrap draws"),
+            _column("status", pa.string(), "prespecified or exploratory"),
+            _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+            _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+        ]
+    ),
+)
+
 TABLES: dict[str, Table] = {
-    table.name: table for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS)
+    table.name: table
+    for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS, CALIBRATION)
 }

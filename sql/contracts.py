@@ -4,7 +4,7 @@ A contract is a TOML file of the view's name. ``keys`` are the columns whose mea
 below), ``[columns]`` the view's own ones in order, ``moments`` names a family of ``schema.moments`` that follows them.
 ``grain`` is the unique key, ``nullable`` lists the columns that may be null, ``[identities]`` are SQL predicates that
 hold on every row (which they may call ``view``), with the numerical tolerance in them. A staging view has only
-``table``: the rest is in ``schema.tables``.
+``table``: the rest is in ``schema.tables``, unless it states a ``grain`` of its own.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def _contract(view: str, text: str) -> Contract:
         return Contract(
             view=view,
             description=given["description"],
-            grain=table.key,
+            grain=tuple(given.get("grain", table.key)),
             columns={column.name: column.metadata[b"meaning"].decode() for column in table.schema},
             nullable=frozenset(column.name for column in table.schema if column.nullable),
+            identities=given.get("identities", {}),
         )
     moments = MOMENTS[given["moments"]] if "moments" in given else {}
     return Contract(

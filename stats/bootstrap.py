@@ -67,16 +67,19 @@ def resample(
     pooling = Pooling.of(moments, pairs)
     chosen = [quantity_named(name) for name in quantities]
     clusters = _Clusters(moments)
-    blocks: dict[str, list[Float]] = {name: [] for name in quantities}
+    values: dict[str, Float] = {}
     for block in range(first // BLOCK, -(-last // BLOCK)):
         start = block * BLOCK
         # A block is computed whole even if the range needs part of it: BLAS may round a product's last bit otherwise
         # for another number of rows.
         counts = clusters.counts(seed, start, start + BLOCK)
         inside = slice(max(first - start, 0), min(last - start, BLOCK))
+        place = slice(max(start - first, 0), min(start + BLOCK, last) - first)
         for name, value in pooling.evaluate(chosen, counts).items():
-            blocks[name].append(value[inside])
-    return Draws(first, last, {name: np.concatenate(parts) for name, parts in blocks.items()})
+            if name not in values:  # filled in place: blocks to concatenate would hold everything twice
+                values[name] = np.empty((last - first, *value.shape[1:]))
+            values[name][place] = value[inside]
+    return Draws(first, last, values)
 
 
 def concatenate(chunks: Sequence[Draws]) -> Draws:

@@ -303,6 +303,25 @@ def fixed_history_gap(a: Pooled, b: Pooled) -> Array:
     return fixed_history_tv(b) - fixed_history_tv(a)
 
 
+@register("contrast", None)
+def flat_extrapolation_gap(a: Pooled, b: Pooled) -> Array:
+    """Delta of (H/W) M(sum_{t <= W} I_t / H): token mismatch of positions 1..W extrapolated flat."""
+    # (H/W) prefix_mismatch is the mean of I_t over block 1, which is null where the window is empty.
+    return b["block_1_mismatch"] - a["block_1_mismatch"]
+
+
+@register("contrast", None)
+def full_minus_fixed_history(a: Pooled, b: Pooled) -> Array:
+    """rollout_tv_gap - fixed_history_gap (paper, table trajectory-uncalibrated)."""
+    return rollout_tv_gap(a, b) - fixed_history_gap(a, b)
+
+
+@register("contrast", None)
+def full_minus_flat_extrapolation(a: Pooled, b: Pooled) -> Array:
+    """rollout_tv_gap - flat_extrapolation_gap (paper, table trajectory-uncalibrated)."""
+    return rollout_tv_gap(a, b) - flat_extrapolation_gap(a, b)
+
+
 @register("contrast", "eos_contrasts")
 def history_gap(a: Pooled, b: Pooled) -> Array:
     """Delta (R - F), TV estimators."""

@@ -16,7 +16,7 @@ from kvdrift.command import main
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError
 
-COMMANDS = ("run", "status", "sql", "derive", "analyze", "report", "list")
+COMMANDS = ("run", "status", "sql", "ingest", "derive", "analyze", "report", "list")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -127,7 +127,7 @@ def test_failures_are_one_line_unless_debugging(
         message = "boom"
         raise RuntimeError(message)
 
-    monkeypatch.setattr("schema.study.load_study", fail)
+    monkeypatch.setattr("schema.study.load_studies", fail)
     code, _, err = call(capsys, "run", tmp_path / "x.toml")
     assert (code, err) == (1, "kvdrift: unexpected failure: RuntimeError: boom (--debug shows where)\n")
     code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")

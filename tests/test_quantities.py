@@ -29,7 +29,8 @@ class Path:
         self.mismatch = np.concatenate([[0], random.random(H - 1) < rate]).astype(int)
         self.delta = np.concatenate([[0.0], random.random(H - 1)])
         self.f = np.concatenate([[0.0], random.random(H - 1)])
-        self.e, self.e_late = np.sort(random.integers(4, H + 2, size=2))
+        self.eos_x, self.eos_y = random.integers(4, H + 2, size=2)  # H + 1: none
+        self.e, self.e_late = sorted((self.eos_x, self.eos_y))
         hits = np.flatnonzero(self.mismatch)
         self.tau = int(hits[0]) + 1 if len(hits) else None
 
@@ -85,6 +86,10 @@ def scalar_moments(path: Path) -> dict[str, float]:
     for number, block in enumerate(BLOCKS, start=1):
         for name in ("delta", "f", "mismatch"):
             moments[f"block_{number}_{name}"] = float(np.mean([getattr(path, name)[t - 1] for t in block]))
+    moments["prefix_mismatch"] = path.mismatch[: len(BLOCKS[0])].sum() / H
+    moments["prefix_diverged"] = float(tau in BLOCKS[0])
+    moments["prefix_eos_x"] = float(path.eos_x in BLOCKS[0])
+    moments["prefix_eos_y"] = float(path.eos_y in BLOCKS[0])
     return moments
 
 
@@ -273,6 +278,19 @@ def test_contrasts_are_action_minus_baseline(pooled: dict[str, dict[str, np.ndar
         assert c[name] == pytest.approx(b[of] - a[of]), name
 
 
+def test_supporting_rows_of_calibration(
+    paths: dict[str, list[list[Path]]], pooled: dict[str, dict[str, np.ndarray]]
+) -> None:
+    """The paper's table of uncalibrated summaries: its differences are of the TV estimator of R."""
+    c, first = pooled["contrast"], len(BLOCKS[0])
+    flat = {action: weighted(paths[action], lambda q: q.mismatch[:first].mean()) for action in RATES}
+    prefix = {action: weighted(paths[action], lambda q: scalar_moments(q)["prefix_mismatch"]) for action in RATES}
+    assert c["flat_extrapolation_gap"] == pytest.approx([flat["harsh"] - flat["mild"]])
+    assert c["flat_extrapolation_gap"] == pytest.approx([H / first * (prefix["harsh"] - prefix["mild"])])
+    assert c["full_minus_fixed_history"] == pytest.approx(c["rollout_tv_gap"] - c["fixed_history_gap"])
+    assert c["full_minus_flat_extrapolation"] == pytest.approx(c["rollout_tv_gap"] - c["flat_extrapolation_gap"])
+
+
 def scalars(**given: float) -> Pooled:
     return Pooled({name: np.array(given.get(name, 0.0)) for name in SCALAR_MOMENTS}, {}, W)
 
@@ -308,16 +326,22 @@ def test_empty_windows_are_undefined() -> None:
     got = observed(moments, ["early", "late_minus_early", "early_pre_eos_fraction", "mismatch"], [])
     assert np.isnan([got["early"], got["late_minus_early"], got["early_pre_eos_fraction"]]).all()
     assert (got["mismatch"] == 0.5).all()
+    without = scalars(block_1_mismatch=np.nan)  # W = 0
+    assert np.isnan(QUANTITIES["flat_extrapolation_gap"].function(without, without))
+    assert np.isnan(QUANTITIES["full_minus_flat_extrapolation"].function(without, without))
+    assert QUANTITIES["full_minus_fixed_history"].function(without, without) == 0
 
 
 def test_registry_is_named_like_the_views() -> None:
+    without_a_view = {
+        "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
+        "full_minus_flat_extrapolation",
+    }  # fmt: skip
     for name, quantity in QUANTITIES.items():
         assert quantity.name == name
         assert quantity.meaning.endswith((".", ")")), name
         assert set(quantity.profile) <= POSITION_MOMENTS.keys() | LAG_MOMENTS.keys()
-        assert (quantity.view is None) == (
-            name.endswith("_difference") or name in {"rollout_tv_gap", "fixed_history_gap"}
-        )
+        assert (quantity.view is None) == (name.endswith("_difference") or name in without_a_view)
     sources = [(q.view, q.column) for q in QUANTITIES.values() if q.view]
     assert len(set(sources)) == len(sources)
     assert quantity_named("hazard").x(W) == tuple(range(1, H + 1))

@@ -20,8 +20,10 @@ import pytest
 
 from report import Provenance, build_report
 from report.canvas import action_styles
+from report.latex import escape
 from report.numbers import MISSING, count_range, duration, fixed, size
 from report.plan_rows import plan_rows
+from report.published import is_model
 from report.quantities import POINT_VIEWS, QUANTITIES, known_quantity
 from report.trajectories_text import visible
 from schema.errors import InputError
@@ -104,6 +106,8 @@ def contrast_numbers(b: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
         **{f"{name}_share": value / gap if gap else None for name, value in terms.items()},
         "rollout_tv_gap": b["rollout_tv"] - a["rollout_tv"],
         "fixed_history_gap": b["fixed_history_tv"] - a["fixed_history_tv"],
+        "flat_extrapolation_gap": blocks[1], "full_minus_fixed_history": gap * 0.5,
+        "full_minus_flat_extrapolation": gap - blocks[1],
         "history_gap": sum(parts), "pre_eos": parts[0], "eos_related": sum(parts[1:]),
         "eos_share": sum(parts[1:]) / sum(parts) if sum(parts) else None,
         **{f"{name}_difference": b[name] - a[name] for name in ("mean_entry", "divergence_probability", "saturation")},
@@ -160,6 +164,12 @@ def make_views(actions: tuple[str, ...], *, strata: tuple[str, ...] = STRATA, an
     pairs = [pair(document["doc"], action) for document in documents for action in (*actions, CONTROL)]
     plan = {"baseline": actions[0], "replicates": 16, "documents": {"NIAH-4K": 8, "VT-4K": 8}, "alpha": 0.05,
             "primary": [{"quantity": "late_minus_early", "action": action} for action in actions],
+            "target_half_width": 0.02, "plan_section_sha256": "ee" * 32, "expected_seconds": 7260.0,
+            "cost_curve": [{"replicates": k, "documents_per_stratum": 192 // k, "widest_half_width": 0.1 / k,
+                            "seconds": 3600.0 * (1 + k / 16), "reachable": k > 4} for k in (4, 16, 64)],
+            "primary_endpoints": [{"quantity": "late_minus_early", "action": action, "development_value": 0.07,
+                                   "expected_half_width": 0.015, "variance_between_documents": 0.0025,
+                                   "variance_between_replicates": 0.01} for action in actions],
             "variance": {"between": 0.0123456, "within": 0.04}, "margin": -0.02, "note": None}  # fmt: skip
     views = {
         "studies": [keys | {"horizon": H, "seed": 7, "cohort_bound": BOUND, "early_last": EARLY, "late_first": LATE,
@@ -177,8 +187,44 @@ def make_views(actions: tuple[str, ...], *, strata: tuple[str, ...] = STRATA, an
         "trajectories": [row for row, _ in pairs],
         "events": [event for _, events in pairs for event in events],
         "estimates": estimates if analyzed else [],
+        "published": [], "calibration": calibration_rows(actions) if analyzed else [],
     }  # fmt: skip
-    return FakeViews(views | point_views(estimates, split))
+    return FakeViews(views | point_views(estimates, split) | depth_views(actions, split))
+
+
+def depth_views(actions: tuple[str, ...], split: str) -> dict[str, list[Row]]:
+    """Windows of every depth of a study that diverges everywhere at once: B_L shrinks to 0 along a straight line."""
+    risk = {action: action_numbers(action, 0.0)["mismatch"] for action in actions}
+    keys = {"study": STUDY, "model": MODEL, "split": split, "stratum": "pooled", "documents": 12}
+    intervals, orderings = [], []
+    for depth in range(1, H + 1):
+        ends = {action: (value * depth / H, value + (1 - value) * (1 - depth / H)) for action, value in risk.items()}
+        for action, (low, high) in ends.items():
+            intervals.append(keys | {
+                "action": action, "depth": depth, "observed": low, "capacity": high - low, "lower": low, "upper": high,
+                "midpoint": (low + high) / 2, "half_width": (high - low) / 2, "realized_tail": risk[action] - low,
+                "enclosure_low": max(0.0, low - 0.1), "enclosure_high": min(1.0, high + 0.1), "level": 0.95,
+            })  # fmt: skip
+            for other in actions:
+                if other != action:
+                    least, most = low - ends[other][1], high - ends[other][0]
+                    orderings.append(keys | {"action": action, "baseline": other, "depth": depth, "contrast_low": least,
+                                             "contrast_high": most, "ordered": least > 0 or most < 0})  # fmt: skip
+    return {"identified_interval": intervals, "action_ordering": orderings}
+
+
+def calibration_rows(actions: tuple[str, ...]) -> list[Row]:
+    """Ridge is selected and equivalent, flat is different, the mean unresolved."""
+    candidates = {"stratum_action_mean": (0.01, None), "flat": (0.13, "different"), "ridge": (-0.004, "equivalent")}
+    return [
+        {"study": STUDY, "model": MODEL, "action": action, "baseline": baseline, "observation": observation,
+         "candidate": candidate, "selected": candidate == "ridge", "cross_validated_mse": 0.0025, "documents": 12,
+         "gap": 0.2, "predicted_gap": 0.2 - error, "error": error, "low": error - 0.012, "high": error + 0.012,
+         "level": 0.9875, "margin": 0.02, "decision": decision or "unresolved", "mae": 0.04, "rmse": 0.05,
+         "draws": 10_000, "status": "exploratory", "events_version": 7, "plan_sha256": "ab" * 32}
+        for baseline in actions for action in actions if action != baseline
+        for observation in ("fixed_history", "positions") for candidate, (error, decision) in candidates.items()
+    ]  # fmt: skip
 
 
 def keep_rule(action: str) -> str:
@@ -330,7 +376,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_files_exist_and_parse(three: tuple[Path, str]) -> None:
     folder, html = three
     checker = check(html)
-    for name in ("entry_cdf", "gap_terms", "gap_terms_by_stratum", "two_clocks"):
+    for name in ("entry_cdf", "gap_terms", "gap_terms_by_stratum", "two_clocks", "clocks_by_stratum", "eos_terms", "depth",
+                 "eos_terms_by_stratum", "calibration", "cost_curve"):  # fmt: skip
         assert ET.parse(folder / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert f"figure-{name}" in checker.ids
@@ -416,7 +463,7 @@ def test_missing_intervals_are_said(tmp_path: Path) -> None:
 
 def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     """A horizon too short for lag windows and for the first block: their quantities are null."""
-    views = make_views(("snapkv-half", "recent-half"))
+    views = make_views(("snapkv-half", "recent-half"), strata=("NIAH-4K",))
     views.views["studies"][0] |= {"early_last": 0, "late_first": 33, "first_block_last": 0, "second_block_last": 0}
     for row in views.views["estimates"]:
         if "early" in row["quantity"] or "late" in row["quantity"] or row["quantity"].startswith("generation_"):
@@ -449,12 +496,13 @@ def test_stale_estimates_are_said(tmp_path: Path) -> None:
     assert "after the last analysis of recent-half:" in build(tmp_path, views)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_action_alone(tmp_path: Path) -> None:
     html = build(tmp_path, make_views(("snapkv-half",), strata=("NIAH-4K",)))
     checker = check(html)
     assert "snapkv-half disagrees with its full-cache self on" in html
     assert "table-gap" not in checker.ids
-    assert not (tmp_path / "figures" / "gap_terms.pdf").exists()
+    assert not {"figure-gap_terms", "figure-eos_terms", "gap", "calibration"} & set(checker.ids)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -580,6 +628,208 @@ def test_every_registered_quantity_has_a_label() -> None:
 )  # fmt: skip
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_plan_section_has_spreads_and_what_precision_costs(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(("snapkv-half", "recent-half")))
+    tables = check(html).tables
+    endpoint = tables["table-plan_endpoints"][1]
+    assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp"]  # roots of the components, in points
+    assert [row[:2] for row in tables["table-cost_curve"][1:]] == [["4", "48"], ["16", "12"], ["64", "3"]]
+    assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
+    assert html.index("plan section sha256") > html.index("Everything else in the plan") > html.index("<dt>alpha</dt>")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_windows_say_from_where_actions_are_ordered(tmp_path: Path) -> None:
+    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
+    low, high = (action_numbers(action, 0.0)["mismatch"] for action in ("snapkv-half", "recent-half"))
+    first = next(depth for depth in range(1, H + 1)
+                 if high * depth / H > low + (1 - low) * (1 - depth / H))  # fmt: skip
+    assert tables["table-action_ordering"][1][0] == "recent-half"
+    assert tables["table-action_ordering"][1][-1] == f"L = {first}"
+    depths = [row[0] for row in tables["table-identified_interval"][1:] if len(row) > 1]
+    assert depths == ["1", "8", "16", "32", "64"] * 2
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_calibration_shows_every_candidate_and_its_decision(tmp_path: Path) -> None:
+    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
+    heading, *rows = tables["table-calibration"][1:]
+    assert heading == ["recent-half − snapkv-half: ΔR = 20.00 pp"]
+    assert [row[0] for row in rows] == ["fixed history"] * 3 + ["positions 1–16"] * 3
+    assert [(row[1], row[5]) for row in rows[:3]] == [
+        ("cell mean", "unresolved"), ("flat, uncalibrated", "different"), ("ridge selected", "equivalent"),
+    ]  # fmt: skip
+    assert rows[2][4] == "−0.40 [−1.60, 0.80]"
+    assert len(tables["table-uncalibrated"]) == 6
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sections_without_rows_say_so_in_a_line(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    gone = {"identified_interval", "action_ordering", "calibration", "entry", "eos_partition"}
+    views.views |= {view: [] for view in gone}
+    views.views["estimates"] = [
+        row for row in views.views["estimates"] if row["quantity"] not in {"entry_cdf", "eos_gap", "survival", "hazard"}
+    ]
+    html = build(tmp_path, views)
+    checker = check(html)
+    assert not {"figure-depth", "figure-calibration", "figure-entry_cdf", "table-eos_partition"} & set(checker.ids)
+    for what in ("identified intervals", "entry times", "EOS partition"):
+        assert f"Not shown: the views have no {what} for this study yet." in html
+    assert "No predictor has been judged" in html
+
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def paper_row(quantity: str, value: float, **more: Any) -> Row:
+    row = {"study": "first", "model": "Llama-3.1-8B-Instruct", "stratum": "pooled", "action": "recent-half",
+           "baseline": "snapkv-half", "quantity": quantity, "x": None, "unit": "pp", "value": value, "low": None,
+           "high": None, "level": None, "source": "text"}  # fmt: skip
+    return row | more
+
+
+PAPER = [
+    paper_row("token_mismatch_gap", 20.7),
+    paper_row("token_mismatch_gap_figure", 20.79, low=19.06, high=22.51, level=0.95),
+    paper_row("exposure_share", 84.7, unit="%"),
+    paper_row("generation_clock_tv_gap", 37.19, x="1-32"),
+    paper_row("divergence_cdf", 61.05, x="32", action="snapkv-half", baseline=None, unit="%"),
+    paper_row("mean_entry_given_divergence", 30.37, action="snapkv-half", baseline=None, unit="steps"),
+    paper_row("late_minus_early_branch_tv", 4.21, stratum="VT-4K", action="snapkv-half", baseline=None),
+    paper_row("branch_cohort_documents", 288.0, action="snapkv-half", baseline=None, unit="count"),
+    paper_row("branch_cohort_paths", 4723.0, action="snapkv-half", baseline=None, unit="count"),
+    paper_row("calibration_error:positions_1_32:ridge:equivalent", -0.388, low=-1.062, high=0.301, level=0.9875),
+    paper_row("calibration_mae:positions_1_32", 4.09),
+    paper_row("exposure_share", 11.1, unit="%", action="snapkv-512"),
+    paper_row("exposure_share", 22.2, unit="%", model="Qwen2.5-7B-Instruct"),
+    paper_row("exposure_share_max", 96.1, unit="%", model=None, stratum="stratum-range", action=None, baseline=None),
+]
+
+
+def as_paper(views: FakeViews, *, horizon: int = 128) -> FakeViews:
+    """The study as if it were of the paper's model and horizon, beside the paper's numbers."""
+    for rows in views.views.values():
+        for row in rows:
+            if "model" in row:
+                row["model"] = LLAMA
+    views.views["published"] = PAPER
+    views.views["studies"][0] |= {"horizon": horizon, "first_block_last": 32, "second_block_last": 64}
+    return views
+
+
+def build_paper(folder: Path, **options: Any) -> str:
+    views = as_paper(make_views(("snapkv-half", "recent-half"), strata=("VT-4K",)), **options)
+    return build_report(views, STUDY, LLAMA, folder).read_text(encoding="utf-8")
+
+
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    html = build_paper(tmp_path)
+    tables = check(html).tables
+    gap = dict(zip(tables["table-gap"][0], tables["table-gap"][1], strict=True))
+    assert gap["ΔRpp"].endswith("published 20.8")
+    assert gap["exposure share%"].endswith("published 84.7")
+    assert "published" not in gap["rate share%"]
+    assert tables["table-generation_gaps"][1][1].endswith("published 37.2")
+    assert re.search(r"published 61\.[01]$", tables["table-entry"][1][1])
+    assert tables["table-entry"][1][-1].endswith("published 30.4")
+    assert "published 288 / 4,723" in tables["table-branch"][1][2]
+    with (tmp_path / "tables" / "branch_by_stratum.csv").open(encoding="utf-8") as file:
+        found = {(row["action"], row["quantity"]): row["published"] for row in csv.DictReader(file)}
+    assert float(found["snapkv-half", "late_minus_early"]) == pytest.approx(0.0421)
+    assert not found["recent-half", "late_minus_early"]
+    ridge = tables["table-calibration"][7]
+    assert ridge[4].endswith("published −0.39")
+    assert ridge[5].endswith("published equivalent")
+    assert ridge[6].endswith("published 4.09")
+    assert "11.1" not in html
+    assert "22.2<" not in html
+    for figure in ("entry_cdf", "gap_terms", "two_clocks", "calibration"):
+        assert "open: published" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8")
+    with (tmp_path / "tables" / "gap.csv").open(encoding="utf-8") as file:
+        row = next(row for row in csv.DictReader(file) if row["quantity"] == "gap")
+    assert [float(row[f"published{end}"]) for end in ("", "_low", "_high")] == pytest.approx([0.2079, 0.1906, 0.2251])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_published_numbers_of_another_horizon_are_not_compared(tmp_path: Path) -> None:
+    html = build_paper(tmp_path, horizon=64)
+    assert "but at a horizon of 128 tokens" in html
+    assert "published 2" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_studies_unlike_the_paper_show_nothing_published(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    views.views["published"] = PAPER
+    assert "published" not in re.sub(r"<style>.*?</style>", "", build(tmp_path, views), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("model", "same"),
+    [(LLAMA, True), ("/models/llama-3.1-8b-instruct/", True), ("Llama-3.1-8B-Instruct", True),
+     ("x/not-Llama-3.1-8B-Instruct", False), ("meta-llama/Llama-3.1-8B", False)],
+)  # fmt: skip
+def test_models_match_by_the_end_of_their_id(model: str, same: bool) -> None:  # noqa: FBT001
+    assert is_model(model, "Llama-3.1-8B-Instruct") is same
+    assert not is_model(model, None)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
+    odd = r"a_b & 50% #1 ~^\{x}$"
+    html = build(tmp_path, make_views(("snapkv-half", odd, "recent-half")), latex=True)
+    tables = check(html).tables
+    assert {path.stem for path in (tmp_path / "tables").glob("*.tex")} == {
+        path.stem for path in (tmp_path / "tables").glob("*.csv")
+    } - {"estimates"}
+    for path in (tmp_path / "tables").glob("*.tex"):
+        check_latex(path.read_text(encoding="utf-8"))
+    text = (tmp_path / "tables" / "gap.tex").read_text(encoding="utf-8")
+    assert escape(odd) in text
+    assert r"$\Delta$R" in text
+    assert " & pp & " in text
+    low, high = ends(tables["table-gap"][1][1].split(" ", 1)[1])
+    assert f"[{low}, {high}]" in text
+
+
+def check_latex(text: str) -> None:
+    """Environments, braces and math are balanced, every line of cells has as many as columns, all of it is ASCII."""
+    assert text.isascii(), [sign for sign in text if not sign.isascii()]
+    body = re.sub(r"^%.*\n", "", text)
+    opened: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", body):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    bare = re.sub(r"\\[\\{}$&%#_]", "", body)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    assert "%" not in bare
+    assert "#" not in bare
+    outside = re.sub(r"\$[^$]*\$", "", bare)
+    assert "_" not in re.sub(r"\\label\{[^}]*\}", "", outside)
+    assert "^" not in outside
+    columns = re.search(r"\\begin\{tabular\}\{@\{\}([lr]+)@\{\}\}", body)
+    assert columns is not None
+    for line in body.splitlines():
+        if line.endswith(r" \\") and "multicolumn" not in line:
+            assert re.sub(r"\\&", "", line).count("&") == len(columns[1]) - 1, line
+    assert re.findall(r"\\(\w+rule)", body) == ["toprule", "midrule", "bottomrule"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("50% & a_b", r"50\% \& a\_b"), ("ΔE · C̄", r"$\Delta$E $\cdot$ $\bar{C}$"), ("τ≤T", r"$\tau\le$T"),
+     ("$−1", r"\$$-$1"), ("G₁", "G$_1$"), ("\\{}", r"\textbackslash{}\{\}"), ("a–b", "a--b")],
+)  # fmt: skip
+def test_signs_become_latex(text: str, expected: str) -> None:
+    assert escape(text) == expected
 
 
 def test_plan_of_any_shape_becomes_rows() -> None:

@@ -48,7 +48,8 @@ class PlainFolder:
 def written(folder: Path, analysis: Analysis) -> Store:
     """The log's tables as two Parquet files each, derived tables from the loop evaluation."""
     for name, table in TABLES.items():
-        rows = [{column: row[column] for column in table.columns} for row in EVALUATIONS[name](analysis)]
+        raw = getattr(analysis.log, name, None)  # also rows that a view leaves out
+        rows = [{column: row[column] for column in table.columns} for row in raw or EVALUATIONS[name](analysis)]
         (folder / name).mkdir()
         for part, some in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
             if some:

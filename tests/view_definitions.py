@@ -7,6 +7,7 @@ documents. ``awkward_log`` makes the logs that the two are compared on.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import datetime as dt
 import json
@@ -15,6 +16,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 Row = dict[str, Any]
@@ -35,6 +37,7 @@ class Log:
     studies: list[Row] = field(default_factory=list)
     plans: list[Row] = field(default_factory=list)
     results: list[Row] = field(default_factory=list)
+    calibration: list[Row] = field(default_factory=list)
 
 
 @dataclass
@@ -381,6 +384,11 @@ def scalar_moments(path: Path, windows: Windows) -> dict[str, float | None]:
         moments[f"block_{number}_delta"] = mean_over(block, path.delta)
         moments[f"block_{number}_f"] = mean_over(block, path.f)
         moments[f"block_{number}_mismatch"] = mean_over(block, path.mismatch)
+    observed_positions = windows.blocks[0]
+    moments["prefix_mismatch"] = sum(path.mismatch(t) for t in observed_positions) / h
+    moments["prefix_diverged"] = float(any(path.mismatch(t) for t in observed_positions))
+    for side in ("x", "y"):
+        moments[f"prefix_eos_{side}"] = float(any(path.at[t][f"{side}_eos"] for t in observed_positions))
     return moments
 
 
@@ -479,6 +487,8 @@ def analyzed_trajectories(analysis: Analysis) -> list[Row]:
                 for name in (
                     "horizon",
                     "tau",
+                    "eos_x",
+                    "eos_y",
                     "mismatches",
                     "sum_delta",
                     "sum_f",
@@ -949,14 +959,24 @@ def action_ordering(analysis: Analysis) -> list[Row]:
     return rows
 
 
-def estimates(analysis: Analysis) -> list[Row]:
-    newest: dict[tuple[Any, ...], Row] = {}
-    for row in analysis.log.results:
-        names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
+def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
+    """Of the rows that agree in ``names`` the one from the newest events."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
         key = tuple(row[name] for name in names)
-        if key not in newest or newest[key]["events_version"] < row["events_version"]:
-            newest[key] = row
-    return list(newest.values())
+        if key not in found or found[key]["events_version"] < row["events_version"]:
+            found[key] = row
+    return list(found.values())
+
+
+def estimates(analysis: Analysis) -> list[Row]:
+    names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
+    return newest(analysis.log.results, names)
+
+
+def calibration(analysis: Analysis) -> list[Row]:
+    names = ("study", "model", "action", "baseline", "observation", "candidate")
+    return newest(analysis.log.calibration, names)
 
 
 def plan(analysis: Analysis) -> list[Row]:
@@ -982,11 +1002,21 @@ def stored(table: str) -> Callable[[Analysis], list[Row]]:
     return lambda analysis: list(getattr(analysis.log, table))
 
 
+def published(_: Analysis) -> list[Row]:
+    numbers = {"value", "low", "high", "level"}
+    text = (resources.files("sql") / "published.csv").read_text("utf-8")
+    return [
+        {name: (float(cell) if name in numbers else cell) if cell else None for name, cell in row.items()}
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
 EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{table: stored(table) for table in ("events", "documents", "actions", "units", "studies", "plans", "results")},
     **{
         function.__name__: function
         for function in (
+            published,
             trajectories,
             steps,
             windows,
@@ -1015,6 +1045,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
             identified_interval,
             action_ordering,
             estimates,
+            calibration,
             plan,
         )
     },
@@ -1215,3 +1246,36 @@ def _add_analysis_rows(log: Log) -> None:
                     "plan_sha256": None,
                 }
             )
+    for version in (2, 4, 3):
+        for action, decision, low in (
+            ("recent", "equivalent", -0.01),
+            ("full", "unresolved", -0.5),
+            ("full2", None, None),
+        ):
+            for candidate in ("flat", "ridge"):
+                log.calibration.append(
+                    {
+                        **names,
+                        "action": action,
+                        "baseline": "snapkv",
+                        "observation": "positions",
+                        "candidate": candidate,
+                        "selected": candidate == "ridge" and decision is not None,
+                        "cross_validated_mse": None if decision is None else 0.01,
+                        "documents": 3,
+                        "gap": 0.25,
+                        "predicted_gap": None if decision is None else 0.25 - version / 1000,
+                        "error": None if decision is None else version / 1000,
+                        "low": low,
+                        "high": None if low is None else 0.02,
+                        "level": 0.9875,
+                        "margin": 0.02,
+                        "decision": decision,
+                        "mae": None if decision is None else 0.1,
+                        "rmse": None if decision is None else 0.2,
+                        "draws": 100,
+                        "status": "exploratory",
+                        "events_version": version,
+                        "plan_sha256": None,
+                    }
+                )

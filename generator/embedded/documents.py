@@ -113,7 +113,7 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
         raise ValueError(f"document index {index} is negative")
     layout = study_layout(task, length)
     episode = _compose(layout, _stream(_DOCUMENT_DOMAIN, task, length, index, seed))
-    doc = f"{task}-{length}-{index:05d}"
+    doc = document_name(task, length, index)
     return Document(
         doc=doc,
         stratum=f"{task}-{length}",
@@ -123,6 +123,11 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
         tokens=episode.prompt,
         answers=tuple(v.to_text(item) for item in episode.asked),
     )
+
+
+def document_name(task: str, length: int, index: int) -> str:
+    """The name of document number ``index``."""
+    return f"{task}-{length}-{index:05d}"
 
 
 def make_training_sequence(layout: Layout, index: int, seed: int) -> TrainingSequence:

@@ -36,6 +36,8 @@ select
     complete.replicate,
     complete.horizon,
     complete.tau,
+    complete.eos_x,
+    complete.eos_y,
     cast(least(complete.reference_eos, complete.compressed_eos) as integer) as first_eos,
     cast(greatest(complete.reference_eos, complete.compressed_eos) as integer) as last_eos,
     complete.mismatches,

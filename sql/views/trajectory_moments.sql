@@ -89,6 +89,7 @@ lengths as (
         study,
         model,
         agreement_run,
+        first_block_last,
         nullif(greatest(early_last, 0), 0) as early,
         nullif(greatest(cohort_bound - late_first + 1, 0), 0) as late,
         nullif(first_block_last, 0) as block_1,
@@ -139,7 +140,11 @@ select
     sums.block_3_f / lengths.block_3 as block_3_f,
     sums.block_1_mismatch / lengths.block_1 as block_1_mismatch,
     sums.block_2_mismatch / lengths.block_2 as block_2_mismatch,
-    sums.block_3_mismatch / lengths.block_3 as block_3_mismatch
+    sums.block_3_mismatch / lengths.block_3 as block_3_mismatch,
+    coalesce(sums.block_1_mismatch, 0) / trajectories.horizon as prefix_mismatch,
+    cast(coalesce(trajectories.tau <= lengths.first_block_last, false) as double) as prefix_diverged,
+    cast(coalesce(trajectories.eos_x <= lengths.first_block_last, false) as double) as prefix_eos_x,
+    cast(coalesce(trajectories.eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y
 from trajectories
 inner join sums using (study, model, doc, action, replicate)
 left join pre_eos using (study, model, doc, action, replicate)

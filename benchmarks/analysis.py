@@ -1,0 +1,166 @@
+"""From derived tables to every view and every interval, against the project's targets and scipy's bootstrap.
+
+    python -m benchmarks.analysis                     # the paper's size, 7.1 M events: about a minute
+    python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
+    python -m benchmarks.analysis --documents 4 --replicates 8 --horizon 32 --draws 1000 --json
+
+Measured, each part in a process of its own:
+
+- every view, fetched with all its columns, from a fresh connection and one DuckDB thread; and all views one after the
+  other with the moment views kept, as an analysis opens them (``events`` and ``steps`` are scanned, not fetched);
+- document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and by two threads;
+- ``scipy.stats.bootstrap`` (paired, vectorized, percentile) on the same document moments: three quantities in each
+  stratum, as many resamples. It has no strata, hence no pooled rows, and draws anew for every interval.
+
+Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
+at 100 times scipy's rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from benchmarks.measurement import Measured, Row, measure, mib, show
+from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
+from flows.analysis import Analysis, document_moments, estimate_part, in_sequence, parts_of
+from schema.store import Store
+from sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from stats.intervals import Request
+from stats.moments import DocumentMoments
+from stats.quantities import QUANTITIES
+
+LARGE = ("events", "steps")  # one row per event: scanned here
+SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO = 20.0, 2048.0, 1.0, 100.0
+
+
+def each_view(location: str) -> dict[str, float]:
+    """Seconds of every view over derived tables from one connection that keeps nothing."""
+    with open_views(Store.open(location)) as views:
+        return {name: _seconds(views.table, _query(name)) for name in sorted(view_texts())}
+
+
+def all_views(location: str) -> None:
+    """Open a store's views with the moment views kept, and fetch every one."""
+    with open_views(Store.open(location), kept=(*MOMENT_VIEWS, "depth_moments")) as views:
+        for name in view_texts():
+            views.table(_query(name))
+
+
+def moments_of(location: str) -> DocumentMoments:
+    """Read the document moments of the store's first study, evaluation documents."""
+    with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
+        study = views.rows("moments", split="evaluation").slice(0, 1).to_pylist()[0]
+        return document_moments(views, study["study"], study["model"], "evaluation")
+
+
+def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
+    """Estimate everything from document moments; returns the number of intervals."""
+    analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
+    parts = parts_of(analysis, moments)
+    if threads == 1:
+        return sum(len(one) for one in in_sequence(parts))
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(len(one) for one in pool.map(estimate_part, parts))
+
+
+def scipy_intervals(moments: DocumentMoments, draws: int) -> int:
+    """Mismatch rate, mean entry and the gap to the first action in each stratum by scipy; the number of intervals."""
+    scalars, count = moments.scalars, 0
+    for stratum in moments.stratum_names:
+        rows = moments.strata == stratum
+        last = len(moments.actions) - 1
+        cases: list[tuple[Any, tuple[Any, ...]]] = [
+            (_ratio, (scalars["occupation"][rows, last], scalars["exposure"][rows, last])),
+            (_ratio, (scalars["entry"][rows, last], scalars["diverged"][rows, last])),
+            (_difference, (scalars["mismatch"][rows, last], scalars["mismatch"][rows, 0])),
+        ]
+        for statistic, data in cases:
+            scipy.stats.bootstrap(
+                data, statistic, paired=True, vectorized=True, n_resamples=draws, method="percentile", rng=1
+            )
+            count += 1
+    return count
+
+
+def run(location: str, draws: int) -> tuple[list[Row], dict[str, Any]]:
+    """Measure all parts on a store; returns the table's rows, and the totals beside their targets."""
+    alone = measure(each_view, location)
+    views = measure(all_views, location)
+    moments = measure(moments_of, location)
+    sequence = measure(intervals, moments.value, draws, 1)
+    two_threads = measure(intervals, moments.value, draws, 2)
+    reference = measure(scipy_intervals, moments.value, draws)
+
+    scipy_rate = reference.value / reference.seconds
+    rows = [Row(f"view {name}", seconds) for name, seconds in alone.value.items()]
+    rows.append(_row("all views, nothing kept", alone))
+    rows.append(_row("all views, moments kept", views, "nothing kept", alone.seconds / views.seconds))
+    rows.append(_row("document moments", moments))
+    for name, measured in (("intervals in sequence", sequence), ("intervals by two threads", two_threads)):
+        rate = measured.value / measured.seconds
+        rows.append(_row(name, measured, "scipy", rate / scipy_rate, rate))
+    rows.append(_row("scipy.stats.bootstrap", reference, rate=scipy_rate))
+
+    total = views.seconds + moments.seconds + sequence.seconds
+    peak = mib(max(views.peak_bytes, moments.peak_bytes, sequence.peak_bytes))
+    slowest = max((name for name in alone.value if name not in LARGE), key=alone.value.__getitem__)
+    ratio = sequence.value / sequence.seconds / scipy_rate
+    facts = {
+        "intervals": sequence.value,
+        "draws": draws,
+        "views_and_intervals_seconds": f"{total:.1f} (target {SECONDS:.0f})",
+        "peak_memory_mib": f"{peak:.0f} (target {MEMORY_MIB:.0f})",
+        "slowest_view": f"{slowest}, {alone.value[slowest]:.2f} s (target {VIEW_SECONDS:.0f})",
+        "times_scipys_rate": f"{ratio:.0f} (target {RATIO:.0f})",
+    }
+    return rows, facts
+
+
+def _row(
+    part: str, measured: Measured[Any], peer: str | None = None, ratio: float | None = None, rate: float | None = None
+) -> Row:
+    return Row(part, measured.seconds, measured.cpu_seconds, mib(measured.peak_bytes), rate, peer, ratio)
+
+
+def _query(view: str) -> str:
+    columns = "count(columns(*))" if view in LARGE else "*"
+    return f'select {columns} from "{view}"'  # noqa: S608 - a view's own name
+
+
+def _seconds(function: Any, *arguments: Any) -> float:
+    begun = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - begun
+
+
+def _ratio(top: Any, bottom: Any, axis: int) -> Any:
+    return np.mean(top, axis=axis) / np.mean(bottom, axis=axis)
+
+
+def _difference(one: Any, other: Any, axis: int) -> Any:
+    return np.mean(one, axis=axis) - np.mean(other, axis=axis)
+
+
+def main() -> None:
+    """Run the benchmark on a given store, or on a synthetic one of the given sizes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.analysis", description=__doc__.splitlines()[0])
+    add_size_options(parser, Sizes())
+    parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic one")
+    parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
+        location = options.store or write_study(folder, sizes_of(options), options.seed).location
+        rows, facts = run(location, options.draws)
+    show("analysis", rows, "intervals", facts, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""A store of any size with events of a known law, written and derived as real ones are: something to analyze.
+
+    python -m benchmarks.synthetic_study FOLDER                       # the paper's size: 7.1 M events, about a minute
+    python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32      # a second
+
+Then ``kvdrift analyze FOLDER``, ``kvdrift report FOLDER``, ``kvdrift sql FOLDER "select * from decomposition"``.
+
+The law of one document under one action, given its rates (`Rates`); a position's distance varies around its rate by a
+factor that is uniform on [1/2, 3/2], and a mismatch has exactly the distance as its probability, as in the coupling:
+
+    t = 1                            delta = f = 0: eviction follows prefill
+    until tau                        delta = f around ``entry``: one history, so that tau is geometric
+    after tau, last step agreed      delta around ``after_agreement``, f around ``entry``
+    after tau, last step mismatched  delta around ``after_mismatch``, and exactly 1 with probability ``saturated``
+    either side emits a token        it is EOS with probability ``eos``; a mismatch is never EOS on both sides
+    one side past its EOS            delta = 1 - ``eos``: the other one agrees only by ending too
+    X past its EOS                   f = 0
+    both past EOS                    delta = 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schema.store import Store, Unit
+from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
+from transforms.pipeline import run_derivation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STUDY, MODEL = "synthetic", "synthetic/chain"
+EOS_TOKEN = 0
+VOCABULARY = 32_000
+BATCH = 16  # documents that are drawn and committed at once
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a study is; ``documents`` is per stratum, and the defaults are the paper's."""
+
+    strata: int = 6
+    documents: int = 48
+    actions: int = 3
+    replicates: int = 64
+    horizon: int = 128
+
+    @property
+    def events(self) -> int:
+        """Rows of the events table."""
+        return self.strata * self.documents * self.actions * self.replicates * self.horizon
+
+    @property
+    def action_names(self) -> list[str]:
+        """Actions from the mildest to the harshest."""
+        return [f"keep-{number}" for number in range(self.actions, 0, -1)]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of documents under actions, each [documents, actions]; see the law above."""
+
+    entry: Float
+    after_agreement: Float
+    after_mismatch: Float
+    saturated: Float
+    eos: Float
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Coupled pairs, each array [..., H]: tokens int32, distances float32, flags bool."""
+
+    x_token: NDArray[np.int32]
+    y_token: NDArray[np.int32]
+    delta: NDArray[np.float32]
+    f: NDArray[np.float32]
+    x_eos: NDArray[np.bool_]
+    y_eos: NDArray[np.bool_]
+
+
+def write_study(location: str, sizes: Sizes, seed: int = 0) -> Store:
+    """Write the study's tables into a new or partial store and derive it; equal sizes and seed give equal events."""
+    store = Store.create(location)
+    documents = document_rows(sizes)
+    store.append_rows("studies", pa.Table.from_pylist([_study_row(sizes, seed)], schema=STUDIES.schema))
+    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    actions = [_action_row(name) for name in sizes.action_names]
+    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    for first in range(0, len(documents), BATCH):
+        store.append_units(list(_units(documents[first : first + BATCH], sizes, seed)))
+    run_derivation(store.location)
+    return store
+
+
+def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
+    """Rows of ``documents``; their prompts exist in name only."""
+    return [
+        {
+            "study": STUDY,
+            "model": MODEL,
+            "doc": f"synthetic-{stratum}-{number:04}",
+            "split": "evaluation",
+            "stratum": f"SYNTHETIC-{stratum}K",
+            "cluster": f"synthetic-{stratum}-{number:04}",
+            "source": "synthetic",
+            "prompt_tokens": 1024 * stratum,
+        }
+        for stratum in range(1, sizes.strata + 1)
+        for number in range(sizes.documents)
+    ]
+
+
+def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rates:
+    """Rates of each document: harsher actions and longer prompts enter earlier; a hard document is so for all."""
+    harshness = np.linspace(0.5, 2.0, sizes.actions)
+    uniform = np.array([_generator(seed, row["doc"], "rates").random(5) for row in documents])  # [documents, 5]
+    length = np.array([row["prompt_tokens"] / 1024 for row in documents])
+    entry = (0.01 + 0.05 * uniform[:, 0]) * (1 + 0.1 * length)
+    after_agreement = 0.2 + 0.4 * uniform[:, 1]
+    after_mismatch = 0.5 + 0.3 * uniform[:, 2]
+    saturated = 0.3 * uniform[:, 3]
+    eos = 0.002 + 0.01 * uniform[:, 4]
+    each = np.ones(sizes.actions)
+    return Rates(
+        entry[:, None] * harshness,
+        after_agreement[:, None] * np.sqrt(harshness) / np.sqrt(2.0),
+        after_mismatch[:, None] * each,
+        saturated[:, None] * each,
+        eos[:, None] * each,
+    )
+
+
+def draw_paths(rates: Rates, uniform: Float) -> Paths:
+    """Run the law; ``uniform`` is [documents, actions, K, H, 4] on [0, 1): mismatch, size, EOS, token."""
+    shape = uniform.shape[:-1]
+    horizon = shape[-1]
+    entry, after_agreement, after_mismatch, saturated, eos = (
+        getattr(rates, name)[:, :, None] for name in ("entry", "after_agreement", "after_mismatch", "saturated", "eos")
+    )
+    x_token, y_token = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    delta, f = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    x_eos, y_eos = np.empty(shape, np.bool_), np.empty(shape, np.bool_)
+    diverged, mismatched, x_over, y_over = (np.zeros(shape[:-1], np.bool_) for _ in range(4))
+    for t in range(horizon):
+        mismatch_u, size_u, eos_u, token_u = (uniform[..., t, i] for i in range(4))
+        size = 0.5 + size_u
+        if t:
+            forced = np.minimum(entry * size, 1.0)
+            # The size's own uniform says whether a step is saturated: its lower ``saturated`` part.
+            again = np.where(size_u < saturated, 1.0, np.minimum(after_mismatch * size, 1.0))
+            inside = np.where(mismatched, again, np.minimum(after_agreement * size, 1.0))
+            distance = np.where(diverged, inside, forced)
+            distance = np.where(x_over & y_over, 0.0, np.where(x_over | y_over, 1.0 - eos, distance))
+            delta[..., t] = distance
+            f[..., t] = np.where(x_over, 0.0, forced)
+        mismatched = mismatch_u < delta[..., t]
+        diverged |= mismatched
+        token = (1 + token_u * (VOCABULARY - 2)).astype(np.int32)  # 1..VOCABULARY - 2, so that token + 1 exists
+        ends = eos_u < eos
+        # An agreement with a side past its EOS is an EOS; a mismatch with EOS in it has it on one side, by halves.
+        x_ends = x_over | (~mismatched & y_over) | (ends & ~y_over & (~mismatched | (eos_u < eos / 2)))
+        y_ends = y_over | (~mismatched & x_over) | (ends & ~x_over & (~mismatched | (eos_u >= eos / 2)))
+        x_over, y_over = x_ends, y_ends
+        x_token[..., t] = np.where(x_over, EOS_TOKEN, token)
+        y_token[..., t] = np.where(y_over, EOS_TOKEN, token + mismatched)
+        x_eos[..., t], y_eos[..., t] = x_over, y_over
+    return Paths(x_token, y_token, delta, f, x_eos, y_eos)
+
+
+def _units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
+    shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
+    uniform = np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
+    paths = draw_paths(draw_rates(documents, sizes, seed), uniform)
+    for i, row in enumerate(documents):
+        for j, action in enumerate(sizes.action_names):
+            names = {"study": STUDY, "model": MODEL, "doc": row["doc"], "action": action}
+            record: dict[str, Any] = {
+                **names,
+                "first_replicate": 0,
+                "replicates": sizes.replicates,
+                "horizon": sizes.horizon,
+                "seed": seed,
+            }
+            columns = {field: getattr(paths, field)[i, j].ravel() for field in Paths.__dataclass_fields__}
+            yield Unit(record, _events(names, sizes, columns))
+
+
+def _events(names: dict[str, str], sizes: Sizes, columns: dict[str, NDArray[Any]]) -> pa.Table:
+    rows = sizes.replicates * sizes.horizon
+    positions = {
+        "replicate": np.repeat(np.arange(sizes.replicates, dtype=np.int32), sizes.horizon),
+        "t": np.tile(np.arange(1, sizes.horizon + 1, dtype=np.int32), sizes.replicates),
+    }
+    arrays = {name: pa.repeat(pa.scalar(value), rows) for name, value in names.items()}
+    arrays |= {name: pa.array(value) for name, value in (positions | columns).items()}
+    return pa.table({name: arrays[name] for name in EVENTS.columns}, schema=EVENTS.schema)
+
+
+def _generator(seed: int, *place: str) -> np.random.Generator:
+    key = hashlib.blake2b(json.dumps([seed, *place]).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+
+def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
+    horizon = sizes.horizon
+    deciding = json.dumps([asdict(sizes), seed]).encode()
+    return {
+        "study": STUDY,
+        "model": MODEL,
+        "horizon": horizon,
+        "seed": seed,
+        "cohort_bound": horizon // 2,
+        "early_last": horizon // 8,
+        "late_first": horizon // 2 - horizon // 8 + 1,
+        "first_block_last": horizon // 4,
+        "second_block_last": horizon // 2,
+        "agreement_run": 16,
+        "saturation_threshold": 0.99,
+        "study_sha256": hashlib.sha256(deciding).hexdigest(),
+    }
+
+
+def _action_row(name: str) -> dict[str, Any]:
+    position_mode = "none: synthetic"
+    return {
+        "study": STUDY,
+        "action": name,
+        "selector": "synthetic",
+        "keep": name.removeprefix("keep-"),
+        "position_mode": position_mode,
+        "control": False,
+        "prespecified": True,
+    }
+
+
+def add_size_options(parser: argparse.ArgumentParser, sizes: Sizes) -> None:
+    """Give a benchmark's command line an option for each size, ``sizes`` being the defaults."""
+    for name, value in asdict(sizes).items():
+        per = " per stratum" if name == "documents" else ""
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{name}{per}; {value} by default")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """Read the sizes that the command line gave."""
+    return Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
+
+
+def main() -> None:
+    """Write a synthetic study."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.synthetic_study", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="folder of the store; made if missing")
+    add_size_options(parser, Sizes())
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sizes = sizes_of(options)
+    begun, cpu = time.perf_counter(), time.process_time()
+    write_study(options.folder, sizes, options.seed)
+    outcome = {
+        "store": os.path.abspath(options.folder),  # noqa: PTH100 - as typed, resolved
+        "events": sizes.events,
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+    if options.json:
+        json.dump(outcome, sys.stdout)
+        print()
+    else:
+        print("{store}: {events:,} events in {seconds:.1f} s ({cpu_seconds:.1f} CPU)".format(**outcome))
+
+
+if __name__ == "__main__":
+    main()

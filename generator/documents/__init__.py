@@ -1,0 +1,1 @@
+"""Document sources, one module each; ``generator.sources`` chooses from them."""

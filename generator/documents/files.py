@@ -1,0 +1,149 @@
+"""Rows of local JSON Lines and JSON files; every mistake names the file, the line, the field and what was expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schema.errors import InputError
+
+_CHUNK = 1 << 20  # characters
+
+
+@dataclass(frozen=True)
+class Row:
+    """One object of a file; ``place`` says where: line 3, entry 7, ctxs[2] of line 3."""
+
+    file: Path
+    place: str
+    fields: dict[str, Any]
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(name) is not None
+
+    def text(self, *names: str) -> str:
+        """The text of the first of these fields that is there."""
+        return str(self._get(names, str, "text"))
+
+    def number(self, name: str) -> float:
+        """The field's number."""
+        return float(self._get((name,), (int, float), "a number"))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The field's list of texts; a single text counts as a list of one."""
+        value = self._get((name,), (str, list), "a list of texts")
+        entries = [value] if isinstance(value, str) else value
+        if not all(isinstance(entry, str) for entry in entries):
+            raise self._wrong(name, "a list of texts", value)
+        return tuple(entries)
+
+    def rows(self, name: str) -> list[Row]:
+        """The field's list of objects."""
+        value = self._get((name,), list, "a list of objects")
+        if not all(isinstance(entry, dict) for entry in value):
+            raise self._wrong(name, "a list of objects", value)
+        return [Row(self.file, f"{name}[{number}] of {self.place}", entry) for number, entry in enumerate(value)]
+
+    def error(self, message: str) -> InputError:
+        """An error at this row."""
+        return InputError(f"{self.file}, {self.place}: {message}")
+
+    def _get(self, names: tuple[str, ...], kind: type | tuple[type, ...], expected: str) -> Any:
+        for name in names:
+            if (value := self.fields.get(name)) is None:
+                continue
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise self._wrong(name, expected, value)
+            return value
+        wanted, there = " or ".join(names), ", ".join(self.fields) or "no fields"
+        raise self.error(f"field '{wanted}' is missing: expected {expected}; it has {there}")
+
+    def _wrong(self, name: str, expected: str, value: Any) -> InputError:
+        shown = json.dumps(value)
+        return self.error(f"field '{name}': expected {expected}, not {shown[:40] + '…' * (len(shown) > 40)}")
+
+
+def find_file(places: Iterable[Path], purpose: str) -> Path:
+    """The first of these files that exists; InputError naming where the first was looked for."""
+    tried = list(places)
+    for place in tried:
+        if place.is_file():
+            return place
+    others = f" (or {', '.join(map(str, tried[1:]))})" if tried[1:] else ""
+    raise InputError(f"{tried[0]}: no such file, expected {purpose}{others}")
+
+
+def read_rows(path: Path, places: Collection[int] | None = None) -> Iterator[tuple[int, Row]]:
+    """Rows with their numbers from 0, or only those numbered in ``places``: JSON Lines, or ``.json`` with one array.
+
+    An array is read entry by entry: some files hold gigabytes.
+    """
+    unit, entries = ("entry", _array_entries(path)) if path.suffix == ".json" else ("line", _lines(path))
+    try:
+        for number, (label, value) in enumerate(entries):
+            if places is not None and number not in places:
+                continue
+            if not isinstance(value, dict):
+                raise InputError(f"{path}, {unit} {label}: expected a JSON object")
+            yield number, Row(path, f"{unit} {label}", value)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def read_object(path: Path) -> Row:
+    """A file that holds one JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return Row(path, "the object", value)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                message = f"{path}, line {number}: expected one JSON object to a line: {error.msg}"
+                raise InputError(message) from None
+            yield number, value
+
+
+def _array_entries(path: Path) -> Iterator[tuple[int, Any]]:
+    decoder = json.JSONDecoder()
+    with path.open(encoding="utf-8") as file:
+        text, position, number = file.read(_CHUNK), 0, 1
+        position = _skip(text, 0, " \t\r\n")
+        if text[position : position + 1] != "[":
+            raise InputError(f"{path}: expected an array of JSON objects")
+        position += 1
+        while True:
+            position = _skip(text, position, " \t\r\n,")
+            if text[position : position + 1] == "]":
+                return
+            try:
+                value, end = decoder.raw_decode(text, position)
+            except json.JSONDecodeError as error:
+                # Cut off by the chunk's end, or broken; reading as much again keeps the work linear.
+                more = file.read(max(_CHUNK, len(text) - position))
+                if not more:
+                    raise InputError(f"{path}, entry {number}: expected a JSON object: {error.msg}") from None
+                text, position = text[position:] + more, 0
+                continue
+            yield number, value
+            position, number = end, number + 1
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position

@@ -1,0 +1,241 @@
+"""HELMET: retrieved-context questions (RAG) and answers with citations (ALCE), from a local copy of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.documents.draws import Draws
+from generator.documents.files import Row, find_file, read_object, read_rows
+from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
+from generator.documents.source import Candidate, need_tokenizer, question_cluster, sampling_order, where
+from schema.document import Document
+from schema.errors import InputError
+from schema.study import DocumentsSection
+
+_SHOTS = 2
+_PASSAGES = {4096: (20, 8), 8192: (50, 30), 16384: (105, 75), 32768: (220, 165), 65536: (440, 345), 131072: (1000, 700)}
+"""Passages of a prompt by length, for RAG and for ALCE (HELMET, ``scripts/generate_configs.py``)."""
+
+_POPULAR = 1000  # HELMET's PopQA leaves out subjects with this many page views or more
+
+# The wording that defines the benchmark's RAG prompts (HELMET, ``data.py``); that of ALCE's is read from its files.
+_RAG_PROMPT = (
+    "Use the given documents to write a concise and short answer to the question. "
+    "Write your answer in the following format:\nAnswer: [answer]\n\n{shown}{context}\n\nQuestion: {question}"
+)
+_RAG_PASSAGE = "Document (Title: {title}): {text}"
+_SYSTEM = "You are a helpful assistant."
+
+Writer = Callable[[int], PromptText]
+"""Writes the prompt with its first passages."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Where a task's rows and worked examples lie, and how many tokens HELMET lets it generate."""
+
+    rows: str
+    examples: str
+    generated_tokens: int = 20
+    cites: bool = False
+
+
+_KILT, _ALCE = "data/kilt/", "data/alce/"
+_TASKS = {
+    "nq": _Task(_KILT + "nq-dev-multikilt_1000_k{}_dep6.jsonl", _KILT + "nq-train-multikilt_1000_k3_dep6.jsonl"),
+    "triviaqa": _Task(
+        _KILT + "triviaqa-dev-multikilt_1000_k{}_dep6.jsonl", _KILT + "triviaqa-train-multikilt_1000_k3_dep6.jsonl"
+    ),
+    "hotpotqa": _Task(
+        _KILT + "hotpotqa-dev-multikilt_1000_k{}_dep3.jsonl", _KILT + "hotpotqa-train-multikilt_1000_k3_dep3.jsonl"
+    ),
+    "popqa": _Task(_KILT + "popqa_test_1000_k{}_dep6.jsonl", _KILT + "popqa_test_1000_k3_dep6.jsonl"),
+    "asqa": _Task(_ALCE + "asqa_eval_gtr_top2000.json", "prompts/asqa_revised.json", 300, cites=True),
+    "qampari": _Task(_ALCE + "qampari_eval_gtr_top2000.json", "prompts/qampari_revised.json", 300, cites=True),
+}
+
+
+class HelmetSource:
+    """HELMET (Yen et al. 2024, arXiv:2410.02694). ``path`` is a copy of it, with its ``data`` and ``prompts`` folders.
+
+    The question is the cluster: its rows, at several depths and lengths, stay on one side of the split. A stratum takes
+    questions in a random order that the seed fixes. ``shots`` worked examples come first (2 by default). A citation
+    prompt is a chat and a RAG prompt is not, unless ``chat_template`` says otherwise. Passages that do not fit into
+    ``length`` with the answer's tokens are left out, from the last on.
+    """
+
+    tasks: tuple[str, ...] = tuple(_TASKS)
+    takes: tuple[str, ...] = ("path", "shots", "chat_template")
+    needs: tuple[str, ...] = ("path",)
+    reads_text = True
+    summary = f"path: a copy of HELMET with data/ and prompts/; lengths {', '.join(map(str, _PASSAGES))}"
+
+    def makes(self, task: str) -> bool:  # noqa: ARG002 - none
+        """No task."""
+        return False
+
+    def check(self, section: DocumentsSection) -> None:
+        """The benchmark has a number of passages for these lengths alone."""
+        if section.length not in _PASSAGES:
+            lengths = ", ".join(map(str, _PASSAGES))
+            raise InputError(f"{where(section)}: length {section.length}: HELMET's lengths are {lengths}")
+
+    def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
+        """The rows of the task's file, one row of each question first."""
+        found = []
+        for number, row in read_rows(_rows_file(section, task)):
+            cluster = question_cluster(row.text("question"))
+            if task != "popqa" or _unpopular(row):
+                found.append(Candidate(f"{task}-{section.length}-{number:05d}", cluster, task, number))
+        yield from sampling_order(found, "kvdrift/helmet", seed)
+
+    def documents(
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
+    ) -> list[Document]:
+        """The chosen rows as prompts with their worked examples, tokenized."""
+        text_tokenizer = need_tokenizer(section, tokenizer)
+        made: dict[Candidate, Document] = {}
+        for name in dict.fromkeys(item.task for item in chosen):
+            author = _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
+            wanted = {item.place: item for item in chosen if item.task == name}
+            for number, row in read_rows(_rows_file(section, name), wanted):
+                draws = Draws("kvdrift/helmet", wanted[number].cluster, seed)
+                made[wanted[number]] = _document(section, wanted[number], author, row, draws, text_tokenizer)
+        return [made[item] for item in chosen]
+
+
+def _unpopular(row: Row) -> bool:
+    return not row.has("s_pop") or row.number("s_pop") < _POPULAR
+
+
+def _path(section: DocumentsSection, name: str, purpose: str) -> Path:
+    """A file of the copy; it may also lie in the folder itself."""
+    folder = Path(section.path or "").expanduser()
+    return find_file([folder / name, folder / Path(name).name], purpose)
+
+
+def _rows_file(section: DocumentsSection, task: str) -> Path:
+    name = _TASKS[task].rows.format(_PASSAGES[section.length][0])
+    return _path(section, name, f"HELMET's {task} at length {section.length}")
+
+
+def _shots(section: DocumentsSection) -> int:
+    return _SHOTS if section.shots is None else section.shots
+
+
+class _RagAuthor:
+    """Writes RAG prompts; worked examples come from the task's training file, never of the same question."""
+
+    chat = False
+
+    def __init__(self, section: DocumentsSection, task: str) -> None:
+        self._shots = _shots(section)
+        self._examples: list[Row] = []
+        if self._shots:
+            file = _path(section, _TASKS[task].examples, f"worked examples of {task} (shots = 0 needs none)")
+            self._examples = [row for _, row in read_rows(file) if task != "popqa" or _unpopular(row)]
+
+    def passages(self, row: Row) -> int:
+        return len(row.rows("ctxs"))
+
+    def writer(self, row: Row, draws: Draws) -> Writer:
+        question = row.text("question")
+        passages = [_passage(_RAG_PASSAGE, entry) for entry in row.rows("ctxs")]
+        others = {example.text("question"): example for example in self._examples}  # one row of each question
+        others.pop(question, None)
+        if len(others) < self._shots:
+            raise row.error(f"shots = {self._shots}, but there are {len(others)} worked examples of other questions")
+        shown = "".join(
+            "\n\n".join(_passage(_RAG_PASSAGE, entry) for entry in example.rows("ctxs"))
+            + f"\n\nQuestion: {example.text('question')}\nAnswer: {example.texts('answers')[0]}\n\n"
+            for example in draws.chosen(list(others.values()), self._shots)
+        )
+
+        def write(count: int) -> PromptText:
+            context = "\n\n".join(passages[:count])
+            text = _RAG_PROMPT.format(shown=shown, context=context, question=question)
+            return PromptText(text, plain_opening="\nAnswer:", system=_SYSTEM)
+
+        return write
+
+    def answers(self, row: Row) -> tuple[str, ...]:
+        return row.texts("answers")
+
+
+class _CitationAuthor:
+    """Writes ALCE prompts: instruction, worked examples and the form of a passage stand in the task's prompt file."""
+
+    chat = True
+
+    def __init__(self, section: DocumentsSection, task: str) -> None:
+        self._passages = _PASSAGES[section.length][1]
+        forms = read_object(_path(section, _TASKS[task].examples, f"instruction and worked examples of {task}"))
+        self._instruction, self._passage = forms.text("instruction"), forms.text("doc_prompt")
+        self._shown = [
+            forms.text("demo_prompt").format(
+                instruction=self._instruction,
+                question=example.text("question"),
+                context=self._context(example.rows("docs")),
+                answer=example.text("answer"),
+            )
+            for example in forms.rows("demos")
+        ]
+        self._shots = _shots(section)
+        if self._shots > len(self._shown):
+            raise forms.error(
+                f"field 'demos': expected {self._shots} for shots = {self._shots}, not {len(self._shown)}"
+            )
+
+    def passages(self, row: Row) -> int:
+        return min(self._passages, len(row.rows("docs")))
+
+    def writer(self, row: Row, draws: Draws) -> Writer:
+        question, passages = row.text("question"), row.rows("docs")
+        shown = "".join(example + "\n\n\n" for example in draws.chosen(self._shown, self._shots))
+
+        def write(count: int) -> PromptText:
+            text = f"{shown}{self._instruction}\n\nQuestion: {question}\n\n{self._context(passages[:count])}"
+            return PromptText(text, plain_opening="\n\nAnswer:", system=_SYSTEM)
+
+        return write
+
+    def answers(self, row: Row) -> tuple[str, ...]:
+        """Short answers of ASQA's questions, or QAMPARI's answers, each by its first name."""
+        if row.has("qa_pairs"):
+            return tuple(answer for pair in row.rows("qa_pairs") for answer in pair.texts("short_answers")[:1])
+        names = row.fields.get("answers") or []
+        return tuple(str(name[0] if isinstance(name, list) and name else name) for name in names)
+
+    def _context(self, passages: Sequence[Row]) -> str:
+        return "\n\n".join(_passage(self._passage, entry, number) for number, entry in enumerate(passages, start=1))
+
+
+def _passage(form: str, entry: Row, number: int = 0) -> str:
+    return form.format(ID=number, title=entry.text("title"), text=entry.text("text"))
+
+
+def _document(
+    section: DocumentsSection,
+    item: Candidate,
+    author: _RagAuthor | _CitationAuthor,
+    row: Row,
+    draws: Draws,
+    tokenizer: Tokenizer,
+) -> Document:
+    chat = author.chat if section.chat_template is None else section.chat_template
+    room = section.length - _TASKS[item.task].generated_tokens
+    write, most = author.writer(row, draws), author.passages(row)
+    fitted = longest_prompt(write, tokenizer, chat=chat, tokens=room, least=1, most=most) if most else None
+    if fitted is None:
+        raise row.error(f"not even one passage fits into {room} tokens with question and worked examples")
+    return Document(
+        doc=item.doc,
+        stratum=section.stratum_name,
+        cluster=item.cluster,
+        task=item.task,
+        source="helmet",
+        tokens=fitted[1],
+        answers=author.answers(row),
+    )

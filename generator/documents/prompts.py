@@ -1,0 +1,87 @@
+"""From a prompt's text to its token ids, with or without the model's chat template, within a number of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from schema.errors import InputError
+
+_CLOSE_ENOUGH = 0.99  # of the bound: a longer prompt is not looked for
+_TEMPLATE_DATE = "26 Jul 2024"  # some chat templates print a date: a document must not change with the day
+
+
+class Tokenizer(Protocol):
+    """What is used of a transformers tokenizer."""
+
+    chat_template: Any
+
+    def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
+        """Token ids under ``input_ids``."""
+
+    def apply_chat_template(self, _conversation: list[dict[str, str]], /, **options: Any) -> Any:
+        """The conversation in the model's own form."""
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """A prompt as text: what is asked, and how the answer opens in a plain prompt and in a chat."""
+
+    text: str
+    plain_opening: str = ""
+    chat_opening: str = ""
+    system: str | None = None
+
+    def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
+        """The token ids, with the special tokens that the tokenizer or its chat template puts first."""
+        if not chat:
+            ids = tokenizer(self.text + self.plain_opening, add_special_tokens=True, verbose=False)["input_ids"]
+            return tuple(ids)
+        if tokenizer.chat_template is None:
+            raise InputError("chat_template = true, but the model's tokenizer has no chat template")
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages.append({"role": "user", "content": self.text})
+        opened = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, date_string=_TEMPLATE_DATE
+        )
+        ids = tokenizer(opened + self.chat_opening, add_special_tokens=False, verbose=False)["input_ids"]
+        return tuple(ids)
+
+
+def longest_prompt(
+    compose: Callable[[int], PromptText],
+    tokenizer: Tokenizer,
+    *,
+    chat: bool,
+    tokens: int,
+    least: int,
+    most: int | None = None,
+) -> tuple[PromptText, tuple[int, ...]] | None:
+    """The prompt of as many parts (``least`` to ``most``) as fit into ``tokens``, up to the last hundredth.
+
+    ``compose(parts)`` grows with ``parts``. Whatever the tokenizer does, the prompt keeps within the bound; None where
+    not even ``least`` parts do.
+    """
+
+    def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:
+        prompt = compose(parts)
+        return prompt, prompt.tokens(tokenizer, chat=chat)
+
+    fits, found = least, measured(least)
+    if (used := len(found[1])) > tokens:
+        return None
+    too_many = math.inf if most is None else most + 1
+    per_part = used / max(least, 1)
+    while too_many - fits > 1 and used < _CLOSE_ENOUGH * tokens:
+        # Where one part more or less would take it, inside the bracket; never more than eightfold, for bad slopes.
+        guess = fits + max(int((tokens - used) / per_part), 1)
+        guess = int(min(guess, 8 * max(fits, 1), too_many - 1))
+        tried = measured(guess)
+        per_part = max((len(tried[1]) - used) / (guess - fits), 0.25)
+        if len(tried[1]) > tokens:
+            too_many = guess
+        else:
+            fits, found, used = guess, tried, len(tried[1])
+    return found

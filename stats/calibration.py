@@ -1,0 +1,318 @@
+"""Calibration: how well an early or a fixed-history observation predicts a contrast of R (definitions, "Calibration").
+
+From an observation of every document under both actions a predictor gives each action's R, and so the document's
+contrast. Candidates are fitted on development documents, six-fold cross-validation there selects one, and evaluation
+documents judge all of them: the paper's section "Aggregate prediction and temporal resolution".
+
+What the definition leaves open, and is decided here:
+
+- Documents are those that both actions have, in development as in evaluation.
+- Every mean over documents is M (definitions, "Pooling"): equal weight in a stratum, then of strata. That holds for
+  the contrast, the error, both squared errors and the absolute error. The ridge itself weighs its rows equally.
+- "Features centred and scaled" means the features, over the training documents and both actions, by their population
+  standard deviation. Indicators stay 0 and 1, one for each stratum of the training documents and one for each action.
+- A document of a stratum that training lacks has no stratum indicator, and its cell mean is the action's mean over the
+  training strata.
+- Folds are made of clusters. Clusters of the same strata are dealt to the folds in the order of the SHA-256 of their
+  names, each group of strata going on where the last one stopped: the folds' numbers of clusters differ by one at most,
+  in a group as overall.
+  With fewer clusters than six there is a fold for each; with one there is no error and nothing is selected.
+- Of equal errors the simplest candidate is taken, in the order of CANDIDATES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.errors import InputError, nearest
+from stats.bootstrap import resample
+from stats.intervals import percentile_intervals
+from stats.moments import DocumentMoments, Float, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDS = 6
+PENALTY = 10.0
+MARGIN = 0.02
+_INTERVALS = 4  # two models by two observations, whose intervals share alpha
+
+CANDIDATES = ("stratum_action_mean", "flat", "ridge")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is observed of a document under an action: the ridge's features, and what ``flat`` takes for R."""
+
+    features: tuple[str, ...]
+    flat: str
+
+
+# (H/W) sum_{t <= W} I_t / H, the first positions extrapolated flat, is the mean of I_t over block 1: null where W = 0.
+OBSERVATIONS: Mapping[str, Observation] = {
+    "fixed_history": Observation(("fixed_history_tv",), "fixed_history_tv"),
+    "positions": Observation(
+        ("prefix_mismatch", "prefix_diverged", "prefix_eos_x", "prefix_eos_y"), "block_1_mismatch"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One candidate on one observation: a row of the ``calibration`` table, NaN where that is null."""
+
+    observation: str
+    candidate: str
+    selected: bool
+    cross_validated_mse: float
+    documents: int
+    gap: float
+    predicted_gap: float
+    error: float
+    low: float
+    high: float
+    level: float
+    margin: float
+    decision: str | None
+    mae: float
+    rmse: float
+    draws: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Documents that both actions have, as a predictor sees them.
+
+    With D documents and the two actions (baseline first): ``strata`` and ``clusters`` are str [D]; ``target`` is R,
+    float64 [D, 2]; ``features`` [D, 2, P]; ``flat`` [D, 2].
+    """
+
+    strata: Text
+    clusters: Text
+    target: Float
+    features: Float
+    flat: Float
+
+    def only(self, kept: NDArray[np.bool_]) -> Sample:
+        """The documents of a mask, bool [D]."""
+        return Sample(
+            self.strata[kept], self.clusters[kept], self.target[kept], self.features[kept], self.flat[kept]
+        )  # fmt: skip
+
+    @property
+    def weights(self) -> Float:
+        """w_d = 1 / (S n_stratum(d)), float64 [D] (definitions, "Pooling")."""
+        names, stratum_of, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
+        weights: Float = 1 / (len(names) * sizes[stratum_of])
+        return weights
+
+
+def calibrate(
+    development: DocumentMoments,
+    evaluation: DocumentMoments,
+    *,
+    baseline: str,
+    action: str,
+    draws: int,
+    seed: int,
+    alpha: float = 0.05,
+    margin: float = MARGIN,
+) -> tuple[Calibration, ...]:
+    """Judge every candidate on every observation of one contrast; nothing where a split has no shared document.
+
+    The error's interval is at level 1 - alpha / 4, from the bootstrap's own draws of the evaluation documents. Raises
+    InputError for an action that a split lacks, and for an alpha or margin out of range.
+    """
+    if not 0 < alpha < 1 or not margin > 0:
+        raise InputError(f"alpha {alpha} must lie between 0 and 1, the margin {margin} above 0")
+    level = 1 - alpha / _INTERVALS
+    development, evaluation = development.in_canonical_order(), evaluation.in_canonical_order()
+    shared = _shared(evaluation, baseline, action)
+    if not (shared.any() and _shared(development, baseline, action).any()):
+        return ()
+    scores: dict[str, dict[str, float]] = {}
+    predicted: dict[tuple[str, str], Float] = {}
+    for name, observation in OBSERVATIONS.items():
+        known, unseen = (_sample(moments, baseline, action, observation) for moments in (development, evaluation))
+        scores[name] = {candidate: cross_validated_mse(candidate, known) for candidate in CANDIDATES}
+        predicted |= {(name, candidate): _contrast(predict(candidate, known, unseen)) for candidate in CANDIDATES}
+    # Documents, their weights and what is to be predicted are the same for every observation.
+    weights, contrast = unseen.weights, _contrast(unseen.target)
+    errors = {key: contrast - value for key, value in predicted.items()}
+    intervals = _error_intervals(evaluation, shared, errors, level=level, draws=draws, seed=seed)
+    return tuple(
+        Calibration(
+            observation=name,
+            candidate=candidate,
+            selected=candidate == _least(scores[name]),
+            cross_validated_mse=scores[name][candidate],
+            documents=len(contrast),
+            gap=float(weights @ contrast),
+            predicted_gap=float(weights @ predicted[name, candidate]),
+            error=float(weights @ error),
+            low=intervals[name, candidate][0],
+            high=intervals[name, candidate][1],
+            level=level,
+            margin=margin,
+            decision=decide(*intervals[name, candidate], margin),
+            mae=float(weights @ np.abs(error)),
+            rmse=math.sqrt(weights @ error**2),
+            draws=draws,
+        )
+        for (name, candidate), error in errors.items()
+    )
+
+
+def decide(low: float, high: float, margin: float) -> str | None:
+    """``equivalent`` inside [-margin, margin], ``different`` wholly outside, else ``unresolved``; None without ends."""
+    if math.isnan(low) or math.isnan(high):
+        return None
+    if -margin <= low and high <= margin:
+        return "equivalent"
+    return "different" if low > margin or high < -margin else "unresolved"
+
+
+def predict(candidate: str, training: Sample, documents: Sample) -> Float:
+    """Each action's R of ``documents``, float64 [D, 2] in [0, 1], by a candidate fitted on ``training``."""
+    if candidate == "stratum_action_mean":
+        predicted = _cell_means(training, documents)
+    elif candidate == "flat":
+        predicted = documents.flat
+    else:
+        predicted = _ridge_predictions(training, documents)
+    return np.clip(predicted, 0.0, 1.0)
+
+
+def cross_validated_mse(candidate: str, sample: Sample) -> float:
+    """M of the squared error of held-out documents' contrasts; NaN where fewer than two clusters make no folds."""
+    fold = folds(sample.strata, sample.clusters)
+    if fold.max() == 0:
+        return math.nan
+    predicted = np.empty_like(sample.target)
+    for held_out in range(fold.max() + 1):
+        inside = fold == held_out
+        predicted[inside] = predict(candidate, sample.only(~inside), sample.only(inside))
+    return float(sample.weights @ (_contrast(sample.target) - _contrast(predicted)) ** 2)
+
+
+def _least(scores: Mapping[str, float]) -> str | None:
+    defined = {candidate: score for candidate, score in scores.items() if not math.isnan(score)}
+    return min(defined, key=defined.__getitem__) if defined else None
+
+
+def folds(strata: Text, clusters: Text) -> NDArray[np.intp]:
+    """The fold of each document, int [D] from 0: at most six, clusters whole, strata spread over them."""
+    strata_of: dict[str, set[str]] = {}
+    for stratum, cluster in zip(strata.tolist(), clusters.tolist(), strict=True):
+        strata_of.setdefault(cluster, set()).add(stratum)
+
+    def order(cluster: str) -> tuple[list[str], str]:
+        return sorted(strata_of[cluster]), hashlib.sha256(cluster.encode()).hexdigest()
+
+    fold_of = {cluster: place % FOLDS for place, cluster in enumerate(sorted(strata_of, key=order))}
+    return np.array([fold_of[cluster] for cluster in clusters.tolist()], dtype=np.intp)
+
+
+def ridge_coefficients(features: Float, target: Float, penalty: float = PENALTY) -> tuple[Float, float]:
+    """Coefficients [P] and intercept that minimize |y - Xb - c|^2 + penalty |b|^2, the intercept not penalized.
+
+    ``features`` is float64 [N, P], ``target`` [N].
+    """
+    # An intercept that costs nothing takes up the means, which leaves a ridge without one on centred columns.
+    centre, level = features.mean(axis=0), float(target.mean())
+    centred = features - centre
+    gram = centred.T @ centred + penalty * np.eye(features.shape[1])
+    coefficients: Float = np.linalg.solve(gram, centred.T @ (target - level))
+    return coefficients, level - float(centre @ coefficients)
+
+
+def _ridge_predictions(training: Sample, documents: Sample) -> Float:
+    columns = training.features.reshape(-1, training.features.shape[2])
+    centre, scale = columns.mean(axis=0), columns.std(axis=0)
+    # A column whose spread is rounding alone says nothing, and dividing by that spread would make it noise.
+    constant = scale <= 1e-12 * np.abs(columns).max(axis=0)
+    scale = np.where(constant, 1.0, scale)
+    names = np.unique(training.strata)
+
+    def design(sample: Sample) -> Float:
+        # One row for each document and action: scaled features [P], stratum indicators [S], action indicators [2].
+        count = len(sample.strata)
+        stratum = np.broadcast_to((sample.strata[:, None] == names)[:, None, :], (count, 2, len(names)))
+        action = np.broadcast_to(np.eye(2), (count, 2, 2))
+        scaled = np.where(constant, 0.0, (sample.features - centre) / scale)
+        return np.concatenate([scaled, stratum, action], axis=2).reshape(2 * count, -1)
+
+    coefficients, intercept = ridge_coefficients(design(training), training.target.reshape(-1))
+    predicted: Float = (design(documents) @ coefficients + intercept).reshape(-1, 2)
+    return predicted
+
+
+def _cell_means(training: Sample, documents: Sample) -> Float:
+    names = np.unique(training.strata)
+    cells = np.stack([training.target[training.strata == name].mean(axis=0) for name in names])  # [S, 2]
+    same = documents.strata[:, None] == names  # [D, S]
+    predicted: Float = np.where(same.any(axis=1)[:, None], same @ cells, cells.mean(axis=0))
+    return predicted
+
+
+def _contrast(values: Float) -> Float:
+    """Action minus baseline, float64 [D], of [D, 2]."""
+    difference: Float = values[:, 1] - values[:, 0]
+    return difference
+
+
+def _shared(moments: DocumentMoments, baseline: str, action: str) -> NDArray[np.bool_]:
+    if baseline == action:
+        raise InputError(f"calibration of '{action}' against itself")
+    for name in (baseline, action):
+        if name not in moments.actions:
+            raise InputError(f"no action is named '{name}'; {nearest(name, moments.actions)}")
+    columns = [moments.actions.index(name) for name in (baseline, action)]
+    baseline_has, action_has = moments.present[:, columns].T
+    shared: NDArray[np.bool_] = baseline_has & action_has
+    return shared
+
+
+def _sample(moments: DocumentMoments, baseline: str, action: str, observation: Observation) -> Sample:
+    shared = _shared(moments, baseline, action)
+    columns = [moments.actions.index(name) for name in (baseline, action)]
+
+    def of(name: str) -> Float:
+        values: Float = moments.scalars[name][shared][:, columns]
+        return values
+
+    features = np.stack([of(name) for name in observation.features], axis=-1)
+    return Sample(moments.strata[shared], moments.clusters[shared], of("mismatch"), features, of(observation.flat))
+
+
+def _error_intervals(
+    evaluation: DocumentMoments,
+    shared: NDArray[np.bool_],
+    errors: Mapping[tuple[str, str], Float],
+    *,
+    level: float,
+    draws: int,
+    seed: int,
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Percentile intervals of pooled errors, by observation and candidate; NaN where an error is undefined.
+
+    Errors are resampled as if each were the mismatch of an action of its own, over all the evaluation documents: so
+    draw i takes the same documents as draw i of every other estimate.
+    """
+    columns = np.full((len(shared), len(errors)), np.nan)
+    columns[shared] = np.stack(list(errors.values()), axis=1)
+    present = np.where(shared[:, None], 0.0, np.nan) * np.ones(len(errors))
+    as_moments = DocumentMoments(
+        evaluation.documents, evaluation.strata, evaluation.clusters,
+        tuple(" ".join(key) for key in errors), evaluation.windows,
+        {name: columns if name == "mismatch" else present for name in evaluation.scalars}, {}, {},
+    )  # fmt: skip
+    sample = resample(as_moments, ["mismatch"], seed=seed, first=0, last=draws, pairs=[]).values["mismatch"]
+    low, high = percentile_intervals(sample[:, 0, :, 0], np.full(len(errors), level))  # row 0 is pooled
+    return dict(zip(errors, zip(low.tolist(), high.tolist(), strict=True), strict=True))
