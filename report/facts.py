@@ -137,9 +137,10 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def read_facts(source: StudyRows) -> Facts:
     """Read a study's facts; ``InputError`` where the store has no such study and model."""
-    found = source.of("studies")
+    # Events that another generator made have no row in studies; their windows follow from their horizon.
+    found = source.of("studies") or source.of("windows")
     if not found:
-        known = [f"{row['study']} / {row['model']}" for row in source.views.rows("studies").to_pylist()]
+        known = [f"{row['study']} / {row['model']}" for row in source.views.rows("windows").to_pylist()]
         tail = nearest(f"{source.study} / {source.model}", known) if known else "the store has no study"
         raise InputError(f"no study '{source.study}' with model '{source.model}' in this store; {tail}")
     row = found[0]
@@ -153,7 +154,7 @@ def read_facts(source: StudyRows) -> Facts:
     return Facts(
         study=source.study,
         model=source.model,
-        seed=row["seed"],
+        seed=row.get("seed"),
         study_sha256=row.get("study_sha256"),
         windows=Windows(**{name: row[name] for name in Windows.__dataclass_fields__}),
         documents=documents,

@@ -117,13 +117,16 @@ class Pooling:
         for row, documents in enumerate(self.members, start=1):
             weights = np.ascontiguousarray(counts[:, documents])
             total = _product(weights, kept[documents].reshape(len(documents), -1)).reshape(len(counts), *kept.shape[1:])
-            weight = np.einsum("bd,du->bu", weights, self.masks[documents].astype(np.float64))
+            weight = weights @ self.masks[documents].astype(np.float64)  # of whole numbers: exact
             # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
             with np.errstate(invalid="ignore"):
                 np.divide(total, weight[:, :, None], out=means[:, row])
             has = self.masks[documents].any(axis=0)
             strata += has
-            pooled[:, has] += means[:, row, has]
+            if has.all():
+                pooled += means[:, row]
+            else:
+                pooled[:, has] += means[:, row, has]
         with np.errstate(invalid="ignore"):
             pooled /= strata[:, None]  # equal weight of strata
         return means.reshape(*means.shape[:3], *tail)
@@ -137,23 +140,28 @@ class Pooling:
         for name in sorted(needed - source.keys()):
             raise InputError(f"these document moments have no profile '{name}'")
         profiles: dict[str, Array] = {name: self.means(source[name], counts) for name in sorted(needed)}
+        selected: dict[tuple[int, ...], dict[str, Array]] = {}
+
+        def select(quantity: Quantity, supports: tuple[int, ...]) -> Pooled:
+            if supports not in selected:
+                selected[supports] = {name: self._select(value, supports) for name, value in scalars.items()}
+            chosen = {name: self._select(profiles[name], supports) for name in quantity.profile}
+            return Pooled(selected[supports], chosen, self.moments.windows)
+
         results = {}
         for quantity in quantities:
-            values = []
-            for pair in self._subjects(quantity):
-                a, b = (self._select(support, scalars, profiles) for support in pair)
-                value = quantity.function(b) if quantity.kind == "action" else quantity.function(a, b)
-                values.append(value if quantity.axis else value[..., None])
-            shape = (len(counts), len(self.rows), 0, len(quantity.x(self.moments.windows)))
-            results[quantity.name] = np.stack(values, axis=2) if values else np.empty(shape)
+            # All subjects at once: quantities take any leading axes.
+            pairs = self._subjects(quantity)
+            a, b = (select(quantity, tuple(pair[side] for pair in pairs)) for side in (0, 1))
+            value = quantity.function(b) if quantity.kind == "action" else quantity.function(a, b)
+            results[quantity.name] = value if quantity.axis else value[..., None]
         return results
 
-    def _select(self, support: int, scalars: Mapping[str, Array], profiles: Mapping[str, Array]) -> Pooled:
-        return Pooled(
-            {name: value[:, :, support] for name, value in scalars.items()},
-            {name: value[:, :, support] for name, value in profiles.items()},
-            self.moments.windows,
-        )
+    def _select(self, value: Array, supports: tuple[int, ...]) -> Array:
+        """[B, rows, U] or [B, rows, U, X] -> the same of some supports; no copy where they are all."""
+        if supports == tuple(range(len(self.supports))):
+            return value
+        return value[:, :, list(supports)]
 
 
 def _product(weights: Float, values: Float) -> Float:

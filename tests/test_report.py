@@ -20,6 +20,7 @@ import pytest
 
 from report import Provenance, build_report
 from report.canvas import action_styles
+from report.facts import Windows
 from report.latex import escape
 from report.numbers import MISSING, count_range, duration, fixed, size
 from report.plan_rows import plan_rows
@@ -189,6 +190,8 @@ def make_views(actions: tuple[str, ...], *, strata: tuple[str, ...] = STRATA, an
         "estimates": estimates if analyzed else [],
         "published": [], "calibration": calibration_rows(actions) if analyzed else [],
     }  # fmt: skip
+    fields = ("study", "model", *Windows.__dataclass_fields__)
+    views["windows"] = [{name: row[name] for name in fields} for row in views["studies"]]
     return FakeViews(views | point_views(estimates, split) | depth_views(actions, split))
 
 
@@ -529,7 +532,7 @@ def test_nulls_are_dashes(tmp_path: Path) -> None:
 
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     odd = "<b>&half$x$</b>"
-    views = make_views(("_plain", odd), strata=("<i>S</i>", 'q"1'))
+    views = make_views(("_plain", odd), strata=('<i>S</i> q"1',))
     html = build(tmp_path, views, token_text=lambda token: f"<i>&{token}")
     checker = check(html)
     assert odd not in html
@@ -594,6 +597,16 @@ def test_documents_without_events_are_counted_apart(tmp_path: Path) -> None:
     ]
     html = build(tmp_path, views)
     assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_events_of_another_generator_have_a_page_too(tmp_path: Path) -> None:
+    """Ingested events have no row in studies: seed and study file are not known, windows follow from the horizon."""
+    views = make_views(("snapkv-half", "recent-half"), planned=False)
+    views.views["studies"] = []
+    html = build(tmp_path, views)
+    assert "<dt>Seed</dt><dd>not recorded</dd>" in html
+    assert "Study file SHA-256" not in html
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -154,6 +154,10 @@ def _beam_runner(name: str) -> Late:
         if importlib.util.find_spec("distributed") is None:
             raise InputError("DaskRunner needs dask: pip install dask distributed")
         return _beam("runners.dask.dask_runner").DaskRunner()
+    if name.lower() in {"direct", "directrunner"}:
+        raise InputError(
+            "DirectRunner downloads another runner before it starts; use FnApiRunner, which runs here as is"
+        )
     try:
         return _beam("runners.runner").create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:

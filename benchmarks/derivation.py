@@ -1,0 +1,153 @@
+"""Events to trajectories and steps: the derivation and its pipeline against one DuckDB window query.
+
+    python -m benchmarks.derivation                   # the paper's size, 7.1 M events: about a minute
+    python -m benchmarks.derivation --documents 4 --replicates 8 --horizon 32 --json
+
+Measured, each part in a process of its own, from the same Parquet files:
+
+- ``derive``: files read one by one and derived in memory, one core, nothing written;
+- ``pipeline``: all of ``kvdrift derive``: Beam starts, files are read, derived, written (compressed, synced) and
+  committed;
+- DuckDB: one window query that computes the columns of ``steps`` and aggregates them by trajectory, so that nothing need
+  be written or fetched; its window sorts all events by pair. It leaves out runs of agreement, which take a second query.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import duckdb
+
+from benchmarks.measurement import Measured, Row, measure, mib, show
+from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
+from schema.store import Store
+from transforms.derivation import derive
+from transforms.pipeline import run_derivation
+from transforms.segments import read_events
+
+QUERY = """
+with
+
+placed as (
+    select
+        *,
+        cast(x_token <> y_token as integer) as mismatch,
+        max(t) over pair as horizon,
+        min(t) filter (where x_token <> y_token) over pair as tau,
+        min(t) filter (where x_eos) over pair as eos_x,
+        min(t) filter (where y_eos) over pair as eos_y
+    from read_parquet($files, hive_partitioning = false)
+    window pair as (partition by study, model, doc, action, replicate)
+),
+
+absorbed as (
+    select
+        *,
+        least(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as first_eos,
+        greatest(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as last_eos
+    from placed
+),
+
+steps as (
+    select
+        *,
+        case when t >= tau then t - tau end as lag,
+        cast(t >= first_eos as integer) + cast(t > first_eos as integer) + cast(t > last_eos as integer) as eos_set
+    from absorbed
+),
+
+trajectories as (
+    select
+        study,
+        model,
+        doc,
+        action,
+        replicate,
+        any_value(tau) as tau,
+        any_value(horizon) as horizon,
+        sum(mismatch) as mismatches,
+        sum(delta) as sum_delta,
+        sum(f) as sum_f,
+        sum(mismatch) filter (where lag > 0) as occupation,
+        sum(eos_set) as eos_sets
+    from steps
+    group by study, model, doc, action, replicate
+)
+
+select count(*), count(tau), sum(mismatches), sum(occupation), sum(sum_delta), sum(sum_f), sum(eos_sets)
+from trajectories
+"""
+
+
+def derive_in_memory(location: str) -> tuple[int, int]:
+    """Read and derive every segment; returns trajectories and mismatches."""
+    trajectories = mismatches = 0
+    for file in Store.open(location).files("events"):
+        derived = derive(read_events(file)).trajectories
+        trajectories += derived.num_rows
+        mismatches += sum(derived["mismatches"].to_pylist())
+    return trajectories, mismatches
+
+
+def derive_store(location: str) -> tuple[int, int]:
+    """Run the whole pipeline on a store that is not derived; returns trajectories and mismatches."""
+    trajectories = run_derivation(location).trajectories
+    return trajectories, sum(
+        Store.open(location).read("trajectories", columns=["mismatches"])["mismatches"].to_pylist()
+    )
+
+
+def query_files(location: str, threads: int) -> tuple[int, int]:
+    """Run the window query over the events files; returns trajectories and mismatches."""
+    with duckdb.connect(config={"threads": threads}) as connection:
+        row = connection.execute(QUERY, {"files": Store.open(location).files("events")}).fetchone()
+    if row is None:
+        return 0, 0
+    return int(row[0]), int(row[2])
+
+
+def run(folder: Path, sizes: Sizes, seed: int) -> list[Row]:
+    """Write a study, derive it in every way, and compare; RuntimeError where the ways disagree."""
+    location = write_study(str(folder / "store"), sizes, seed, derived=False).location
+    one_thread, two_threads = (measure(query_files, location, threads) for threads in (1, 2))
+    in_memory = measure(derive_in_memory, location)
+    pipeline = measure(derive_store, location)
+    parts = {
+        "derive, one core": (in_memory, one_thread, "DuckDB, 1 thread"),
+        "pipeline": (pipeline, two_threads, "DuckDB, 2 threads"),
+        "DuckDB, 1 thread": (one_thread, None, None),
+        "DuckDB, 2 threads": (two_threads, None, None),
+    }
+    if len({measured.value for measured, _, _ in parts.values()}) > 1:
+        raise RuntimeError(f"results differ: { {name: measured.value for name, (measured, _, _) in parts.items()} }")
+    return [_row(name, sizes.events, *part) for name, part in parts.items()]
+
+
+def _row(
+    name: str,
+    events: int,
+    measured: Measured[tuple[int, int]],
+    peer: Measured[tuple[int, int]] | None,
+    peer_name: str | None,
+) -> Row:
+    ratio = peer.seconds / measured.seconds if peer else None
+    rate = events / measured.seconds
+    return Row(name, measured.seconds, measured.cpu_seconds, mib(measured.peak_bytes), rate, peer_name, ratio)
+
+
+def main() -> None:
+    """Run the benchmark at the given sizes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.derivation", description=__doc__.splitlines()[0])
+    add_size_options(parser, Sizes())
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    sizes = sizes_of(options)
+    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
+        rows = run(Path(folder), sizes, options.seed)
+    show("derivation", rows, "events", {"events": sizes.events}, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
