@@ -8,7 +8,8 @@ Measured, each part in a process of its own:
 
 - every view, fetched with all its columns, from a fresh connection and one DuckDB thread; and all views one after the
   other with the moment views kept, as an analysis opens them (``events`` and ``steps`` are scanned, not fetched);
-- document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and by two threads;
+- document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and
+  by two threads;
 - ``scipy.stats.bootstrap`` (vectorized, percentile, as many resamples) on the same document moments: three quantities
   in each stratum (paired), and the same three pooled, each stratum one sample of document indices. It draws anew for
   every interval, so that its time is counted per interval: of a pooled one, of a stratum's, and of both as often as a

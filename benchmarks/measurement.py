@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
-Arguments = ParamSpec("Arguments")
 
 _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
 
@@ -31,24 +30,22 @@ class Measured(Generic[Value]):
     peak_bytes: int
 
 
-def measure(
-    function: Callable[Arguments, Value], *arguments: Arguments.args, **options: Arguments.kwargs
-) -> Measured[Value]:
+def measure(function: Callable[..., Value], *arguments: Any) -> Measured[Value]:
     """Call a function of a module once in a new process, so that no peak or cache of one part is in another's."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_call, function, *arguments, **options).result()
+        return process.submit(_call, function, arguments).result()
 
 
-def _call(function: Callable[..., Value], *arguments: Any, **options: Any) -> Measured[Value]:
+def _call(function: Callable[..., Value], arguments: tuple[Any, ...]) -> Measured[Value]:
     begun, cpu = time.perf_counter(), time.process_time()
-    value = function(*arguments, **options)
+    value = function(*arguments)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     return Measured(value, seconds, cpu_seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _TO_BYTES)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a benchmark's table; what does not apply is None. ``ratio`` is against ``peer``, above 1 is better."""
+    """One line of a benchmark's table, None where not applicable. ``ratio`` is against ``peer``; above 1 is better."""
 
     part: str
     seconds: float

@@ -1,7 +1,7 @@
 """A store of any size with events of a known law, written and derived as real ones are: something to analyze.
 
-    python -m benchmarks.synthetic_study FOLDER                       # the paper's size: 7.1 M events, about ten seconds
-    python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32      # a second
+    python -m benchmarks.synthetic_study FOLDER                   # the paper's size, 7.1 M events, in about 10 s
+    python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32
 
 Then ``kvdrift analyze FOLDER``, ``kvdrift report FOLDER``, ``kvdrift sql FOLDER "select * from decomposition"``.
 
