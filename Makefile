@@ -19,7 +19,9 @@ study: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
+# The long checks: coverage of intervals, a distributed derivation. They need Dask, which nothing else does.
 slow: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed]'
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP)

@@ -145,6 +145,12 @@ def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rate
     )
 
 
+def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Float:
+    """Draw what decides the paths of each document: [documents, actions, K, H, 4] on [0, 1)."""
+    shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
+    return np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
+
+
 def draw_paths(rates: Rates, uniform: Float) -> Paths:
     """Run the law; ``uniform`` is [documents, actions, K, H, 4] on [0, 1): mismatch, size, EOS, token."""
     shape = uniform.shape[:-1]
@@ -183,9 +189,7 @@ def draw_paths(rates: Rates, uniform: Float) -> Paths:
 
 
 def _units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
-    shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
-    uniform = np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
-    paths = draw_paths(draw_rates(documents, sizes, seed), uniform)
+    paths = draw_paths(draw_rates(documents, sizes, seed), draw_uniforms(documents, sizes, seed))
     for i, row in enumerate(documents):
         for j, action in enumerate(sizes.action_names):
             names = {"study": STUDY, "model": MODEL, "doc": row["doc"], "action": action}

@@ -12,15 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.synthetic_study import MODEL, STUDY, Paths, Rates, Sizes, draw_paths, draw_rates, write_study
-from benchmarks import synthetic_study
+from benchmarks.synthetic_study import (
+    MODEL,
+    STUDY,
+    Paths,
+    Rates,
+    Sizes,
+    document_rows,
+    draw_paths,
+    draw_rates,
+    draw_uniforms,
+    write_study,
+)
 from flows.analysis import document_moments
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.store import Store
 from sql.catalog import open_views
 from stats.bootstrap import BLOCK, groups, observed, resample
 from stats.intervals import percentile_intervals
@@ -50,7 +58,7 @@ COVERED: tuple[tuple[str, int | None], ...] = (
     ("mismatch", None), ("rollout_tv", None), ("fixed_history_tv", None), ("occurrence", None), ("exposure", None),
     ("mismatch_rate", None), ("mean_entry", None), ("saturation", None), ("cohort_fraction", None), ("early", None),
     ("late", None), ("late_minus_early", None), ("late_pre_eos", None), ("late_minus_early_pre_eos", None),
-    ("late_pre_eos_fraction", None), ("eos_gap", 0), ("eos_gap", 1), ("eos_gap", 2), ("eos_gap", 3),
+    ("late_pre_eos_fraction", None), ("eos_gap", 0), ("eos_gap", 1), ("eos_gap", 2),
     ("generation_block_delta", 1), ("generation_block_delta", 3), ("entry_cdf", 8), ("hazard", 5),
     ("generation_delta", 12), ("branch_delta", 4), ("branch_mismatch", 4), ("gap", None), ("exposure_term", None),
     ("rate_term", None), ("rate_share", None), ("rollout_tv_gap", None), ("history_gap", None), ("eos_related", None),
@@ -231,7 +239,10 @@ def exact_truth() -> dict[tuple[str, int | None], Float]:
     """Every covered quantity of the population: [2 actions], or [1] for a contrast."""
     expected = [[expected_moments(rates) for rates in kind] for stratum in TYPES for kind in stratum]
     parts = [
-        {name: np.array([[action[part][name] for action in kind] for kind in expected]) for name in expected[0][0][part]}  # type: ignore[index]
+        {
+            name: np.array([[action[part][name] for action in kind] for kind in expected])
+            for name in expected[0][0][part]
+        }  # type: ignore[index]
         for part in range(3)
     ]
     population = documents((parts[0], parts[1], parts[2]), ["a"] * 3 + ["b"] * 3, 2)
@@ -269,3 +280,62 @@ def coverage(batches: int) -> dict[tuple[str, int | None], float]:
     truth = exact_truth()
     found = [covered(batch, truth) for batch in range(batches)]
     return {key: float(np.mean([one[key] for one in found])) for key in COVERED}
+
+
+def test_simulated_moments_are_those_of_the_views(tmp_path: Path) -> None:
+    """Events, store, derivation and SQL on one side, the arrays of the simulation on the other."""
+    sizes = Sizes(strata=2, documents=6, actions=2, replicates=5, horizon=H)
+    rows = document_rows(sizes)
+    scalars, positions, lags = moments_of_paths(draw_paths(draw_rates(rows, sizes, 3), draw_uniforms(rows, sizes, 3)))
+    with open_views(write_study(str(tmp_path), sizes, seed=3)) as views:
+        measured = document_moments(views, STUDY, MODEL, "evaluation")
+    assert measured.documents.tolist() == [row["doc"] for row in rows]
+    order = [sizes.action_names.index(action) for action in measured.actions]
+    for name, value in scalars.items():
+        if value.any():
+            np.testing.assert_allclose(measured.scalars[name], value[:, order], rtol=1e-12, atol=1e-12, err_msg=name)
+    for name, value in positions.items():
+        np.testing.assert_allclose(measured.positions[name], value[:, order], rtol=1e-12, atol=1e-12, err_msg=name)
+    for name, value in lags.items():
+        np.testing.assert_allclose(measured.lags[name], value[:, order], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_expected_moments_are_means_of_simulated_ones() -> None:
+    """100 groups of 100 paths of each type: a mean of 100 is within 6 standard errors of its expectation.
+
+    With 99 degrees of freedom one of the about 2,000 comparisons fails falsely with probability below 1e-4.
+    """
+    groups_of_paths, paths = 100, 100
+    kinds = TYPES.reshape(6, 2, 5)
+    rates = np.repeat(kinds, groups_of_paths, axis=0)
+    uniform = np.random.default_rng(8).random((len(rates), 2, paths, H, 4))
+    simulated = moments_of_paths(draw_paths(Rates(*np.moveaxis(rates, -1, 0)), uniform))
+    expected = [[expected_moments(rate) for rate in kind] for kind in kinds]
+    for part in range(3):
+        for name, value in simulated[part].items():
+            known = np.array([[action[part][name] for action in kind] for kind in expected])
+            grouped = value.reshape(6, groups_of_paths, *value.shape[1:])
+            error = grouped.std(axis=1, ddof=1) / np.sqrt(groups_of_paths)
+            assert (np.abs(grouped.mean(axis=1) - known) <= 6 * error + 1e-12).all(), name
+
+
+def test_intervals_cover() -> None:
+    """500 studies, 4 s: the fraction of 500 contrasts has a standard error of 1.0%, of 1,000 actions 0.7%.
+
+    Coverages are 93.7% to 94.8% (next test), so that 90% and 98.5% lie at least 3.5 standard errors away: another seed
+    would fail falsely with probability below 3e-3.
+    """
+    for key, fraction in coverage(4).items():
+        assert 0.90 <= fraction <= 0.985, key
+
+
+@pytest.mark.slow
+def test_intervals_cover_in_93_to_97_percent() -> None:
+    """8,000 studies of 2 x 80 documents and 3 replicates, 512 draws; 45 s of one core.
+
+    Measured: 93.7% (``eos_gap`` of set 2) to 94.8% (``gap``), median 94.4%; percentile intervals of skewed moments are
+    a little short. The standard error is 0.19% for 16,000 actions and 0.27% for 8,000 contrasts, and 93% lies 3.3 or
+    more of them below every measured fraction: another seed would fail falsely with probability below 5e-3.
+    """
+    for key, fraction in coverage(64).items():
+        assert 0.93 <= fraction <= 0.97, key
