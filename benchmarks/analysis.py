@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+import kvdrift
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
 from flows.analysis import Analysis, document_moments, estimate_part, in_sequence, parts_of
@@ -45,7 +46,7 @@ SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO = 20.0, 2048.0, 1.0, 100.0
 
 def each_view(location: str) -> dict[str, float]:
     """Seconds of every view over derived tables from one connection that keeps nothing."""
-    with open_views(Store.open(location)) as views:
+    with kvdrift.open(location) as views:  # as `kvdrift sql` does
         return {name: _seconds(views.table, _query(name)) for name in sorted(view_texts())}
 
 

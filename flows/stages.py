@@ -171,7 +171,7 @@ def write_report(
     """Write the report of a stored study into ``folder``, with ``latex`` its tables as .tex too; returns its page."""
     progress().begin("report", 1, "pages")
     inputs = _report_inputs(store)
-    with open_views(store) as views:
+    with open_views(store, kept=MOMENT_VIEWS) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,13 @@ __version__ = "0.1.0"
 def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
     """The views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
 
-    InputError where there is no store.
+    All cores work on a query; what is stored as an estimate is computed on one, so that it has the same last bits in
+    every run. InputError where there is no store.
     """
     from schema.store import Store
     from sql.catalog import open_views
 
-    return open_views(Store.open(store))
+    return open_views(Store.open(store), threads=os.cpu_count() or 1)
 
 
 def run(study: str | Path, store: str | Path | None = None) -> Path:
