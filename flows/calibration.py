@@ -20,7 +20,7 @@ def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version
     """Fit on development documents, judge on evaluation documents, append the rows; returns how many there are.
 
     Nothing is written unless both splits have trajectories of the baseline and of another action. Draws and seed are
-    those of the primary estimates. A contrast is prespecified if the plan has a ``calibration`` section and its action.
+    those of the primary estimates, the margin is the plan's. A contrast is prespecified if its actions are the plan's.
     """
     baseline = plan.content["baseline"]
     measured = [_measured_actions(views, plan, split) for split in ("development", "evaluation")]
@@ -41,6 +41,7 @@ def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version
             draws=plan.draws,
             seed=plan.seed,
             alpha=plan.content["alpha"],
+            margin=plan.content["calibration"]["margin"],
         )
     ]
     store.append_rows("calibration", pa.Table.from_pylist(rows, schema=CALIBRATION.schema))
@@ -55,7 +56,7 @@ def _measured_actions(views: Views, plan: FrozenPlan, split: str) -> set[str]:
 def _row(judged: Calibration, plan: FrozenPlan, action: str, baseline: str, events_version: int) -> dict[str, Any]:
     # An undefined number is null in the store.
     values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
-    prespecified = "calibration" in plan.content and {action, baseline} <= set(plan.actions)
+    prespecified = {action, baseline} <= set(plan.actions)
     return values | {
         "study": plan.study,
         "model": plan.model,

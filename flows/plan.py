@@ -17,6 +17,7 @@ from schema.store import Store
 from schema.study import Study
 from schema.tables import PLANS
 from stats.allocation import Allocation, allocate
+from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from stats.endpoints import Endpoint, Family
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
@@ -121,6 +122,14 @@ def make_plan(material: Material, development: ReplicateMoments, units: pa.Table
         "exploratory_draws": planned.exploratory_draws,
         "target_half_width": planned.target_half_width,
         "primary_endpoints": _endpoint_rows(allocation),
+        "calibration": {
+            "observations": list(OBSERVATIONS),
+            "candidates": list(CANDIDATES),
+            "folds": FOLDS,
+            "ridge_penalty": PENALTY,
+            "margin": MARGIN,
+            "level": 1 - planned.alpha / INTERVALS_PER_FAMILY,
+        },
         "reachable": allocation.reachable,
         "reason": allocation.reason,
         "expected_seconds": allocation.seconds,

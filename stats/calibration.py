@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FOLDS = 6
 PENALTY = 10.0
 MARGIN = 0.02
-_INTERVALS = 4  # two models by two observations, whose intervals share alpha
+INTERVALS_PER_FAMILY = 4  # two models by two observations, whose intervals share alpha
 
 CANDIDATES = ("stratum_action_mean", "flat", "ridge")
 
@@ -131,7 +131,7 @@ def calibrate(
     """
     if not 0 < alpha < 1 or not margin > 0:
         raise InputError(f"alpha {alpha} must lie between 0 and 1, the margin {margin} above 0")
-    level = 1 - alpha / _INTERVALS
+    level = 1 - alpha / INTERVALS_PER_FAMILY
     development, evaluation = development.in_canonical_order(), evaluation.in_canonical_order()
     shared = _shared(evaluation, baseline, action)
     if not (shared.any() and _shared(development, baseline, action).any()):

@@ -372,7 +372,8 @@ def derive_all(store: Store) -> None:
 
 
 def frozen(**changes: Any) -> FrozenPlan:
-    content = {"baseline": "half", "alpha": 0.05, "seed": 3, "draws": 400, "actions": ["half", "512"]} | changes
+    content = {"baseline": "half", "alpha": 0.05, "seed": 3, "draws": 400, "actions": ["half", "512"]}
+    content |= {"calibration": {"margin": 0.02}} | changes
     return FrozenPlan("s", "m", "f" * 64, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), content)
 
 
@@ -382,7 +383,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
         assert calibrate_study(store, views, frozen(), 7) == 2 * 2 * 3
         assert calibrate_study(store, views, frozen(), 7) == 12  # the same rows again: they are there once
         assert store.read("calibration").num_rows == 12
-        assert calibrate_study(store, views, frozen(draws=200, calibration={}), 8) == 12
+        assert calibrate_study(store, views, frozen(draws=200, calibration={"margin": 0.03}), 8) == 12
         splits = [document_moments(views, "s", "m", split) for split in ("development", "evaluation")]
         gaps = {
             row["action"]: row
@@ -401,7 +402,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
     assert {(row["action"], row["status"]) for row in rows} == {("512", "prespecified"), ("recent", "exploratory")}
     assert {(row["baseline"], row["plan_sha256"], row["draws"]) for row in rows} == {("half", "f" * 64, 200)}
     for action in ("512", "recent"):
-        expected = verdicts(calibrate(*splits, baseline="half", action=action, draws=200, seed=3))
+        expected = verdicts(calibrate(*splits, baseline="half", action=action, draws=200, seed=3, margin=0.03))
         for row in (row for row in rows if row["action"] == action):
             judged = expected[row["observation"], row["candidate"]]
             assert {name: row[name] for name in vars(judged)} == vars(judged)
