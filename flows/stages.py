@@ -24,7 +24,7 @@ from report.source import Provenance
 from schema.errors import InputError
 from schema.store import Store
 from schema.study import Study
-from sql.catalog import MOMENT_VIEWS, open_views, write_catalog
+from sql.catalog import MOMENT_VIEWS, open_views, refresh_catalog
 from transforms.pipeline import run_derivation
 
 _REPORT_INPUTS = "inputs.json"
@@ -67,7 +67,7 @@ def derive(location: str) -> int:
     done = run_derivation(location).segments
     if done:
         progress().say(f"derived {done} new segments")
-        _refresh_catalog(store)
+        refresh_catalog(store)
     return done
 
 
@@ -136,7 +136,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         for analysis in analyses:
             count += estimate_study(store, views, analysis, version, run)
             progress().advance(1)
-    _refresh_catalog(store)
+    refresh_catalog(store)
     return count
 
 
@@ -236,8 +236,3 @@ def _report_inputs(store: Store) -> dict[str, int]:
         table: store.version(table)
         for table in ("events", "trajectories", "results", "calibration", "plans", "actions")
     }
-
-
-def _refresh_catalog(store: Store) -> None:
-    if "://" not in store.location:
-        write_catalog(store)

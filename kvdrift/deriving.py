@@ -7,7 +7,7 @@ import signal
 import typer
 
 from schema.store import Store
-from sql.catalog import write_catalog
+from sql.catalog import refresh_catalog
 from transforms.pipeline import run_derivation
 from transforms.segments import DerivationReport
 from transforms.watch import watch
@@ -16,7 +16,7 @@ from transforms.watch import watch
 def derive_once(location: str, runner: str) -> str:
     """Derive what is left and refresh the catalogue; returns one line."""
     report = run_derivation(location, runner=runner)
-    _refresh_catalog(location)
+    refresh_catalog(Store.open(location))
     if not report.segments:
         return f"nothing to derive: events version {report.events_version} is covered"
     rate = report.events / max(report.seconds, 1e-9)
@@ -33,16 +33,10 @@ def derive_watching(location: str, interval: float) -> str:
         signal.signal(number, lambda received, _: stopped.append(received))
 
     def batch_done(batch: DerivationReport) -> None:
-        _refresh_catalog(location)
+        refresh_catalog(Store.open(location))
         typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
         for failure in batch.failures:
             typer.echo(f"kvdrift: {failure}", err=True)
 
     total = watch(location, interval, lambda: bool(stopped), batch_done)
     return f"derived {total.segments} segments, {total.trajectories} trajectories, {total.events} events"
-
-
-def _refresh_catalog(location: str) -> None:
-    store = Store.open(location)
-    if "://" not in store.location:
-        write_catalog(store)

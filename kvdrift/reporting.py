@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from flows.generation import study_model
 from flows.stages import model_folder, report_folder, write_report
-from generator.models import EMBEDDED_ID, load_tokenizer
-from schema.errors import InputError, KvdriftError, nearest
+from generator.models import token_reader
+from schema.errors import InputError, nearest
 from schema.store import Store
 
 REPORT_FORMATS = ("html", "latex")
@@ -38,16 +36,5 @@ def report_store(location: str, output: Path | None, study: str | None, output_f
         else:
             folder = output / name / model_folder(model) if several else output / name
         tex = output_format == "latex"
-        pages.append(write_report(store, name, model, folder, token_text=_token_text(model), latex=tex))
+        pages.append(write_report(store, name, model, folder, token_text=token_reader(model), latex=tex))
     return pages
-
-
-def _token_text(model: str) -> Callable[[int], str] | None:
-    """The model's tokens as text where its tokenizer is on this machine, else None: then ids are shown."""
-    try:
-        if model == EMBEDDED_ID:
-            return study_model(model, "cpu", "float32", None).token_text
-        tokenizer = load_tokenizer(model)
-    except KvdriftError:
-        return None
-    return lambda token: str(tokenizer.decode([token]))

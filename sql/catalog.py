@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from schema.store import Store
 
-__all__ = ["Contract", "Views", "describe_views", "open_views", "write_catalog"]
+__all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "write_catalog"]
 
 CATALOG_NAME = "catalog.duckdb"
 
@@ -182,6 +182,12 @@ def write_catalog(store: Store) -> Path:
     finally:
         aside.unlink(missing_ok=True)
     return path
+
+
+def refresh_catalog(store: Store) -> None:
+    """Write the catalogue of a store that can have one: a local folder. Raises as ``write_catalog``."""
+    if _is_local(store):
+        write_catalog(store)
 
 
 def describe_views() -> tuple[Contract, ...]:
