@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv study test slow check clean
+.PHONY: venv study test slow kvpress check clean
 
 venv: $(STAMP)
 
@@ -19,10 +19,17 @@ study: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
-# The long checks: coverage of intervals, a distributed derivation. They need Dask, which nothing else does.
+# The long checks: coverage of intervals, a distributed derivation, a device map. They need Dask and accelerate.
 slow: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed,multi-gpu]'
 	$(BIN)/python -m pytest -m slow
+
+# kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
+# installed without what it declares; the extra has what its import needs.
+kvpress: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kvpress]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps kvpress
+	$(BIN)/python -m pytest -m kvpress
 
 check: $(STAMP)
 	$(BIN)/ruff check .

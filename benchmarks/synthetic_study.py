@@ -212,7 +212,7 @@ def _events(names: dict[str, str], sizes: Sizes, columns: dict[str, NDArray[Any]
     }
     arrays = {name: pa.repeat(pa.scalar(value), rows) for name, value in names.items()}
     arrays |= {name: pa.array(value) for name, value in (positions | columns).items()}
-    return pa.table({name: arrays[name] for name in EVENTS.columns}, schema=EVENTS.schema)
+    return pa.table(arrays, schema=pa.schema([EVENTS.schema.field(name) for name in arrays]))
 
 
 def _generator(seed: int, *place: str) -> np.random.Generator:

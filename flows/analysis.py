@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
+from flows.branching import branching_moments
+from flows.document_index import DocumentIndex, measured
 from flows.plan import FrozenPlan
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.store import Store
-from schema.study import CONTROL_ACTION
 from schema.tables import RESULTS
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
+from stats.efficiency import estimate_branching
 from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, ReplicateMoments, Windows
 from stats.quantities import QUANTITIES
@@ -33,7 +34,8 @@ EXPLORATORY_LEVEL = 0.95
 class Analysis:
     """What is estimated of one study, model and split, and how.
 
-    ``draws`` are (quantities, draws), every quantity once. ``plan_sha256`` is None where no plan was frozen.
+    ``draws`` are (quantities, draws), every quantity once, the exploratory ones last. ``plan_sha256`` is None where no
+    plan was frozen.
     """
 
     study: str
@@ -43,6 +45,11 @@ class Analysis:
     draws: tuple[tuple[tuple[str, ...], int], ...]
     request: Request
     plan_sha256: str | None
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Draws of what no plan names."""
+        return self.draws[-1][1]
 
     @classmethod
     def planned(cls, plan: FrozenPlan) -> Self:
@@ -104,17 +111,21 @@ def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[Part]:
 def estimate_study(
     store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
 ) -> int:
-    """Bootstrap the documents of an analysis and append the estimates to ``results``; returns how many there are."""
+    """Bootstrap the documents of an analysis and append the estimates to ``results``; returns how many there are.
+
+    Where the store holds replicates of residual branching, theirs stand with them.
+    """
     moments = document_moments(views, analysis.study, analysis.model, analysis.split)
-    estimates = Estimates.join(run(parts_of(analysis, moments)))
-    rows = _result_rows(estimates, analysis, events_version)
+    estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(views, analysis)]
+    # One commit for all of it: a row of this events version says that the analysis is done.
+    rows = _result_rows(Estimates.join(estimates), analysis, events_version)
     store.append_rows("results", rows)
     return int(rows.num_rows)
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
     """Splits with documents that have complete trajectories of a measured action, sorted."""
-    rows = _measured(views.rows("decomposition", study=study, model=model))
+    rows = measured(views.rows("decomposition", study=study, model=model))
     return sorted(set(rows["split"].to_pylist()))
 
 
@@ -130,17 +141,17 @@ def study_windows(views: Views, study: str, model: str) -> Windows:
 def document_moments(views: Views, study: str, model: str, split: str) -> DocumentMoments:
     """Moments of every document and action of a split, controls left out; InputError where there are none."""
     windows = study_windows(views, study, model)
-    table = _measured(views.rows("moments", study=study, model=model, split=split))
+    table = measured(views.rows("moments", study=study, model=model, split=split))
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
-    index = _Index(table)
+    index = DocumentIndex(table)
     scalars = index.spread(table, SCALAR_MOMENTS)
     profiles = {}
     for view, names, axis, length in (
         ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
         ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
     ):
-        rows = _measured(views.rows(view, study=study, model=model, split=split))
+        rows = measured(views.rows(view, study=study, model=model, split=split))
         profiles[view] = index.spread(rows, names, axis, length)
     return DocumentMoments(
         index.documents, index.strata, index.clusters, index.actions, windows, scalars,
@@ -150,14 +161,22 @@ def document_moments(views: Views, study: str, model: str, split: str) -> Docume
 
 def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
     """Scalar moments of every replicate of a split, controls left out; InputError where there are none."""
-    table = _measured(views.rows("trajectory_moments", study=study, model=model, split=split))
+    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
-    index = _Index(table)
+    index = DocumentIndex(table)
     count = int(table["replicate"].to_numpy().max()) + 1
     scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count, first=0)
     windows = study_windows(views, study, model)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
+
+
+def _branching_estimates(views: Views, analysis: Analysis) -> list[Estimates]:
+    moments = branching_moments(views, analysis.study, analysis.model, analysis.split)
+    if moments is None:
+        return []
+    draws, level = analysis.exploratory_draws, analysis.request.level
+    return [estimate_branching(moments, draws=draws, seed=analysis.seed, level=level)]
 
 
 def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) -> pa.Table:
@@ -171,43 +190,3 @@ def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) 
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)
-
-
-def _measured(table: pa.Table) -> pa.Table:
-    keep = np.asarray(table["action"].to_pylist(), dtype=object) != CONTROL_ACTION
-    return table.filter(pa.array(keep, type=pa.bool_()))
-
-
-class _Index:
-    """Documents and actions of a view's rows, in sorted order, and where each row lies among them."""
-
-    def __init__(self, table: pa.Table) -> None:
-        keys = {
-            doc: (stratum, cluster)
-            for doc, stratum, cluster in zip(
-                *(table[name].to_pylist() for name in ("doc", "stratum", "cluster")), strict=True
-            )
-        }
-        self.documents = np.array(sorted(keys), dtype=np.str_)
-        self.strata = np.array([keys[doc][0] for doc in self.documents.tolist()], dtype=np.str_)
-        self.clusters = np.array([keys[doc][1] for doc in self.documents.tolist()], dtype=np.str_)
-        self.actions = tuple(sorted(set(table["action"].to_pylist())))
-
-    def spread(
-        self, table: pa.Table, names: Sequence[str] | dict[str, str], axis: str | None = None, length: int = 0,
-        first: int = 1,
-    ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
-        """Columns as [documents, actions] or, along ``axis``, [documents, actions, length]; NaN where no row is."""
-        shape: tuple[int, ...] = (len(self.documents), len(self.actions))
-        where: list[Any] = [
-            np.searchsorted(self.documents, np.asarray(table["doc"].to_pylist(), dtype=np.str_)),
-            np.searchsorted(np.array(self.actions), np.asarray(table["action"].to_pylist(), dtype=np.str_)),
-        ]
-        if axis is not None:
-            shape = (*shape, length)
-            where.append(table[axis].to_numpy() - first)
-        columns = {}
-        for name in names:
-            columns[name] = np.full(shape, np.nan)
-            columns[name][tuple(where)] = table[name].cast(pa.float64()).to_numpy()
-        return columns

@@ -11,6 +11,7 @@ from flows.preparation import Material
 from schema.errors import ControlError, OperationError
 from schema.store import Store
 from schema.study import CONTROL_ACTION
+from schema.tables import PLAIN
 
 _SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
@@ -40,6 +41,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     Payload, index, metadata and resident bytes as measured on the tensors (definitions, "Equal bytes").
     """
     units = store.units(material.study.name, material.model_id)
+    units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))
     columns = ["doc", "action", "first_replicate", "replicates", "kept_entries", *_SIZES]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for unit in units.select(columns).to_pylist():

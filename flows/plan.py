@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,8 +15,8 @@ from flows.preparation import Material
 from schema.document import Document
 from schema.errors import OperationError, PlanError
 from schema.store import Store
-from schema.study import Study
-from schema.tables import PLANS
+from schema.study import Study, values_of
+from schema.tables import PLAIN, PLANS, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from stats.endpoints import Endpoint, Family
@@ -74,16 +75,25 @@ class FrozenPlan:
         )
         return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
 
+    def branched_actions(self, material: Material) -> list[str]:
+        """Actions that get replicates of residual branching too; those added after the plan do under "swrb" alone."""
+        if material.study.plan.estimator == SWRB:
+            return material.measured_actions
+        return list(self.content.get("residual_branching", {}).get("actions", []))
+
     def documents(self, material: Material) -> list[Document]:
         """The evaluation documents that the plan takes: the first N of each stratum."""
         count = int(self.content["documents_per_stratum"])
         return [document for documents in material.documents["evaluation"].values() for document in documents[:count]]
 
 
-def make_plan(material: Material, development: ReplicateMoments, units: pa.Table) -> dict[str, Any]:
+def make_plan(
+    material: Material, development: ReplicateMoments, units: pa.Table, efficiency: Mapping[str, float | None]
+) -> dict[str, Any]:
     """The plan's content: K and N from development variance and measured seconds, endpoints, levels.
 
-    ``units`` are the stored units of the development documents. Canonical and complete: equal input, equal plan.
+    ``units`` are the stored units of the development documents, ``efficiency`` that of residual branching on them in
+    seconds, by action. Canonical and complete: equal input, equal plan.
     """
     study = material.study
     endpoints = primary_endpoints(study)
@@ -112,6 +122,11 @@ def make_plan(material: Material, development: ReplicateMoments, units: pa.Table
         "windows": study.window_values,
         "actions": material.measured_actions,
         "baseline": planned.baseline,
+        "residual_branching": {
+            "estimator": planned.estimator,
+            "actions": _branched_actions(material, efficiency),
+            "development_efficiency_in_seconds": {name: efficiency.get(name) for name in material.measured_actions},
+        },
         "replicates": allocation.replicates,
         "documents_per_stratum": allocation.documents_per_stratum,
         "strata": [section.stratum_name for section in study.documents],
@@ -167,7 +182,7 @@ def primary_endpoints(study: Study) -> list[Endpoint]:
 
 def plan_section_sha256(study: Study) -> str:
     """Hash of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
-    deciding = {"plan": study.plan.model_dump(), "windows": study.window_values}
+    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
@@ -225,6 +240,16 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
     for name in plan.actions:
         if name not in names:
             raise PlanError(f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file")
+
+
+def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
+    """Under "swrb" all measured actions, under "hybrid" those where development found an efficiency above 1."""
+    chosen = {
+        PLAIN: [],
+        SWRB: material.measured_actions,
+        "hybrid": [name for name in material.measured_actions if (efficiency.get(name) or 0.0) > 1],
+    }
+    return chosen[material.study.plan.estimator]
 
 
 def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:

@@ -12,13 +12,15 @@ import pyarrow as pa
 
 from generator.actions import Action, build_actions
 from generator.eviction import kept_entries
-from generator.models import load_tokenizer
+from generator.finite.model import exact_value_rows, finite_model, study_systems, system_document
+from generator.local_models import local_configuration
+from generator.models import check_positions, load_tokenizer
 from generator.sources import SOURCES, check_source, choose_candidates, stratum_documents
 from schema.document import SPLITS, Document
 from schema.errors import InputError, PlanError, nearest
 from schema.store import Store
-from schema.study import CONTROL_REPLICATES, Study
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from schema.study import CONTROL_REPLICATES, FINITE_STATE, Study
+from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, STUDIES
 from stats.quantities import QUANTITIES
 
 
@@ -54,6 +56,8 @@ def gather_material(study: Study) -> Material:
     """Make documents and actions; InputError for anything in the study file that cannot be done."""
     actions = build_actions(study)
     _check_endpoints(study)
+    if study.model.kind == FINITE_STATE:
+        return _finite_material(study, actions)
 
     @cache
     def tokenizer() -> Any:
@@ -73,12 +77,25 @@ def gather_material(study: Study) -> Material:
     return material
 
 
+def _finite_material(study: Study, actions: list[Action]) -> Material:
+    """Systems as documents, with their quantities by enumeration."""
+    systems = study_systems(study)
+    documents = {
+        split: {stratum: [system_document(system, stratum) for system in made] for stratum, made in strata.items()}
+        for split, strata in systems.items()
+    }
+    material = Material(study, documents, actions)
+    _check_distinct((document.doc, document.stratum) for split in SPLITS for document in material.of_split(split))
+    return material
+
+
 @dataclass(frozen=True)
 class Outline:
     """What can be said of a study before its texts are read and tokenized.
 
     ``lengths`` are prompt tokens, split by split and stratum by stratum: exact where the source needs no tokenizer,
     and the section's nominal length in ``nominal`` strata. ``absent`` tells which strata's files are not here.
+    ``positions`` are the model's, None where its configuration is not here.
     """
 
     study: Study
@@ -86,14 +103,20 @@ class Outline:
     lengths: dict[str, dict[str, list[int]]]
     nominal: list[str]
     absent: dict[str, Path]
+    positions: int | None
 
 
 def outline_study(study: Study) -> Outline:
     """The outline of a study; nothing is tokenized or downloaded. InputError as far as it shows without that."""
     actions = build_actions(study)
     _check_endpoints(study)
-    outline = Outline(study, actions, {split: {} for split in SPLITS}, [], {})
+    positions = (local_configuration(study.model.id, study.model.revision) or {}).get("max_position_embeddings")
+    outline = Outline(study, actions, {split: {} for split in SPLITS}, [], {}, positions)
     names: list[tuple[str, str]] = []
+    if study.model.kind == FINITE_STATE:
+        for split, strata in study_systems(study).items():
+            outline.lengths[split] = {stratum: [0] * len(systems) for stratum, systems in strata.items()}
+        return outline
     for section in study.documents:
         stratum = section.stratum_name
         check_source(section)
@@ -102,6 +125,8 @@ def outline_study(study: Study) -> Outline:
             made = stratum_documents(section, study.study.seed)
             names += [(document.doc, stratum) for documents in made.values() for document in documents]
             lengths = {split: [document.prompt_tokens for document in made[split]] for split in SPLITS}
+            for document in (document for documents in made.values() for document in documents):
+                check_positions(document.doc, document.prompt_tokens, study.study.horizon, positions)
         else:
             if here:
                 chosen = choose_candidates(section, study.study.seed)
@@ -147,6 +172,10 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         prespecified = planned_actions is None or action.control or action.name in planned_actions
         actions.append(action.row(study.name, prespecified=prespecified))
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    if material.study.model.kind == FINITE_STATE:
+        systems = finite_model(material.study).systems.values()
+        exact = [row for system in systems for row in exact_value_rows(study.name, model, system)]
+        store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
 
 
 def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:

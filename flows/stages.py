@@ -14,17 +14,19 @@ import pyarrow.compute as pc
 from flows.analysis import Analysis, Runner, analyzed_splits, estimate_study, in_sequence, replicate_moments
 from flows.calibration import calibrate_study
 from flows.checks import check_controls, check_equal_bytes
-from flows.generation import generate_development, generate_evaluation, pending_work
-from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan, require_plan
+from flows.generation import generate_development, generate_evaluation, pending_development, pending_evaluation
+from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan
 from flows.preparation import Material, gather_material, record_material
 from flows.progress import progress
-from generator.models import check_model, token_reader
+from generator.finite.model import exact_value_rows, finite_model
+from generator.models import check_model, check_positions, position_limit, token_reader
 from report.page import build_report
 from report.source import Provenance
+from schema.document import SPLITS
 from schema.errors import InputError
 from schema.store import Store
-from schema.study import Study
-from sql.catalog import MOMENT_VIEWS, open_views, refresh_catalog
+from schema.study import FINITE_STATE, POOLED, Study
+from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from transforms.pipeline import run_derivation
 
 _REPORT_INPUTS = "inputs.json"
@@ -38,13 +40,25 @@ def _material(study_json: str, several_models: bool) -> Material:  # noqa: FBT00
 
 def material_of(study: Study) -> Material:
     """The study's documents and actions, made once per process."""
-    return _material(study.model_dump_json(), study.several_models)
+    return _material(study.model_dump_json(exclude_unset=True), study.several_models)
 
 
-def check_before_writing(study: Study) -> None:
-    """InputError for whatever in the study file, or of the model that it names, cannot be done."""
-    material_of(study)
-    check_model(study.model.id, dtype=study.model.dtype, revision=study.model.revision)
+def check_before_writing(study: Study, *, served: bool = False) -> None:
+    """InputError for whatever in the study file, or of the model that it names, cannot be done.
+
+    Of a model that is ``served`` elsewhere it does not matter which devices are here.
+    """
+    model = study.model
+    if model.kind == FINITE_STATE:
+        for system in finite_model(study).systems.values():
+            exact_value_rows(study.name, model.id, system)  # refuses what is too large to enumerate
+        return
+    device, device_map = ("cpu", None) if served else (model.device, model.device_map)
+    check_model(model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map)
+    limit = position_limit(model.id, revision=model.revision)
+    for split in SPLITS:
+        for document in material_of(study).of_split(split):
+            check_positions(document.doc, document.prompt_tokens, study.study.horizon, limit)
 
 
 def prepare(study: Study, location: str) -> None:
@@ -83,12 +97,19 @@ def plan(study: Study, location: str) -> str:
         units = units.filter(pc.is_in(units["doc"], value_set=pa.array(sorted(names))))
         with open_views(store) as views:
             development = replicate_moments(views, study.name, study.model.id, "development")
-        frozen = freeze_plan(store, material, make_plan(material, development, units), version)
+            efficiency = branching_efficiency(views, study.name, study.model.id, "development")
+        frozen = freeze_plan(store, material, make_plan(material, development, units, efficiency), version)
         progress().say(
             f"plan {frozen.sha256[:12]} frozen: K = {frozen.replicates} replicates, "
             f"N = {frozen.content['documents_per_stratum']} documents per stratum; {frozen.content['reason']}"
         )
     return frozen.sha256
+
+
+def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
+    """Efficiency in seconds of residual branching against plain coupling by action, pooled; None where undefined."""
+    rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
+    return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 
 
 def evaluate(study: Study, location: str) -> int:
@@ -154,7 +175,8 @@ def report(study: Study, location: str) -> Path:
     folder = report_folder_of(study, store)
     page = folder / "index.html"
     if not report_is_current(store, folder):
-        text = token_reader(study.model.id, revision=study.model.revision)
+        finite = study.model.kind == FINITE_STATE
+        text = None if finite else token_reader(study.model.id, revision=study.model.revision)
         write_report(store, study.name, study.model.id, folder, token_text=text)
     return page
 
@@ -220,11 +242,9 @@ def is_finished(study: Study, location: str) -> bool:
     if find_plan(store, study.name, study.model.id) is None:
         return False
     material = material_of(study)
-    frozen = require_plan(store, material)
-    wanted = ((material.of_split("development"), study.plan.development_replicates),
-              (frozen.documents(material), frozen.replicates))  # fmt: skip
     return (
-        not any(pending_work(store, material, documents, replicates) for documents, replicates in wanted)
+        not pending_development(store, material)
+        and not pending_evaluation(store, material)
         and not store.pending_segments(store.version("events"))
         and estimated_version(store, study.name, study.model.id) == store.version("events")
         and report_is_current(store, report_folder_of(study, store))
@@ -232,7 +252,5 @@ def is_finished(study: Study, location: str) -> bool:
 
 
 def _report_inputs(store: Store) -> dict[str, int]:
-    return {
-        table: store.version(table)
-        for table in ("events", "trajectories", "results", "calibration", "plans", "actions")
-    }
+    tables = ("events", "trajectories", "branchings", "exact_values", "results", "calibration", "plans", "actions")
+    return {table: store.version(table) for table in tables}

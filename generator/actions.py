@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+from dataclasses import dataclass
 from typing import Any
 
-from generator.selectors import SELECTORS, Full, Selector
-from schema.errors import InputError, nearest
+from generator.selectors import Full, Selector, build_selector
+from schema.errors import InputError
 from schema.retention import Retention
-from schema.study import CONTROL_ACTION, ActionSection, Study
+from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Action:
 
     def row(self, study: str, *, prespecified: bool) -> dict[str, Any]:
         """The action's row of the ``actions`` table."""
+        identity = self.selector.identity()
+        parameters = identity.pop("parameters")
         return {
             "study": study,
             "action": self.name,
@@ -37,32 +40,25 @@ class Action:
             "position_mode": "continued from the prompt's true length",
             "control": self.control,
             "prespecified": prespecified,
-            **self.selector.identity(),
+            "parameters": json.dumps(parameters, sort_keys=True) if parameters else None,
+            **identity,
         }
 
 
 def build_action(section: ActionSection) -> Action:
     """An action from its section of the study file; InputError for an unknown selector or parameter."""
-    if section.selector not in SELECTORS:
-        hint = nearest(section.selector, SELECTORS)
-        raise InputError(f"action '{section.name}': unknown selector '{section.selector}'; {hint}")
-    selector = SELECTORS[section.selector]
-    if selector is Full and section.retention.rule is not None:
-        raise InputError(f"action '{section.name}': selector 'full' keeps every entry; write keep = \"all\"")
-    accepted = {field.name for field in fields(selector)}  # type: ignore[arg-type]  # every selector is a dataclass
-    for parameter in section.parameters:
-        if parameter not in accepted:
-            raise InputError(
-                f"action '{section.name}': selector '{section.selector}' has no parameter '{parameter}'; "
-                f"it takes {', '.join(sorted(accepted)) or 'none'}"
-            )
     try:
-        return Action(section.name, section.selector, selector(**section.parameters), section.retention)
+        selector = build_selector(section.selector, section.parameters)
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from None
+    if isinstance(selector, Full) and section.retention.rule is not None:
+        raise InputError(f"action '{section.name}': selector 'full' keeps every entry; write keep = \"all\"")
+    return Action(section.name, section.selector, selector, section.retention)
 
 
 def build_actions(study: Study) -> list[Action]:
     """The study's actions in the file's order, then the control."""
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
+    if study.model.kind == FINITE_STATE:  # its actions are laws, and nothing is kept or evicted
+        return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
     return [*(build_action(section) for section in study.actions), control]

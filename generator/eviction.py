@@ -20,14 +20,14 @@ class CompactCache:
     """What is left of a prompt: kept entries per layer, their indices, and the lengths that positions need."""
 
     layers: tuple[PrefixLayer, ...]
-    indices: tuple[Tensor, ...]  # per layer int32 [KV heads, m], ascending
-    extents: Tensor  # int64 [layers, 2]: true prompt length n and kept entries m
+    indices: tuple[Tensor, ...]  # per layer int32 [KV heads, kept entries of the layer], ascending
+    extents: Tensor  # int64 [layers, 2]: true prompt length n and kept entries of the layer
     kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
 
     @property
     def kept_entries(self) -> int:
-        """m, per KV head and layer."""
-        return self.indices[0].shape[-1]
+        """m, per KV head and layer; the exact mean of layers that keep different numbers."""
+        return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     @property
     def payload_bytes(self) -> int:
@@ -60,18 +60,27 @@ def kept_entries(selector: Selector, retention: Retention, entries: int, where: 
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:
-    """Keep ``kept`` entries of every KV head and layer; OperationError if the selector breaks its promise."""
+    """Keep ``kept`` entries of every KV head and layer, or as many on average where the selector has budgets of layers.
+
+    OperationError if the selector breaks its promise.
+    """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
+    budgets = chooser.budgets(kept, entries, len(prompt))
+    if len(budgets) != len(prompt) or sum(budgets) != kept * len(prompt):
+        raise OperationError(
+            f"selector {type(selector).__name__} broke its promise: its {len(budgets)} budgets sum to {sum(budgets)}, "
+            f"and {len(prompt)} layers keep {kept} each on average"
+        )
     layers, indices, hashes = [], [], []
-    for number, layer in enumerate(prompt):
-        index = chooser.keep(layer, kept)
-        _check(index, layer, kept, chooser, number)
+    for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
+        index = chooser.keep(layer, budget)
+        _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         layers.append(PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather)))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
-    extents = torch.tensor([[entries, kept]] * len(prompt), device=prompt[0].key.device)
+    extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes))
 
 

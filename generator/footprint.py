@@ -1,60 +1,56 @@
-"""What a prompt's kept cache takes in bytes, from the model's configuration alone: no weights, nothing downloaded."""
+"""What a model and the kept cache of a prompt take in bytes, from the model's configuration alone."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+import torch
 
-from generator.models import DTYPES, EMBEDDED_FOLDER, EMBEDDED_ID
+from generator.local_models import local_configuration
+from generator.models import DTYPES
+from generator.planner import ModelShape, available_bytes
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """Layers, KV heads and the width of a head, in a cache of ``dtype``."""
+class Footprint:
+    """A model's shape, and whether its embedding is its head too."""
 
-    layers: int
-    heads: int
-    width: int
-    dtype: str
+    shape: ModelShape
+    tied: bool
 
-    def bytes_of(self, entries: int) -> int:
+    def cache_bytes(self, entries: int) -> int:
         """Payload, index and metadata of ``entries`` kept per KV head and layer (``generator.eviction``)."""
-        payload = 2 * self.width * DTYPES[self.dtype].itemsize
-        return self.layers * (self.heads * entries * (payload + _INDEX_BYTES) + _EXTENT_BYTES)
+        shape = self.shape
+        return shape.entry_bytes * entries + shape.layers * (shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The weights' matrices; norms and biases are next to nothing."""
+        shape = self.shape
+        attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
+        layers = shape.layers * shape.width * (attention + 3 * shape.inner_width)
+        return (layers + (1 if self.tied else 2) * shape.vocabulary * shape.width) * shape.item_bytes
 
 
-def local_cache_shape(model_id: str, dtype: str, revision: str | None = None) -> CacheShape | None:
-    """The shape by the model's ``config.json``, where that is at hand on this machine; None where it is not."""
-    file = _config_file(model_id, revision)
-    if file is None or dtype not in DTYPES:
+def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
+    """By the model's ``config.json``, where that is at hand on this machine; None where it is not."""
+    config = local_configuration(model_id, revision)
+    if config is None or dtype not in DTYPES:
         return None
     try:
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        query_heads = config["num_attention_heads"]
-        return CacheShape(
-            layers=int(config["num_hidden_layers"]),
-            heads=int(config.get("num_key_value_heads") or query_heads),
-            width=int(config.get("head_dim") or config["hidden_size"] // query_heads),
-            dtype=dtype,
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return Footprint(ModelShape.of(config, dtype), tied=bool(config.get("tie_word_embeddings")))
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _config_file(model_id: str, revision: str | None) -> Path | None:
-    folder = EMBEDDED_FOLDER if model_id == EMBEDDED_ID else Path(model_id).expanduser()
-    if (folder / "config.json").is_file():
-        return folder / "config.json"
+def memory_here(device: str, device_map: str | None) -> int | None:
+    """Bytes that can be taken on the device, or on all GPUs of a device map; None where there is no such device."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    devices = [device] if device_map is None else gpus or ["cpu"]
     try:
-        cached = try_to_load_from_cache(model_id, "config.json", revision=revision)
-    except HFValidationError:  # not a name that a Hugging Face repository can have
+        return sum(available_bytes(name) for name in devices)
+    except (RuntimeError, AssertionError):
         return None
-    return Path(cached) if isinstance(cached, str) else None

@@ -1,27 +1,29 @@
-"""One document's units: prefill once, evict for each pending action, roll out, record what it took."""
+"""One document's units: prepare its caches once, run the pending estimators, record what it took."""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from generator.actions import Action
-from generator.eviction import CompactCache, evict, kept_entries
-from generator.models import LoadedModel
+from generator.kernels import StreamKernels
+from generator.residual_branching import PURPOSES, ResidualBranches, branch_replicates
 from generator.rollout import ActionReplicates, CoupledSteps, rollout
-from generator.transformer import Prompt, TransformerKernels
+from generator.savings import ALL_SAVINGS, Savings
 from generator.uniforms import uniform_table
 from schema.document import Document
 from schema.store import Unit
-from schema.tables import EVENTS
+from schema.tables import BRANCH, COUPLED, EVENTS, PLAIN, SCAN, SWRB
 
 
 @dataclass(frozen=True)
@@ -31,91 +33,187 @@ class PendingUnit:
     action: Action
     first: int
     count: int
+    estimator: str = PLAIN
 
     @property
     def replicates(self) -> range:
         """The replicate numbers."""
         return range(self.first, self.first + self.count)
 
+    def within(self, start: int, stop: int) -> PendingUnit:
+        """Its replicates from ``start`` to ``stop`` - 1, which may be none."""
+        first = max(self.first, start)
+        return replace(self, first=first, count=max(min(self.first + self.count, stop) - first, 0))
+
+
+class PreparedDocument(Protocol):
+    """One document made ready for some actions: their caches, and what is known of them."""
+
+    def kernels(self, savings: Savings) -> StreamKernels:
+        """New kernels of the document; cache a is that of the a-th action, from 1."""
+
+    def replicates_at_once(self, actions: int, estimator: str) -> int:
+        """How many replicates of each of so many actions there is room for now; at least one."""
+
+    def record(self, number: int, streams: int) -> dict[str, Any]:
+        """What ``units`` says of the a-th cache and ``streams`` streams of it: entries, bytes, hashes, seconds."""
+
+
+class Model(Protocol):
+    """Whatever has next-token laws for documents: a transformer, or a set of finite-state systems."""
+
+    @property
+    def id(self) -> str:
+        """The model id as the study file gives it."""
+
+    @property
+    def device(self) -> str:
+        """The device that laws are computed on."""
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type of the model."""
+
+    @property
+    def batch_deviation(self) -> float:
+        """How far a row's numbers depend on the rows beside it, relative to the largest; 0 where they do not."""
+
+    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedDocument:
+        """Prefill and evict, or whatever comes before position 1; InputError where an action cannot be taken."""
+
+
+_Result = CoupledSteps | ResidualBranches
+
 
 def generate_units(
-    model: LoadedModel, study: str, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int
+    model: Model,
+    study: str,
+    document: Document,
+    pending: Sequence[PendingUnit],
+    horizon: int,
+    seed: int,
+    savings: Savings = ALL_SAVINGS,
 ) -> list[Unit]:
-    """Generate all pending units of one document together: one prefill, one reference stream per replicate.
+    """Generate all pending units of one document together: one preparation, one reference stream per plain replicate.
 
-    Events depend on (seed, document, action, replicate) and on nothing else: not on which units are asked for at once.
+    Events depend on (seed, document, action, estimator, replicate) and on nothing else: not on which units are asked
+    for at once, on how many replicates there is room for, or on what is saved. Returns the plain units first.
     InputError when a retention cannot hold its selector's window and sinks.
     """
-    entries = document.prompt_tokens
-    kept = [_kept(item.action, document) for item in pending]
-    began = time.perf_counter()
-    prompt = Prompt(model, document.tokens, window=max(item.action.selector.window for item in pending))
-    prefill_seconds = (time.perf_counter() - began) / len(pending)
-
-    caches, eviction_seconds = [], []
-    for item, m in zip(pending, kept, strict=True):
-        began = time.perf_counter()
-        caches.append(evict(prompt.layers, item.action.selector, m))
-        eviction_seconds.append(time.perf_counter() - began)
-
-    began = time.perf_counter()
-    reference = sorted({replicate for item in pending for replicate in item.replicates})
-    actions = []
-    for cache_number, item in enumerate(pending, start=1):
-        uniforms = uniform_table(seed, document.doc, item.action.name, item.replicates, horizon, 2)
-        actions.append(ActionReplicates(cache_number, tuple(item.replicates), uniforms))
-    reference_uniforms = uniform_table(seed, document.doc, None, reference, horizon, 1)
-    kernels = TransformerKernels(model, prompt, caches, horizon)
-    steps = rollout(kernels, actions, reference, reference_uniforms, horizon)
-    decode_seconds = time.perf_counter() - began
-
-    laws = [part.own_rows + part.shared_rows for part in steps]
+    items = sorted(pending, key=lambda item: item.estimator == SWRB)
+    prepared = model.prepare(document, [item.action for item in items], horizon)
+    plain = [item for item in items if item.estimator == PLAIN]
     units = []
-    for item, compact, seconds, part, share in zip(pending, caches, eviction_seconds, steps, laws, strict=True):
-        record = _identity(study, model, document, item, horizon, seed) | _memory(kernels, compact, entries, item.count)
-        record |= {
-            "prefill_seconds": prefill_seconds + seconds,
-            "decode_seconds": decode_seconds * share / max(sum(laws), 1),
-            "kernel_evaluations": round(share),
-        }
-        units.append(Unit(record, _events(study, model.id, document.doc, item, part)))
+    for part in (plain, items[len(plain) :]):
+        if not part:
+            continue
+        began = time.perf_counter()
+        first = items.index(part[0]) + 1
+        results = _results(prepared, part, first, _Draws(seed, document.doc, horizon), savings)
+        seconds = (time.perf_counter() - began) / max(sum(result.laws for result in results), 1)
+        for number, (item, result) in enumerate(zip(part, results, strict=True), start=first):
+            record = {
+                **_identity(study, model, document, item, horizon, seed),
+                **prepared.record(number, item.count),
+                "decode_seconds": seconds * result.laws,
+                "kernel_evaluations": round(result.laws),
+                "pair_evaluations": result.pair_evaluations,
+            }
+            units.append(Unit(record, _events(record, result)))
     return units
 
 
-def _kept(action: Action, document: Document) -> int:
-    where = f"action '{action.name}', document '{document.doc}'"
-    return kept_entries(action.selector, action.retention, document.prompt_tokens, where)
+@dataclass(frozen=True)
+class _Draws:
+    """What all uniforms of a document are a function of, and how many positions they are for."""
+
+    seed: int
+    doc: str
+    horizon: int
+
+    def table(
+        self, action: str | None, replicates: Sequence[int], purposes: int, estimator: str | None = None
+    ) -> NDArray[np.float64]:
+        return uniform_table(self.seed, self.doc, action, replicates, self.horizon, purposes, estimator)
+
+
+def _results(
+    prepared: PreparedDocument, items: Sequence[PendingUnit], first: int, draws: _Draws, savings: Savings
+) -> list[_Result]:
+    """The results of items of one estimator, with caches ``first`` and on; as many replicates at once as fit."""
+    run = _branched if items[0].estimator == SWRB else _coupled
+    parts: list[list[_Result]] = [[] for _ in items]
+    for batch in _batches(items, prepared.replicates_at_once(len(items), items[0].estimator)):
+        numbered = [(number, item) for number, item in enumerate(batch, start=first) if item.count]
+        results = run(prepared.kernels(savings), numbered, draws, savings)
+        for (number, _), result in zip(numbered, results, strict=True):
+            parts[number - first].append(result)
+    return [_joined(found) for found in parts]
+
+
+def _batches(items: Sequence[PendingUnit], at_once: int) -> Iterator[list[PendingUnit]]:
+    """Every item's share, which may be none, of the first ``at_once`` replicates, of the next, and so on."""
+    numbers = sorted({replicate for item in items for replicate in item.replicates})
+    for start in range(0, len(numbers), at_once):
+        batch = numbers[start : start + at_once]
+        yield [item.within(batch[0], batch[-1] + 1) for item in items]
+
+
+def _coupled(
+    kernels: StreamKernels, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
+) -> Sequence[_Result]:
+    reference = sorted({replicate for _, item in items for replicate in item.replicates})
+    actions = [
+        ActionReplicates(number, tuple(item.replicates), draws.table(item.action.name, item.replicates, 2))
+        for number, item in items
+    ]
+    return rollout(kernels, actions, reference, draws.table(None, reference, 1), draws.horizon, savings)
+
+
+def _branched(
+    kernels: StreamKernels, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
+) -> Sequence[_Result]:
+    actions = [
+        ActionReplicates(number, tuple(item.replicates), draws.table(item.action.name, item.replicates, PURPOSES, SWRB))
+        for number, item in items
+    ]
+    return branch_replicates(kernels, actions, draws.horizon, savings)
+
+
+def _joined(parts: Sequence[_Result]) -> _Result:
+    """Consecutive replicates of one action as one result: arrays one after the other, counts added up."""
+    return parts[0] if len(parts) == 1 else type(parts[0])(**_joined_values([vars(part) for part in parts]))
+
+
+def _joined_values(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name, value in parts[0].items():
+        values = [part[name] for part in parts]
+        if isinstance(value, dict):
+            joined[name] = _joined_values(values)
+        else:
+            joined[name] = np.concatenate(values) if isinstance(value, np.ndarray) else sum(values)
+    return joined
 
 
 def _identity(
-    study: str, model: LoadedModel, document: Document, item: PendingUnit, horizon: int, seed: int
-) -> dict[str, object]:
+    study: str, model: Model, document: Document, item: PendingUnit, horizon: int, seed: int
+) -> dict[str, Any]:
     return {
         "study": study,
         "model": model.id,
         "doc": document.doc,
         "action": item.action.name,
+        "estimator": item.estimator,
         "first_replicate": item.first,
         "replicates": item.count,
         "horizon": horizon,
         "device": model.device,
         "dtype": model.dtype,
         "versions": _versions(),
-        "batch_invariant": model.batch_invariant,
+        "batch_invariant": model.batch_deviation == 0.0,
+        "batch_deviation": model.batch_deviation,
         "seed": seed,
-    }
-
-
-def _memory(kernels: TransformerKernels, compact: CompactCache, entries: int, streams: int) -> dict[str, object]:
-    stored = compact.payload_bytes + compact.index_bytes + compact.metadata_bytes
-    return {
-        "prompt_entries": entries,
-        "kept_entries": compact.kept_entries,
-        "payload_bytes": compact.payload_bytes,
-        "index_bytes": compact.index_bytes,
-        "metadata_bytes": compact.metadata_bytes,
-        "resident_bytes": stored + kernels.stream_bytes * streams,
-        "kept_sha256": list(compact.kept_sha256),
     }
 
 
@@ -126,21 +224,42 @@ def _versions() -> str:
     return json.dumps(found, sort_keys=True)
 
 
-def _events(study: str, model: str, doc: str, item: PendingUnit, steps: CoupledSteps) -> pa.Table:
-    replicates, horizon = steps.x_token.shape
-    rows = replicates * horizon
-    columns = {
-        "study": pa.repeat(study, rows),
-        "model": pa.repeat(model, rows),
-        "doc": pa.repeat(doc, rows),
-        "action": pa.repeat(item.action.name, rows),
-        "replicate": np.repeat(np.arange(item.first, item.first + replicates, dtype=np.int32), horizon),
-        "t": np.tile(np.arange(1, horizon + 1, dtype=np.int32), replicates),
-        "x_token": steps.x_token.ravel(),
-        "y_token": steps.y_token.ravel(),
-        "delta": steps.delta.ravel(),
-        "f": steps.f.ravel(),
-        "x_eos": steps.x_eos.ravel(),
-        "y_eos": steps.y_eos.ravel(),
+def _events(record: Mapping[str, Any], result: _Result) -> pa.Table:
+    if isinstance(result, CoupledSteps):
+        rows = np.ones(result.x_token.shape, dtype=np.bool_)
+        return _rows(record, COUPLED, rows, {name: getattr(result, name) for name in _STEP_COLUMNS}, None)
+    position = np.arange(1, result.token.shape[1] + 1)
+    scan: dict[str, np.ndarray[Any, Any]] = {
+        **dict.fromkeys(("x_token", "y_token"), result.token),
+        **dict.fromkeys(("delta", "f"), result.deficit),
+        **dict.fromkeys(("x_eos", "y_eos"), result.ended),
     }
-    return pa.table(columns, schema=EVENTS.schema)
+    branch = result.branch[:, None]
+    table = pa.concat_tables([
+        _rows(record, SCAN, position <= result.scanned[:, None], scan, result.weight),
+        _rows(record, BRANCH, (branch > 0) & (position >= branch), result.steps, None),
+    ])  # fmt: skip
+    # "scan" before "branch" within a replicate
+    return table.sort_by([("replicate", "ascending"), ("kind", "descending"), ("t", "ascending")])
+
+
+_STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+
+
+def _rows(
+    record: Mapping[str, Any],
+    kind: str,
+    chosen: np.ndarray[Any, np.dtype[np.bool_]],
+    steps: Mapping[str, np.ndarray[Any, Any]],
+    weight: np.ndarray[Any, np.dtype[np.float64]] | None,
+) -> pa.Table:
+    """Events of one kind at the ``chosen`` [replicates, H]."""
+    replicate, column = chosen.nonzero()
+    rows = len(replicate)
+    columns: dict[str, Any] = {name: pa.repeat(record[name], rows) for name in ("study", "model", "doc", "action")}
+    columns |= {"replicate": (replicate + record["first_replicate"]).astype(np.int32)}
+    columns |= {"t": (column + 1).astype(np.int32), "kind": pa.repeat(kind, rows)}
+    for name in _STEP_COLUMNS:
+        columns[name] = pa.array(steps[name][chosen]).cast(EVENTS.schema.field(name).type)
+    columns["weight"] = pa.nulls(rows, pa.float64()) if weight is None else weight[chosen]
+    return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)

@@ -1,8 +1,8 @@
-"""What the coupled rollout needs of a model: next-token laws along streams.
+"""What coupled rollouts and residual branching need of a model: next-token laws along streams.
 
 A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 that of the a-th action. All
-streams of a document stand at the same position, so one call advances them together. Transformers implement this
-protocol; so can any system whose laws can be written down.
+open streams of a document stand at the same position, so one call advances them together. Transformers implement this
+protocol, and so do systems whose laws are tables.
 """
 
 from __future__ import annotations
@@ -28,17 +28,27 @@ class StreamKernels(Protocol):
     def device(self) -> str:
         """Where laws live, as torch names it."""
 
-    def first_law(self) -> Tensor:
-        """The law [V] of position 1, computed before any eviction and therefore common to all caches."""
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start one stream per entry at the end of the prompt, and return the laws of position 1, [streams, V].
 
-    def open(self, caches: Sequence[int]) -> None:
-        """Start one stream per entry, in order; entry i follows cache ``caches[i]`` from the end of the prompt."""
+        Entry i follows cache ``caches[i]``; entries ascend. Where eviction follows prefill, all these laws are one.
+        """
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream (int64 [rows]) and return the next laws, float64 [rows, V]."""
+        """Append one token to each open stream (int64 [streams]) and return the next laws, float64 [streams, V].
+
+        Without open streams the position alone moves on.
+        """
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i goes on from old stream ``rows[i]`` (int64), which may recur or not.
 
-        Rows must come grouped by cache in ascending order.
+        With n streams open, row n + i is the i-th parked stream, which enters with its history up to the present
+        position. Rows must come grouped by cache in ascending order.
         """
+
+    def park(self, rows: Tensor) -> None:
+        """Keep the histories of open streams ``rows`` (int64) for a later ``select``, in order after those parked."""
+
+    def rewind(self) -> None:
+        """Close the open streams and go back to the end of the prompt; parked streams stay."""

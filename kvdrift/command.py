@@ -27,6 +27,9 @@ StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Folder or o
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
 ]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
+]
 
 
 def _version(value: bool) -> None:
@@ -49,28 +52,90 @@ def _options(
 def run(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
     store: StoreOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would do and take; write nothing.")] = False,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; as often as there are."),
+    ] = None,
+    token_file: TokenOption = None,
+    tls_root_certs: Annotated[
+        Path | None,
+        typer.Option("--tls-root-certs", metavar="FILE", help="PEM that vouches for endpoints; the system's else."),
+    ] = None,
+    endpoint_timeout: Annotated[
+        float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint hangs.")
+    ] = 60.0,
 ) -> None:
-    """Run a study from its documents to its report; goes on where it stopped."""
+    """Run a study from its documents to its report; goes on where it stopped.
+
+    Without --endpoint, this process generates the events; they are the same either way.
+    """
     from kvdrift.console import ConsoleProgress
     from kvdrift.running import default_location, run_studies
     from schema.study import load_studies
 
     loaded = load_studies(study)
     if dry_run:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from kvdrift.dry_run import describe_study
 
-        typer.echo("\n".join(describe_study(one, store or default_location(one)) for one in loaded))
+        for one in loaded:
+            for line in describe_study(one, store or default_location(one)):
+                typer.echo(line)
         return
     from flows.progress import listening
+    from kvdrift.serving import endpoints_of
 
+    endpoints = endpoints_of(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
     with ConsoleProgress() as console, listening(console):
-        outcome = run_studies(loaded, store)
+        outcome = run_studies(loaded, store, endpoints)
     if not outcome.did_something:
         typer.echo(f"study '{loaded[0].name}' is finished: nothing to do")
     typer.echo(f"store:  {outcome.location}")
     for page in outcome.reports:
         typer.echo(f"report: {page}")
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What model.id in a study file is.")],
+    host: Annotated[str, typer.Option("--host", help="Address; any but this machine's own needs token and TLS.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 is any free one.")] = 8815,
+    token_file: TokenOption = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM of the service's certificate chain.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM of the certificate's private key.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="As in [model]: cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="As in [model].")] = "float32",
+    revision: Annotated[str | None, typer.Option("--revision", help="As in [model].")] = None,
+    device_map: Annotated[
+        str | None, typer.Option("--device-map", help="As in [model]: auto, all GPUs in place of one device.")
+    ] = None,
+    max_request_bytes: Annotated[
+        int, typer.Option("--max-request-bytes", min=1024, help="Longest request that is looked at.")
+    ] = 2**24,
+) -> None:
+    """Serve a model as generator to studies run with --endpoint, until interrupted."""
+    from kvdrift.serving import serve_model
+
+    serve_model(
+        model,
+        host=host,
+        port=port,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        device_map=device_map,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_request_bytes=max_request_bytes,
+    )
 
 
 @app.command()
@@ -80,6 +145,14 @@ def status(store: StoreArgument) -> None:
     from schema.store import Store
 
     typer.echo(store_status(Store.open(store)))
+
+
+@app.command()
+def verify(store: StoreArgument) -> None:
+    """Read everything in a store and hold it against the log and what it was made from; changes nothing."""
+    from kvdrift.verifying import verify_store
+
+    raise typer.Exit(verify_store(store))
 
 
 @app.command()

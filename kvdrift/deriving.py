@@ -21,7 +21,7 @@ def derive_once(location: str, runner: str) -> str:
         return f"nothing to derive: events version {report.events_version} is covered"
     rate = report.events / max(report.seconds, 1e-9)
     return (
-        f"derived {report.segments} segments, {report.trajectories} trajectories, {report.events} events "
+        f"derived {_counts(report)} "
         f"in {report.seconds:.1f} s ({rate:,.0f} events/s); events version {report.events_version} is covered"
     )
 
@@ -39,4 +39,9 @@ def derive_watching(location: str, interval: float) -> str:
             typer.echo(f"kvdrift: {failure}", err=True)
 
     total = watch(location, interval, lambda: bool(stopped), batch_done)
-    return f"derived {total.segments} segments, {total.trajectories} trajectories, {total.events} events"
+    return f"derived {_counts(total)}"
+
+
+def _counts(report: DerivationReport) -> str:
+    branchings = f", {report.branchings} residual branchings" if report.branchings else ""
+    return f"{report.segments} segments, {report.trajectories} trajectories{branchings}, {report.events} events"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+import sys
 
 from schema.errors import InputError, nearest
+from schema.study import FINITE_STATE
 
 
 def listing(what: str) -> str:
@@ -18,12 +20,20 @@ def listing(what: str) -> str:
 
 
 def _selectors() -> list[tuple[str, str]]:
-    from generator.selectors import SELECTORS
+    from generator.selectors import SELECTORS, default_parameters
+    from generator.selectors.kvpress import PREFIX, KVPress
+    from generator.selectors.kvpress_presses import PRESSES
 
-    return [
-        (name, selector.summary + "".join(f"; {f.name} = {f.default}" for f in fields(selector)))  # type: ignore[arg-type]
-        for name, selector in SELECTORS.items()
-    ]
+    rows = []
+    for name, selector in SELECTORS.items():
+        parameters = [f"{key} = {value}" for key, value in default_parameters(selector).items()]
+        rows.append((name, "; ".join([selector.summary, *parameters, *_paper(selector)])))
+    return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
+
+
+def _paper(selector: type) -> list[str]:
+    """What the selector's module cites in its first line, as in (Li et al. 2024, arXiv:2404.14469)."""
+    return re.findall(r"\(([^()]*arXiv:[0-9.]+)\)", sys.modules[selector.__module__].__doc__ or "")[:1]
 
 
 def _tasks() -> list[tuple[str, str]]:
@@ -36,6 +46,7 @@ def _tasks() -> list[tuple[str, str]]:
             (f"{name}: {task}", "made here, from a seed" if source.makes(task) else "from files")
             for task in source.tasks
         ]
+    rows.append((FINITE_STATE, "the systems of a finite-state model, each a document; no tasks, no length"))
     return rows
 
 
@@ -46,10 +57,16 @@ def _views() -> list[tuple[str, str]]:
 
 
 def _models() -> list[tuple[str, str]]:
+    from generator.local_models import cached_models, has_local_weights
     from generator.models import ARCHITECTURES, EMBEDDED_ID
 
-    return [
+    rows = [
         (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),
-        ("a local folder", f"config.json and weights of {', '.join(ARCHITECTURES)}"),
+        ("a local folder", f"config.json and weights of {', '.join(ARCHITECTURES)} with full attention in all layers"),
         ("a Hugging Face id", "the same architectures, as transformers finds them"),
     ]
+    for name, architecture in cached_models().items():
+        missing = "" if has_local_weights(name) else ", without its weights"
+        rows.append((name, f"in the Hugging Face cache: {architecture}{missing}"))
+    families = 'family = "mixture" with an alphabet, or tables = FILE'
+    return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]

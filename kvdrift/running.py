@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schema.study import Study
+
+if TYPE_CHECKING:
+    from generator.service.client import Endpoint
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,11 @@ def default_location(study: Study) -> str:
     return str(Path("stores") / study.name)
 
 
-def run_studies(studies: list[Study], store: str | Path | None = None) -> StudyRun:
-    """Run the studies of one file, one to a model, to their reports, or find them finished."""
+def run_studies(studies: list[Study], store: str | Path | None = None, endpoints: Sequence[Endpoint] = ()) -> StudyRun:
+    """Run the studies of one file, one to a model, to their reports, or find them finished.
+
+    The ``endpoints`` generate the events, or, without any, this process.
+    """
     location = str(store) if store is not None else default_location(studies[0])
     if "://" not in location:
         location = str(Path(location).absolute())
@@ -31,7 +40,7 @@ def run_studies(studies: list[Study], store: str | Path | None = None) -> StudyR
     from flows import stages
 
     for study in studies:
-        stages.check_before_writing(study)
+        stages.check_before_writing(study, served=bool(endpoints))
     if all(stages.is_finished(study, location) for study in studies):
         from schema.store import Store
 
@@ -39,12 +48,19 @@ def run_studies(studies: list[Study], store: str | Path | None = None) -> StudyR
         pages = [stages.report_folder_of(study, opened) / "index.html" for study in studies]
         return StudyRun(pages, location, did_something=False)
 
+    from flows.generation import generating_by
     from flows.orchestration import orchestration
 
+    if endpoints:
+        from flows.progress import progress
+        from generator.service.dispatch import EndpointPool
+
+        pool = EndpointPool(endpoints, studies, progress().say)
+        pool.check()
     for study in studies:
         stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
     home = Path.home() / ".prefect" if "://" in location else Path(location) / ".prefect"
-    with orchestration(home):
+    with orchestration(home), generating_by(pool.generate) if endpoints else nullcontext():
         from flows.study_flow import study_flow
 
         return StudyRun(study_flow(studies, location), location, did_something=True)

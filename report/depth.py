@@ -5,7 +5,7 @@ The rows are those of the views ``identified_interval`` and ``action_ordering``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ from report.numbers import count, decimals_of, fixed, level
 from report.quantities import POOLED
 from report.source import Row, StudyRows
 from report.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
+
+_FEW = 5
 
 
 @dataclass(frozen=True)
@@ -46,26 +48,34 @@ def read_depths(source: StudyRows, split: str, actions: Sequence[str], baseline:
         sorted(source.of(view, **where, **extra), key=lambda row: int(row["depth"]))
         for view, extra in (("identified_interval", {}), ("action_ordering", {"baseline": baseline}))
     )
-    return Depths(_by_action(intervals, actions), _by_action(orderings, actions))
+    return Depths(by_action(intervals, actions), by_action(orderings, actions))
 
 
 def selected_depths(windows: Windows) -> list[int]:
-    """The depths of the tables: 1, H/8, H/4, H/2, H."""
-    return sorted({depth for depth in (1, *(windows.horizon // part for part in (8, 4, 2, 1))) if depth >= 1})
+    """The depths of the tables: 1, H/8, H/4, H/2, H; all of them where they are so few."""
+    if windows.horizon <= _FEW:
+        return list(range(1, windows.horizon + 1))
+    return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
 
 
-def depth_table(depths: Depths, windows: Windows) -> Table:
+def depth_table(
+    intervals: Mapping[str, Sequence[Row]],
+    windows: Windows,
+    *,
+    name: str = "identified_interval",
+    title: str = "Identified interval of R by depth",
+) -> Table:
     """Of each action at selected depths: the identified interval, its minimax point and risk, what the tail was."""
     wanted = set(selected_depths(windows))
-    listed = [row for rows in depths.intervals.values() for row in rows]
-    names = ("lower", "upper", "midpoint", "half_width", "realized_tail")
+    listed = [row for rows in intervals.values() for row in rows]
+    ends = ("lower", "upper", "midpoint", "half_width", "realized_tail")
     shown_rows = [row for row in listed if row["depth"] in wanted]
-    places = {name: decimals_of([row[name] for row in shown_rows], 100.0) for name in names}
+    places = {end: decimals_of([row[end] for row in shown_rows], 100.0) for end in ends}
     lines = [
         Line(
             (
                 Cell(count(row["depth"])),
-                *(Cell(fixed(100 * row[name], places[name])) for name in names),
+                *(Cell(fixed(100 * row[end], places[end])) for end in ends),
                 Cell(f"[{fixed(100 * row['enclosure_low'], 1)}, {fixed(100 * row['enclosure_high'], 1)}]"),
             ),
             row["action"],
@@ -83,7 +93,7 @@ def depth_table(depths: Depths, windows: Windows) -> Table:
     )
     levels = sorted({row["level"] for row in listed})
     note = f"The enclosure holds with probability {' and '.join(level(value) for value in levels)}." if levels else ""
-    return Table("identified_interval", "Identified interval of R by depth", columns, tuple(lines), note, tuple(listed))
+    return Table(name, title, columns, tuple(lines), note, tuple(listed))
 
 
 def ordering_table(depths: Depths, baseline: str, windows: Windows) -> Table:
@@ -116,7 +126,7 @@ def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, 
     others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
     grid = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
     for action, style in styles.items():
-        _band(grid[0], depths.intervals.get(action, []), "lower", "upper", style)
+        interval_band(grid[0], depths.intervals.get(action, []), "lower", "upper", style)
     grid[0].set_title("a  R that fits a window of depth L")
     percent_axis(grid[0], "R (%)")
     position_axis(grid[0], windows.horizon, "depth L (tokens)")
@@ -129,7 +139,7 @@ def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, 
         axes = grid[1]
         for action, style in others.items():
             rows = depths.orderings[action]
-            _band(axes, rows, "contrast_low", "contrast_high", style)
+            interval_band(axes, rows, "contrast_low", "contrast_high", style)
             first = depths.ordered_from(action)
             if first is not None:
                 axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
@@ -141,7 +151,8 @@ def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, 
     return figure
 
 
-def _band(axes: Axes, rows: list[Row], low: str, high: str, style: ActionStyle) -> None:
+def interval_band(axes: Axes, rows: Sequence[Row], low: str, high: str, style: ActionStyle) -> None:
+    """Intervals by depth as a shaded band, its lower edge the stronger line."""
     depth = [row["depth"] for row in rows]
     least, most = ([100 * row[end] for row in rows] for end in (low, high))
     axes.fill_between(depth, least, most, color=style.colour, alpha=BAND, linewidth=0)
@@ -149,6 +160,7 @@ def _band(axes: Axes, rows: list[Row], low: str, high: str, style: ActionStyle) 
     axes.plot(depth, most, color=style.colour, linestyle=style.dashes, linewidth=0.9)
 
 
-def _by_action(rows: list[Row], actions: Sequence[str]) -> dict[str, list[Row]]:
+def by_action(rows: Sequence[Row], actions: Sequence[str]) -> dict[str, list[Row]]:
+    """Rows of each action that has some, in the order of ``actions``."""
     found = {action: [row for row in rows if row["action"] == action] for action in actions}
     return {action: own for action, own in found.items() if own}

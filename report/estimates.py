@@ -148,7 +148,8 @@ def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned
     for view in POINT_VIEWS:
         if _covers(analyzed, view, actions) and view.view != "decomposition":
             continue
-        rows = source.of(view.view, split=split)
+        pooled = {view.one_of_many: None} if view.one_of_many else {}
+        rows = source.of(view.view, split=split, **pooled)
         points += [point for row in rows for point in _from_view(row, view) if point.action in wanted]
     merged = Estimates([*points, *analyzed.all()])
     merged.stale = _stale(points, analyzed)

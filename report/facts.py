@@ -10,6 +10,8 @@ from typing import Any
 
 from report.source import Row, StudyRows
 from schema.errors import InputError, nearest
+from schema.study import FINITE_STATE
+from schema.tables import PLAIN, SWRB
 
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"
@@ -40,11 +42,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class Storage:
-    """What one action keeps of the prompts, from its units: one value per document."""
+    """What one action keeps of the prompts, from its units: one value per document.
+
+    ``replicates`` are coupled pairs, ``branchings`` those of residual branching.
+    """
 
     prompt_entries: list[int | None]
     kept_entries: list[int | None]
     replicates: list[int]
+    branchings: list[int]
     resident: dict[str, tuple[int | None, ...]]
     prefill_seconds: float | None
     decode_seconds: float | None
@@ -109,6 +115,11 @@ class Facts:
     def compared(self) -> list[str]:
         """Actions that are not controls, in name order."""
         return [row["action"] for row in self.actions if not row["control"]]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the model is one of finite-state systems: no prompts, no cache, every law known."""
+        return any(row["selector"] == FINITE_STATE for row in self.actions)
 
     @property
     def strata(self) -> list[str]:
@@ -179,13 +190,20 @@ def _storage(units: list[Row]) -> dict[str, Storage]:
         stored[action] = Storage(
             prompt_entries=[ranges[0]["prompt_entries"] for ranges in documents.values()],
             kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
-            replicates=[sum(row["replicates"] for row in ranges) for ranges in documents.values()],
+            replicates=_replicates(documents, PLAIN),
+            branchings=_replicates(documents, SWRB),
             resident={doc: tuple(ranges[0][part] for part in parts) for doc, ranges in documents.items()},
             prefill_seconds=_sum(rows, "prefill_seconds"),
             decode_seconds=_sum(rows, "decode_seconds"),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
         )
     return stored
+
+
+def _replicates(documents: dict[str, list[Row]], estimator: str) -> list[int]:
+    """Replicates of an estimator, of each document that has some."""
+    counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
+    return [total for total in counts if total]
 
 
 def _sum(rows: list[Row], column: str) -> Any:

@@ -57,8 +57,9 @@ def exposure_sentence(estimates: Estimates, actions: list[str], baseline: str, s
 
 def _alone(estimates: Estimates, facts: Facts, action: str) -> Sentence:
     mismatch = in_text(estimates.get("mismatch", action), Unit.PERCENT)
+    itself = "the reference" if facts.finite else "its full-cache self"
     return Sentence(
-        f"{action} disagrees with its full-cache self on {mismatch} of positions.",
+        f"{action} disagrees with {itself} on {mismatch} of positions.",
         _capital(_entry(estimates, facts, action)) + ".",
     )
 
@@ -67,11 +68,12 @@ def _contrast(estimates: Estimates, facts: Facts, action: str, baseline: str, *,
     gap = estimates.get("gap", action, baseline)
     mine, other = (in_text(estimates.get("mismatch", name), Unit.PERCENT) for name in (action, baseline))
     bytes_ = _bytes(facts, action, baseline)
-    rates = f"it disagrees with the full cache on {mine} of positions against {other}"
+    whole = "the reference" if facts.finite else "the full cache"
+    rates = f"it disagrees with {whole} on {mine} of positions against {other}"
     if gap.estimate is None:
         return Sentence(f"The gap between {action} and {baseline} is not estimated.", "")
     if not gap.has_interval:
-        lead = f"{action} disagrees with the full cache on {mine} of positions, {baseline} on {other}{bytes_}."
+        lead = f"{action} disagrees with {whole} on {mine} of positions, {baseline} on {other}{bytes_}."
         return Sentence(lead, f"The gap is {in_text(gap, Unit.POINTS)}; without an interval it may be chance.")
     if not gap.excludes_zero():
         lead = f"{action} and {baseline} are not told apart{bytes_}: {rates}."

@@ -5,6 +5,7 @@ A missing number is an en dash, a negative one has a minus sign and not a hyphen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from report.estimates import Estimate
@@ -24,6 +25,13 @@ def fixed(value: float | None, decimals: int) -> str:
     if not text.strip("-0.,"):
         return text.removeprefix("-")
     return text.replace("-", "−")
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number to so many digits, for ratios and costs that go over orders of magnitude; no exponent."""
+    if value is None or not value:
+        return MISSING if value is None else "0"
+    return fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
 
 
 def decimals_for(estimates: Iterable[Estimate], unit: Unit) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 import jinja2
 
 from report.blocks import write_records
+from report.branching import pay_sentences, read_branching
+from report.branching_systems import read_systems
 from report.calibration import read_calibration
 from report.canvas import drawing, save
 from report.depth import read_depths
@@ -44,7 +46,8 @@ def build_report(
     Every table is a CSV file too, and with ``latex`` also a ``.tex`` file for the package booktabs.
 
     Contrasts are to ``baseline``, else to the plan's, else to the action with the least mismatch. ``token_text`` turns
-    a token id into what a person reads; without it the ids are shown. ``example_strata`` = 0 leaves examples out.
+    a token id into what a person reads; without it the ids are shown. ``example_strata`` = 0 leaves examples out, as do
+    finite-state systems.
     The evaluation split is reported; a study without evaluation documents is reported on its development documents.
     The same input gives the same bytes.
     """
@@ -53,6 +56,8 @@ def build_report(
     if not facts.compared:
         raise InputError(f"study '{study}' has no action besides full-retention controls: nothing to report")
     split = _split(source)
+    if facts.finite:  # two tokens have no text to read
+        example_strata = 0
     estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None)
     published = read_published(source, facts)
     estimates = estimates.compared(published.numbers)
@@ -66,6 +71,8 @@ def build_report(
         depths=read_depths(source, split, actions, chosen),
         calibration=read_calibration(source, actions, chosen),
         published=published,
+        branching=read_branching(source, split, actions),
+        systems=read_systems(source, split, facts),
     )
 
     for part in ("figures", "tables"):
@@ -92,12 +99,14 @@ def build_report(
             baseline_why=why,
             others=actions[1:],
             sentences=sentences(estimates, facts, actions, chosen),
+            pays=pay_sentences(estimates, material.branching.actions),
             study_rows=study_rows(facts, estimates, actions),
             figures=drawn,
             tables=tabled,
             shown=sections(material),
             exposure=exposure_sentence(estimates, actions[1:], chosen, facts.strata),
             published=published,
+            published_systems=bool(material.systems.published),
             latex=latex,
             added=[row["action"] for row in facts.actions if not (row["prespecified"] or row["control"])],
             plan=plan_rows(facts.plan.content) if facts.plan else [],

@@ -158,7 +158,7 @@ def cost_figure(content: dict[str, Any]) -> Figure:
     return figure
 
 
-def cost_table(content: Any) -> Table | None:
+def cost_curve_table(content: Any) -> Table | None:
     """The cost curve as rows; None where there are fewer than two points."""
     curve = cost_curve(content)
     if len(curve) < 2:

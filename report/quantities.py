@@ -20,6 +20,10 @@ class Unit(Enum):
     PERCENT = (100.0, "%")
     POINTS = (100.0, "pp")
     TOKENS = (1.0, "tokens")
+    RATIO = (1.0, "×")
+    SQUARED_POINTS = (10_000.0, "pp²")
+    PAIRS = (1.0, "pairs")
+    MILLISECONDS = (1_000.0, "ms")
 
     @property
     def factor(self) -> float:
@@ -28,7 +32,7 @@ class Unit(Enum):
 
     @property
     def sign(self) -> str:
-        """What stands in a column head: %, pp (percentage points) or tokens."""
+        """What stands in a column head: %, pp (percentage points), tokens and so on; pairs are of kernels."""
         return self.value[1]
 
 
@@ -101,6 +105,22 @@ QUANTITIES: dict[str, Quantity] = _all(
     ("eos_share", "EOS share", "of Δ(R − F)", _PERCENT),
     ("generation_gap", "g", "gap in δ in a block", _POINTS),
     ("generation_gap_change", "Δg", "last block − first block", _POINTS),
+    ("swrb_mismatch", "R (SWRB)", "R by residual branching", _PERCENT),
+    ("plain_mismatch", "R (coupled)", "R from coupled pairs of the same documents", _PERCENT),
+    ("swrb_occurrence", "O (SWRB)", "O by residual branching", _PERCENT),
+    ("swrb_occupation", "Π (SWRB)", "Π by residual branching", _PERCENT),
+    ("swrb_divergence_probability", "mean M", "mass of the branches: pairs that diverge", _PERCENT),
+    ("plain_variance", "variance, coupled", "of R in one coupled pair", Unit.SQUARED_POINTS),
+    ("swrb_variance", "variance, SWRB", "of R in one SWRB replicate", Unit.SQUARED_POINTS),
+    ("plain_evaluations", "evaluations, coupled", "kernel pairs evaluated per coupled pair", Unit.PAIRS),
+    ("swrb_evaluations", "evaluations, SWRB", "kernel pairs evaluated per SWRB replicate", Unit.PAIRS),
+    ("plain_seconds", "time, coupled", "decoding time per coupled pair", Unit.MILLISECONDS),
+    ("swrb_seconds", "time, SWRB", "decoding time per SWRB replicate", Unit.MILLISECONDS),
+    ("variance_ratio", "variance ratio", "variance of a coupled pair / of an SWRB replicate", Unit.RATIO),
+    ("evaluation_ratio", "evaluations ratio", "kernel pairs of an SWRB replicate / of a coupled pair", Unit.RATIO),
+    ("second_ratio", "time ratio", "decoding time of an SWRB replicate / of a coupled pair", Unit.RATIO),
+    ("efficiency", "efficiency", "variance ratio / evaluations ratio", Unit.RATIO),
+    ("efficiency_in_seconds", "efficiency in time", "variance ratio / time ratio", Unit.RATIO),
 )
 
 DIFFERENCE = "_difference"
@@ -119,12 +139,16 @@ def known_quantity(name: str) -> Quantity | None:
 
 @dataclass(frozen=True)
 class PointView:
-    """A view with point estimates: its columns with their names in ``estimates``, and where x comes from."""
+    """A view with point estimates: its columns with their names in ``estimates``, and where x comes from.
+
+    ``one_of_many`` is a column that is null in rows of many: the others are of one document.
+    """
 
     view: str
     columns: dict[str, str]
     x: str | None = None
     contrast: bool = False
+    one_of_many: str | None = None
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -195,4 +219,19 @@ POINT_VIEWS: tuple[PointView, ...] = (
     PointView("saturation", _same("saturation")),
     PointView("eos_partition", {"gap": "eos_gap"}, x="eos_set"),
     PointView("eos_contrasts", _same("history_gap", "pre_eos", "eos_related", "eos_share"), contrast=True),
+    PointView(
+        "swrb_risk",
+        {
+            "mismatch": "swrb_mismatch",
+            "plain_mismatch": "plain_mismatch",
+            "occurrence": "swrb_occurrence",
+            "occupation": "swrb_occupation",
+            "divergence_probability": "swrb_divergence_probability",
+        },
+    ),
+    PointView(
+        "swrb_efficiency",
+        _same("variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds"),
+        one_of_many="doc",
+    ),
 )

@@ -12,13 +12,16 @@ from matplotlib.figure import Figure
 from report import figures
 from report import tables as made
 from report.blocks import Table
+from report.branching import Branching, cost_table, gain_table, risk_table
+from report.branching_figures import gain_figure, systems_figure, windows_figure
+from report.branching_systems import Systems, ratios_table, systems_table, validation_table
 from report.calibration import calibration_figure, calibration_table
 from report.canvas import action_styles
 from report.depth import Depths, depth_figure, depth_table, ordering_table
 from report.estimates import Estimates
 from report.facts import Facts
 from report.listings import differences_table, other_table, primary_table, uncalibrated_table
-from report.plan_rows import cost_curve, cost_figure, cost_table, plan_endpoints
+from report.plan_rows import cost_curve, cost_curve_table, cost_figure, plan_endpoints
 from report.published import PublishedStudy
 from report.source import Row
 from report.study_tables import actions_table, documents_table
@@ -38,6 +41,8 @@ class Material:
     depths: Depths
     calibration: list[Row]
     published: PublishedStudy
+    branching: Branching
+    systems: Systems
 
     @property
     def baseline(self) -> str:
@@ -56,16 +61,19 @@ class Material:
 
 
 def sections(material: Material) -> dict[str, bool]:
-    """Which sections have something to show."""
-    known = material.estimates.known
+    """Which sections have something to show; finite-state systems have no text to end, and few have lags to compare."""
+    known, finite = material.estimates.known, material.facts.finite
+    lags = material.facts.windows.early_last >= 1 or not finite
     return {
         "entry": known("entry_cdf"),
         "gap": known("gap"),
-        "clocks": known("generation_delta", "branch_delta", "late_minus_early"),
-        "eos": known("eos_gap"),
-        "saturation": known("saturation", "long_agreement"),
+        "clocks": lags and known("generation_delta", "branch_delta", "late_minus_early"),
+        "eos": known("eos_gap") and not finite,
+        "saturation": known("saturation", "long_agreement") and not finite,
         "depth": bool(material.depths.intervals),
         "calibration": bool(material.calibration),
+        "branching": bool(material.branching.actions),
+        "systems": bool(material.systems.own),
     }
 
 
@@ -106,6 +114,30 @@ def drawings(material: Material) -> dict[str, Drawing]:
             "Widest half-width and expected time by number of replicates",
             lambda: cost_figure(material.plan),
         )
+    return found | _branching_drawings(material)
+
+
+def _branching_drawings(material: Material) -> dict[str, Drawing]:
+    estimates, branching, facts = material.estimates, material.branching, material.facts
+    styles = {
+        action: style for action, style in action_styles(material.actions).items() if action in branching.risks
+    }  # fmt: skip
+    found: dict[str, Drawing] = {}
+    if len(styles) * len(facts.strata) > 1 and estimates.known("efficiency"):
+        found["swrb_efficiency"] = (
+            "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time",
+            lambda: gain_figure(estimates, styles, facts.strata),
+        )
+    if branching.windows and facts.windows.horizon > 1:
+        found["swrb_windows"] = (
+            "Interval of R by depth of the branch window, from residual branching and from coupled pairs",
+            lambda: windows_figure(branching, material.depths, styles, facts.windows),
+        )
+    if material.systems.own:
+        found["swrb_systems"] = (
+            "Estimates against exact risks, and sorted variance ratios, of systems known by enumeration",
+            lambda: systems_figure(material.systems),
+        )
     return found
 
 
@@ -134,10 +166,11 @@ def tables(material: Material) -> dict[str, Table]:
         primary_table(material.estimates),
         other_table(material.estimates),
         plan_endpoints(material.plan),
-        cost_table(material.plan),
+        cost_curve_table(material.plan),
     ]
     if material.others:
         found += _contrast_tables(material)
+    found += _branching_tables(material)
     return {table.name: table for table in found if table is not None}
 
 
@@ -159,8 +192,27 @@ def _action_tables(material: Material) -> list[Table | None]:
         made.eos_table(estimates, actions),
         made.saturation_table(estimates, actions),
         made.saturation_table(estimates, actions, strata, name="saturation_by_stratum"),
-        depth_table(material.depths, windows) if material.depths.intervals else None,
+        depth_table(material.depths.intervals, windows) if material.depths.intervals else None,
     ]
+
+
+def _branching_tables(material: Material) -> list[Table | None]:
+    estimates, branching, systems = material.estimates, material.branching, material.systems
+    found: list[Table | None] = []
+    if branching.actions:
+        found += [
+            risk_table(branching, estimates),
+            gain_table(estimates, branching.actions),
+            gain_table(estimates, branching.actions, material.facts.strata, name="swrb_efficiency_by_stratum"),
+            cost_table(estimates, branching.actions),
+            depth_table(
+                branching.windows, material.facts.windows, name="swrb_windows",
+                title="Identified interval of R by depth, by residual branching",
+            ),
+        ]  # fmt: skip
+    if systems.own:
+        found += [validation_table(systems, estimates), systems_table(systems), ratios_table(systems)]
+    return found
 
 
 def _contrast_tables(material: Material) -> list[Table | None]:

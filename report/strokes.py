@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from report.canvas import INK, QUIET, ActionStyle
 from report.estimates import Estimate
@@ -36,11 +36,11 @@ def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
     return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
 
 
-def errors(row: Estimate) -> list[list[float]]:
+def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
     """Distances from the point to both ends, never below zero: a percentile interval may leave its point outside."""
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
-    return [[max(0.0, 100 * (value - low))], [max(0.0, 100 * (high - value))]]
+    return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
@@ -106,6 +106,16 @@ def position_axis(axes: Axes, last: int, label: str, first: int = 1) -> None:
     axes.set_xticks([tick for tick in ticks if tick >= first])
     axes.set_xlim(first, last)
     axes.set_xlabel(label)
+
+
+def log_axis(axes: Axes) -> None:
+    """A vertical logarithmic axis whose ticks are plain numbers: powers of 10, between them 2 and 5 on short ranges."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def headroom(axes: Axes, share: float) -> None:

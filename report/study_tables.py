@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from report.blocks import Cell, Column, Row, Table, label_column, text_cell
 from report.estimates import Estimates
-from report.facts import DEVELOPMENT, EVALUATION, Control, Facts
+from report.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage
 from report.numbers import MISSING, count, count_range, duration, level, size
 
 
@@ -21,13 +21,17 @@ def documents_table(facts: Facts) -> Table:
     ]  # fmt: skip
     total = (text_cell("all"), Cell(count(facts.count(DEVELOPMENT))), Cell(count(facts.count(EVALUATION))))
     rows.append(Row((*total, Cell(count_range(row["prompt_tokens"] for row in facts.documents)))))
-    counts = (Column("development"), Column("evaluation"), Column("prompt length n", "tokens"))
-    columns = (label_column("stratum"), *counts)
-    return Table("documents", "Documents", columns, tuple(rows))
+    columns = (label_column("stratum"), Column("development"), Column("evaluation"))
+    if facts.finite:
+        systems = [Row(row.cells[: len(columns)]) for row in rows]
+        return Table("documents", "Systems", columns, tuple(systems))
+    return Table("documents", "Documents", (*columns, Column("prompt length n", "tokens")), tuple(rows))
 
 
 def actions_table(facts: Facts, order: list[str]) -> Table:
     """What each action keeps, the bytes it holds and the time it took: actions in ``order``, then controls."""
+    if facts.finite:
+        return _laws_table(facts, order)
     rows = []
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
@@ -39,7 +43,6 @@ def actions_table(facts: Facts, order: list[str]) -> Table:
         if stored is None:
             rows.append(Row((*label, *(Cell(MISSING) for _ in range(6)))))
             continue
-        seconds = [value for value in (stored.prefill_seconds, stored.decode_seconds) if value is not None]
         overhead = [value for value in (stored.mean_bytes(1), stored.mean_bytes(2)) if value is not None]
         rows.append(
             Row((
@@ -48,8 +51,8 @@ def actions_table(facts: Facts, order: list[str]) -> Table:
                 Cell(size(stored.mean_bytes(0))),
                 Cell(size(sum(overhead) if overhead else None)),
                 Cell(size(stored.mean_bytes(3))),
-                Cell(count_range(stored.replicates)),
-                Cell(duration(sum(seconds) if seconds else None)),
+                _replicates(stored),
+                Cell(duration(_seconds(stored))),
             ))
         )  # fmt: skip
     columns = (
@@ -65,6 +68,26 @@ def actions_table(facts: Facts, order: list[str]) -> Table:
     )
     note = "Measured, means over documents."
     return Table("actions", "Actions", columns, tuple(rows), note)
+
+
+def _laws_table(facts: Facts, order: list[str]) -> Table:
+    """The actions of finite-state systems, which keep and hold nothing: replicates and time."""
+    rows = [
+        Row((text_cell(action), _replicates(facts.storage[action]), Cell(duration(_seconds(facts.storage[action])))))
+        for action in order if action in facts.storage
+    ]  # fmt: skip
+    columns = (label_column("action"), Column("K", "", "replicates per system"), Column("time", "", "of all its units"))
+    return Table("actions", "Actions", columns, tuple(rows))
+
+
+def _replicates(stored: Storage) -> Cell:
+    """Coupled pairs per document, and under them the replicates of residual branching."""
+    return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
+
+
+def _seconds(stored: Storage) -> float | None:
+    known = [value for value in (stored.prefill_seconds, stored.decode_seconds) if value is not None]
+    return sum(known) if known else None
 
 
 def study_rows(facts: Facts, estimates: Estimates, actions: list[str]) -> list[tuple[str, str]]:
@@ -93,6 +116,10 @@ def study_rows(facts: Facts, estimates: Estimates, actions: list[str]) -> list[t
     equal = _equal_bytes(facts, actions)
     if equal:
         rows.insert(5, ("Equal bytes", equal))
+    branched = [total for row in stored for total in row.branchings]
+    if branched:
+        text = f"{count_range(branched)} of residual branching (SWRB) beside them, where it was used"
+        rows.insert(5, ("SWRB replicates", text))
     return rows
 
 

@@ -7,19 +7,24 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.delta import digest
 from schema.errors import InputError, nearest
-from schema.tables import EVENTS, UNITS, Table
+from schema.tables import EVENTS, PLAIN, SWRB, UNITS, Table
+from schema.unit_events import whole_unit
 
 UNIT_FOOTER = "kvdrift.unit"
 
 _GROUP = ("study", "model", "doc", "action")
-_PATH = re.compile(r"(?:[^/]+/){4}(?P<group>[0-9a-f]{16})-(?P<first>\d+)-(?P<count>\d+)-[0-9a-f]{16}\.parquet")
+_PATH = re.compile(
+    r"(?:[^/]+/){4}(?P<swrb>swrb-)?(?P<group>[0-9a-f]{16})-(?P<first>\d+)-(?P<count>\d+)-[0-9a-f]{16}\.parquet"
+)
 _INT32_END = 2**31
+
+# What each estimator's segments are derived into.
+DERIVED = {PLAIN: ("trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
 
 
 @dataclass(frozen=True)
@@ -27,16 +32,17 @@ class Unit:
     """One (study, model, document, action, replicate range): a ``units`` row without ``path``, and its events."""
 
     record: dict[str, Any]
-    events: pa.Table  # EVENTS schema, sorted by (replicate, t)
+    events: pa.Table  # EVENTS schema; without kind and weight they are coupled pairs
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which replicates of which group, a group being one (study, model, doc, action)."""
+    """Which replicates of which group, a group being one (study, model, doc, action) under one estimator."""
 
-    group: str  # digest of the four names
+    group: str  # digest of the four names and, unless it is plain, the estimator
     first: int
     count: int
+    estimator: str = PLAIN
 
     @property
     def app_id(self) -> str:
@@ -55,13 +61,28 @@ class Span:
 def span_of_path(path: str) -> Span | None:
     """The span that an events file's path names; None for a file that the store did not name (a compacted one)."""
     match = _PATH.fullmatch(path)
-    return Span(match["group"], int(match["first"]), int(match["count"])) if match else None
+    if match is None:
+        return None
+    return Span(match["group"], int(match["first"]), int(match["count"]), SWRB if match["swrb"] else PLAIN)
 
 
 def span_of_record(record: dict[str, Any]) -> Span:
     """The span of a ``units`` row."""
-    group = digest(*(record[name] for name in _GROUP))
-    return Span(group, record["first_replicate"], record["replicates"])
+    estimator = record["estimator"]
+    names = [record[name] for name in _GROUP]
+    group = digest(*names) if estimator == PLAIN else digest(*names, estimator)
+    return Span(group, record["first_replicate"], record["replicates"], estimator)
+
+
+def derived_tables(path: str) -> tuple[str, ...]:
+    """The tables that an events file is derived into, by its path: those of a plain unit or of an SWRB one.
+
+    InputError for a path that is no events file's.
+    """
+    span = span_of_path(path)
+    if span is None:
+        raise InputError(f"'{path}' is not the path of an events file")
+    return DERIVED[span.estimator]
 
 
 def unit_path(record: dict[str, Any], content: str) -> str:
@@ -72,7 +93,8 @@ def unit_path(record: dict[str, Any], content: str) -> str:
     """
     span = span_of_record(record)
     folder = "/".join(_slug(str(record[name])) for name in _GROUP)
-    return f"{folder}/{span.group}-{span.first}-{span.count}-{content}.parquet"
+    mark = "" if span.estimator == PLAIN else f"{span.estimator}-"
+    return f"{folder}/{mark}{span.group}-{span.first}-{span.count}-{content}.parquet"
 
 
 def _slug(name: str) -> str:
@@ -83,19 +105,25 @@ def _slug(name: str) -> str:
 def unit_name(record: dict[str, Any]) -> str:
     """The unit as error lines name it."""
     last = record["first_replicate"] + record["replicates"]
-    return f"({', '.join(str(record[name]) for name in _GROUP)}) replicates [{record['first_replicate']}, {last})"
+    what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
+    return f"({', '.join(str(record[name]) for name in _GROUP)}) {what} [{record['first_replicate']}, {last})"
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
     """``rows`` in the declared schema of ``table``: columns in order, no null where none may be.
 
-    InputError names the table and the field where a column is missing, unknown, of another type, or null.
+    A column that came after the table may be missing: then it holds its default. InputError names the table and the
+    field where a column is missing, unknown, of another type, or null.
     """
     for name in rows.column_names:
         if name not in table.columns:
             raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, table.columns)}")
     if len(set(rows.column_names)) < len(rows.column_names):
         raise InputError(f"{table.name}: a column is given twice")
+    for name, default in table.defaults.items():
+        if name not in rows.column_names:
+            held = pa.scalar(default, table.schema.field(name).type)
+            rows = rows.append_column(name, pa.repeat(held, rows.num_rows))
     for field in table.schema:
         if field.name not in rows.column_names:
             raise InputError(f"{table.name}: column '{field.name}' is missing")
@@ -108,16 +136,33 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
-    """The unit's record with every ``units`` column but ``path``, and its events sorted by (replicate, t).
+    """The unit's record with every ``units`` column but ``path``, and its events as ``whole_unit`` sorts them.
 
-    InputError names table, field and value where the record lacks a field or the events are not exactly its replicates'
-    positions 1..H.
+    A record without ``estimator`` is that of a plain unit. InputError names table, field and value where the record
+    lacks a field or the events are not exactly the unit's.
     """
-    for name in unit.record:
+    record = _conform_record(unit.record)
+    events = conform(EVENTS, unit.events)
+    for name in _GROUP:
+        for value in pc.unique(events.column(name)).to_pylist():
+            if value != record[name]:
+                raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
+    return record, whole_unit(record, unit_name(record), events)
+
+
+def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
+    """A ``units`` record with what records of older schema versions hold in the columns that they lack."""
+    return UNITS.defaults | record
+
+
+def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
+    for name in record:
         if name not in UNITS.columns or name == "path":
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
-    row = conform(UNITS, _row({name: unit.record.get(name) for name in UNITS.columns} | {"path": ""}))
-    record: dict[str, Any] = row.drop_columns("path").to_pylist()[0]
+    given = dict.fromkeys(UNITS.columns) | with_defaults(record) | {"path": ""}
+    record = conform(UNITS, _row(given)).drop_columns("path").to_pylist()[0]
+    if record["estimator"] not in DERIVED:
+        raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
     for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1)):
         if record[name] < least:
             raise InputError(f"units: {name} is {record[name]}, must be at least {least}")
@@ -127,13 +172,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
         json.dumps(record, allow_nan=False)
     except ValueError:
         raise InputError(f"units: a field of {unit_name(record)} is not a finite number") from None
-
-    events = conform(EVENTS, unit.events)
-    for name in _GROUP:
-        for value in pc.unique(events.column(name)).to_pylist():
-            if value != record[name]:
-                raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
-    return record, _complete(record, events)
+    return record
 
 
 def _row(record: dict[str, Any]) -> pa.Table:
@@ -144,26 +183,3 @@ def _row(record: dict[str, Any]) -> pa.Table:
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             raise InputError(f"units: {field.name} is {record[field.name]!r}, must be {field.type}") from None
     return pa.table(columns)
-
-
-def _complete(record: dict[str, Any], events: pa.Table) -> pa.Table:
-    first, count, horizon = record["first_replicate"], record["replicates"], record["horizon"]
-    if events.num_rows != count * horizon:
-        raise InputError(
-            f"events: {events.num_rows} rows for {unit_name(record)}, must be {count * horizon} "
-            f"({count} replicates x {horizon} positions)"
-        )
-    expected_replicate = np.repeat(np.arange(first, first + count), horizon)
-    expected_t = np.tile(np.arange(1, horizon + 1), count)
-    replicate, t = (events.column(name).to_numpy() for name in ("replicate", "t"))
-    if not (np.array_equal(replicate, expected_replicate) and np.array_equal(t, expected_t)):
-        events = events.sort_by([("replicate", "ascending"), ("t", "ascending")])
-        replicate, t = (events.column(name).to_numpy() for name in ("replicate", "t"))
-    for name, found, expected in (("replicate", replicate, expected_replicate), ("t", t, expected_t)):
-        wrong = np.flatnonzero(found != expected)
-        if wrong.size:
-            at = wrong[0]
-            raise InputError(
-                f"events: {name} is {found[at]} where {unit_name(record)} needs {expected[at]} (sorted row {at + 1})"
-            )
-    return events

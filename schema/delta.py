@@ -2,6 +2,11 @@
 
 This module knows paths, bytes and commits, and nothing of what a row means: that is ``schema.appends`` (what may be
 appended) and ``schema.store`` (what is visible when).
+
+Schema versions: a table carries its version as a property. ``upgrade`` raises it, which from then on keeps the writers
+of older versions out, and then adds the columns that came since; each notes in its metadata after which table version
+it came, and the files visible at that version lack it. Nothing is written to a table that lacks a column, so whoever
+finds an upgrade broken off between the two commits only goes on with it.
 """
 
 from __future__ import annotations
@@ -13,15 +18,16 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Field as DeltaField
 from deltalake.transaction import AddAction
 
 from schema.errors import InputError, OperationError
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
+_ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
@@ -67,6 +74,53 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+class Snapshot:
+    """One table at one version: what is visible there.
+
+    A table that the store is too old to have is empty, at the version 0 at which it will be made.
+    """
+
+    def __init__(self, table: str, loaded: DeltaTable | None) -> None:
+        self.table = table
+        self.version = 0 if loaded is None else int(loaded.version())
+        self._loaded = loaded
+
+    def paths(self) -> list[str]:
+        """Relative paths of the files that are visible, sorted."""
+        return sorted(self._added("path"))
+
+    def files(self) -> list[StoredFile]:
+        """The same files with their sizes and rows, as the log has them."""
+        added = zip(*(self._added(name) for name in ("path", "size_bytes", "num_records")), strict=True)
+        return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
+
+    def count_rows(self) -> int:
+        """Rows that are visible, counted from the log alone."""
+        return sum(self._added("num_records"))
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The version of an application's last transaction; None before the first."""
+        found = None if self._loaded is None else self._loaded.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def last_versions_without(self) -> dict[str, int]:
+        """The declared columns that files visible at some version lack, and the last such version up to this one."""
+        if self._loaded is None:
+            return {}
+        stored = {field.name: field.metadata for field in self._loaded.schema().fields}
+        last = {
+            name: int(stored[name].get(_ADDED_AFTER, -1)) if name in stored else self.version
+            for name in TABLES[self.table].columns
+        }
+        return {name: version for name, version in last.items() if version >= 0}
+
+    def _added(self, name: str) -> list[Any]:
+        if self._loaded is None:
+            return []
+        values: list[Any] = pa.table(self._loaded.get_add_actions()).column(name).to_pylist()
+        return values
+
+
 class DeltaFolder:
     """The tables of ``schema.tables`` under one local folder or object-store URL. Holds no state but its place."""
 
@@ -88,64 +142,108 @@ class DeltaFolder:
                 raise InputError(f"{self.location}: not a store URL ({first_line(error)})") from None
 
     def create(self, table: str) -> None:
-        """Make ``table`` where it is missing; InputError where it cannot be made."""
+        """Make ``table`` where it is missing, upgrade it where it is old; InputError where that cannot be done."""
         uri = f"{self.location}/{table}"
         try:
             if self._local:
                 Path(uri).mkdir(parents=True, exist_ok=True)
-            if DeltaTable.is_deltatable(uri):
+            if not DeltaTable.is_deltatable(uri):
+                DeltaTable.create(
+                    uri,
+                    schema=TABLES[table].schema,
+                    name=table,
+                    description=TABLES[table].row,
+                    configuration={
+                        _VERSION_KEY: str(SCHEMA_VERSION),
+                        "delta.appendOnly": "true",
+                        # Results cite table versions; by default delta-rs would forget those older than 30 days.
+                        "delta.enableExpiredLogCleanup": "false",
+                    },
+                    raise_if_key_not_exists=False,  # the version key is ours
+                    # With retries, processes that make a table at once would make it again, one version up.
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
                 return
-            DeltaTable.create(
-                uri,
-                schema=TABLES[table].schema,
-                name=table,
-                description=TABLES[table].row,
-                configuration={
-                    _VERSION_KEY: str(SCHEMA_VERSION),
-                    "delta.appendOnly": "true",
-                    # Results cite table versions; by default delta-rs would forget those older than 30 days.
-                    "delta.enableExpiredLogCleanup": "false",
-                },
-                raise_if_key_not_exists=False,  # the version key is ours
-                # With retries, processes that make a table at once would make it again, one version up.
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
         except (DeltaError, OSError) as error:
-            if self._exists(uri):  # another process made it first
-                return
-            raise InputError(f"{self.location}: cannot make a store here ({first_line(error)})") from None
+            if not self._exists(table):
+                raise InputError(f"{self.location}: cannot make a store here ({first_line(error)})") from None
+            # another process made it first
+        self._upgrade(table)
 
-    @staticmethod
-    def _exists(uri: str) -> bool:
+    def _upgrade(self, table: str) -> None:
+        """As the module docstring says; whoever else does it at once, one of them makes each commit."""
+        refused = ""
+        for turn in range(_ATTEMPTS):
+            loaded = self._open(table)
+            older = self._schema_version(table, loaded) < SCHEMA_VERSION
+            lacking = _lacking(table, loaded)
+            if not older and not lacking:
+                return
+            # Without retries: a commit that came in between must not slip below this one unseen.
+            alone = CommitProperties(max_commit_retries=0)
+            try:
+                if older:
+                    loaded.alter.set_table_properties(
+                        {_VERSION_KEY: str(SCHEMA_VERSION)}, raise_if_not_exists=False, commit_properties=alone
+                    )
+                else:
+                    loaded.alter.add_columns(_added_columns(table, loaded, lacking), commit_properties=alone)
+            except CommitFailedError as error:
+                refused = first_line(error)
+                time.sleep(0.002 * min(turn, 50))
+            except (DeltaError, OSError) as error:
+                refused = first_line(error)
+                break
+        raise InputError(f"{self.location}: cannot upgrade '{table}' to schema version {SCHEMA_VERSION} ({refused})")
+
+    def is_current(self, table: str) -> bool:
+        """Whether ``table`` is there and has every declared column; InputError where it cannot be read."""
+        return self._exists(table) and not _lacking(table, self._open(table))
+
+    def load(self, table: str, version: int | None = None) -> Snapshot:
+        """``table`` at ``version`` (the latest by default); InputError where there is none that can be read."""
+        since = TABLES[table].since
+        # An upgrade makes tables before it touches ``events``: so look for the table first, then for its excuse.
+        if since > 1 and not self._exists(table) and self._schema_version("events", self._open("events")) < since:
+            self._check_version(table, version, 0)
+            return Snapshot(table, None)
+        return Snapshot(table, self._open(table, version))
+
+    def _exists(self, table: str) -> bool:
+        uri = f"{self.location}/{table}"
+        # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
+        if self._local and not Path(uri, "_delta_log").is_dir():
+            return False
         try:
             return bool(DeltaTable.is_deltatable(uri))
         except (DeltaError, OSError):
             return False
 
-    def load(self, table: str, version: int | None = None) -> DeltaTable:
-        """``table`` at ``version`` (the latest by default); InputError where there is none that can be read."""
+    def _open(self, table: str, version: int | None = None) -> DeltaTable:
         uri = f"{self.location}/{table}"
         if self._local and Path(self.location).is_file():
             raise InputError(f"{self.location} is a file, not a store; give the store's folder")
-        # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
             raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
         try:
             loaded = DeltaTable(uri)
             latest = loaded.version()
-            if version is not None and not 0 <= version <= latest:
-                raise InputError(f"{self.location}: '{table}' has no version {version}; its versions are 0..{latest}")
+            self._check_version(table, version, latest)
             if version is not None and version != latest:
                 loaded.load_as_version(version)
-            configuration = loaded.metadata().configuration
+            self._schema_version(table, loaded)
         except TableNotFoundError:
             raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
         except (DeltaError, OSError, ValueError) as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
-        self._check_schema_version(table, configuration.get(_VERSION_KEY))
         return loaded
 
-    def _check_schema_version(self, table: str, found: str | None) -> None:
+    def _check_version(self, table: str, version: int | None, latest: int) -> None:
+        if version is not None and not 0 <= version <= latest:
+            raise InputError(f"{self.location}: '{table}' has no version {version}; its versions are 0..{latest}")
+
+    def _schema_version(self, table: str, loaded: DeltaTable) -> int:
+        found = loaded.metadata().configuration.get(_VERSION_KEY)
         if found is None or not found.isdecimal():
             raise InputError(f"{self.location}: table '{table}' was not made by kvdrift (no {_VERSION_KEY})")
         if int(found) > SCHEMA_VERSION:
@@ -153,30 +251,40 @@ class DeltaFolder:
                 f"{self.location}: table '{table}' has schema version {found}, this kvdrift reads up to "
                 f"{SCHEMA_VERSION}; update kvdrift"
             )
+        return int(found)
 
-    @staticmethod
-    def paths(loaded: DeltaTable) -> list[str]:
-        """Relative paths of the files that are visible, sorted."""
-        return sorted(pa.table(loaded.get_add_actions()).column("path").to_pylist())
+    def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
+        """The visible files, sorted, by the declared columns that they lack as files of older schema versions do."""
+        last = snapshot.last_versions_without()
+        paths = snapshot.paths()
+        older = {
+            version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
+            for version in set(last.values())
+        }
+        found: dict[tuple[str, ...], list[str]] = {}
+        for path in paths:
+            missing = tuple(name for name, version in last.items() if path in older[version])
+            found.setdefault(missing, []).append(path)
+        return found
 
-    @staticmethod
-    def count_rows(loaded: DeltaTable) -> int:
-        """Rows that are visible, counted from the log alone."""
-        return sum(pa.table(loaded.get_add_actions()).column("num_records").to_pylist())
-
-    def read(self, table: str, loaded: DeltaTable, columns: Sequence[str]) -> pa.Table:
+    def read(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
         """The visible rows in ``columns``, page checksums verified; InputError where a file is missing or damaged."""
-        declared = TABLES[table].schema
+        table = snapshot.table
+        declared, defaults = TABLES[table].schema, TABLES[table].defaults
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         try:
-            # A column that a later schema version declares is absent from older files: the dataset gives null there,
-            # and this is the place to fill in its declared default. Version 1 has none.
+            # A column that came after the table is absent from older files: the dataset gives null there. So does a
+            # compaction of older files.
             rows = pads.FileSystemDataset.from_paths(
-                [f"{self._root}/{table}/{path}" for path in self.paths(loaded)],
+                [f"{self._root}/{table}/{path}" for path in snapshot.paths()],
                 schema=declared,
                 format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
                 filesystem=self._files,
             ).to_table(columns=list(columns))
+            for at, name in enumerate(columns):
+                if defaults.get(name) is not None and rows.column(at).null_count:
+                    filled = rows.column(at).fill_null(defaults[name])
+                    rows = rows.set_column(at, declared.field(name), filled)
             return rows.cast(pa.schema([declared.field(name) for name in columns]))
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
@@ -188,6 +296,14 @@ class DeltaFolder:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
         return dict(metadata or {})
+
+    def read_bytes(self, table: str, path: str) -> bytes:
+        """The content of one file; InputError where it cannot be read."""
+        try:
+            with self._files.open_input_file(f"{self._root}/{table}/{path}") as source:
+                return bytes(source.read())
+        except OSError as error:
+            raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
 
     def put(self, table: str, path: str, data: bytes) -> None:
         """Put a file in place as a whole or not at all; InputError without permission, else OperationError."""
@@ -203,7 +319,7 @@ class DeltaFolder:
         except OSError as error:
             raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
 
-    def commit(self, table: str, attempt: Callable[[DeltaTable], Commit | None]) -> int:
+    def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None]) -> int:
         """Make files visible by one commit; returns how many.
 
         ``attempt`` sees the latest version and says what is still to be committed. delta-rs refuses a commit whose
@@ -211,8 +327,8 @@ class DeltaFolder:
         common ids go one after the other. OperationError where the log cannot be written.
         """
         for turn in range(_ATTEMPTS):
-            loaded = self.load(table)
-            commit = attempt(loaded)
+            loaded = self._open(table)
+            commit = attempt(Snapshot(table, loaded))
             if commit is None or not commit.files:
                 return 0
             try:
@@ -243,6 +359,20 @@ class Commit:
 def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
     """Application transactions from (application id, version) pairs; of equal ids the last one counts."""
     return [Transaction(app_id, version) for app_id, version in dict(versions).items()]
+
+
+def _lacking(table: str, loaded: DeltaTable) -> list[str]:
+    """The declared columns that a table does not have."""
+    stored = {field.name for field in loaded.schema().fields}
+    return [name for name in TABLES[table].columns if name not in stored]
+
+
+def _added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
+    """The declarations of columns that an upgrade adds; nullable, since older files hold nothing there."""
+    added = {_ADDED_AFTER: str(loaded.version())}
+    fields = [TABLES[table].schema.field(name) for name in names]
+    nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]
+    return Schema.from_arrow(pa.schema(nullable)).fields
 
 
 def _add(file: StoredFile) -> AddAction:

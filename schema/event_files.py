@@ -4,6 +4,9 @@ A group is one (study, model, doc, action). Knows formats, types and row order, 
 right: that is ``schema.event_checks``. A file is read twice. The first time only its names, which gives the runs of
 equal groups; where no group comes back after another one, the second reading hands out windows of whole groups and
 holds one at a time. A file whose groups are mixed is one window.
+
+A file need not have the columns that came with schema version 2, and has coupled pairs alone: ``kind``, where it is
+there, is ``coupled`` throughout, and ``weight`` null.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from schema.errors import InputError
 from schema.tables import EVENTS
 
 NAMES = ("study", "model", "doc", "action")
-VALUES = tuple(name for name in EVENTS.columns if name not in NAMES)
+VALUES = tuple(name for name in EVENTS.columns if name not in NAMES and name not in EVENTS.defaults)
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
@@ -131,10 +134,14 @@ class EventFile:
         return [name for name in self.schema.names if name not in EVENTS.columns]
 
     def layout(self) -> Layout:
-        """The runs of equal groups, from a reading of the names alone."""
+        """The runs of equal groups, from a reading of the names alone.
+
+        InputError also for a row that is not one of a coupled pair.
+        """
         groups: dict[Group, int] = {}
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
-        for batch in self._slices(NAMES):
+        for batch in self._slices([*NAMES, *(name for name in EVENTS.defaults if name in self.schema.names)]):
+            self._check_coupled(batch, row)
             try:
                 first, group = _runs(batch, groups)
             except UnicodeDecodeError as error:  # Parquet's reader does not look
@@ -196,19 +203,35 @@ class EventFile:
 
     def _check_columns(self) -> None:
         names = self.schema.names
-        missing = [name for name in EVENTS.columns if name not in names]
+        missing = [name for name in (*NAMES, *VALUES) if name not in names]
         if missing:
             raise InputError(
                 f"{self.path}: no column {', '.join(repr(name) for name in missing)}; "
-                f"an event has {', '.join(EVENTS.columns)}"
+                f"an event has {', '.join((*NAMES, *VALUES))}"
             )
         for name in EVENTS.columns:
+            if name not in names:
+                continue
             if names.count(name) > 1:
                 raise InputError(f"{self.path}: column '{name}' is there {names.count(name)} times")
             kind = self.schema.field(name).type
             wanted = _wanted(name, kind.value_type if pa.types.is_dictionary(kind) else kind)
             if wanted:
                 raise InputError(f"{self.path}: column '{name}' is {kind}, must be {wanted}")
+
+    def _check_coupled(self, batch: pa.RecordBatch, first: int) -> None:
+        """InputError for a row, of those from the file's row ``first`` on, whose kind or weight is not a pair's."""
+        for name, default in EVENTS.defaults.items():
+            if name not in batch.schema.names:
+                continue
+            values = _plain(batch.column(name))
+            other = values.is_valid() if default is None else pc.not_equal(values, default).fill_null(True)  # noqa: FBT003
+            row = pc.index(other, True).as_py()
+            if row >= 0:
+                raise InputError(
+                    f"{self.path}: row {first + row + 1}: {name} is {values[row].as_py()!r}, must be "
+                    f"{'null' if default is None else repr(default)}: only coupled pairs are taken"
+                )
 
 
 # Arrow raises NotImplementedError for codecs and layouts that it does not read, KeyError for extension types.
@@ -242,9 +265,11 @@ def _drained(parts: list[EventRows]) -> EventRows:
 def _wanted(name: str, kind: pa.DataType) -> str | None:
     """What a column must be, None where ``kind`` will do."""
     types = pa.types
-    if name in NAMES:
+    if name in NAMES or name == "kind":
         fits = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
         return None if fits else "string"
+    if name == "weight":
+        return None if types.is_floating(kind) or types.is_null(kind) else "float or double"
     if name in DISTANCES:
         return None if types.is_floating(kind) else "float or double"
     if name in INTEGERS:
@@ -281,9 +306,14 @@ def _runs(batch: pa.RecordBatch, groups: dict[Group, int]) -> tuple[Wide, Ints]:
 
 
 def _coded(column: pa.Array) -> pa.DictionaryArray:
+    return column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(_plain(column))
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Without dictionary, and not as string view, which Arrow's functions do not all take."""
     if pa.types.is_dictionary(column.type):
-        return column
-    return pc.dictionary_encode(column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column)
+        return column.dictionary_decode()
+    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
 
 
 def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
@@ -291,9 +321,7 @@ def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
     flaws = np.zeros(batch.num_rows, dtype=np.uint16)
     values: dict[str, npt.NDArray[Any]] = {}
     for bit, name in enumerate(VALUES):
-        column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+        column = _plain(batch.column(name))
         if column.null_count:
             flaws |= column.is_null().to_numpy(zero_copy_only=False).astype(np.uint16) << np.uint16(bit)
         if name in DISTANCES:

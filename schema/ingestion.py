@@ -4,7 +4,8 @@ The unit of acceptance is a run of consecutive replicates of one (study, model, 
 whole, or one error anywhere in it keeps it out whole, and the others go in. So a replicate's positions must lie in one
 file. Replicates that the store holds already are compared with it: where they are the same only the others go in, where
 they are not the run is kept out. A key that one file has twice is an error, whether its two rows are equal or not; the
-same events in a second file are there already. ``schema.event_checks`` says what an error is.
+same events in a second file are there already. ``schema.event_checks`` says what an error is. A file with events of
+another kind than coupled pairs is not read.
 
 H of a (study, model) is that of its ``studies`` row, else that of its stored units, else of its first accepted ones:
 the position at which most replicates of the window that they are in end.

@@ -19,7 +19,7 @@ from schema.errors import InputError
 from schema.event_files import NAMES, VALUES, EventRows
 from schema.store import Store, Unit
 from schema.study import CONTROL_ACTION
-from schema.tables import ACTIONS, DOCUMENTS, EVENTS
+from schema.tables import ACTIONS, DOCUMENTS, PLAIN
 
 _UNITS_AT_ONCE = 256  # per commit
 _EVENTS_AT_ONCE = 1 << 20
@@ -74,11 +74,13 @@ class Intake:
         for row in self._store.units().to_pylist():
             if span_of_path(row["path"]) is None:
                 raise InputError(f"{self._store.location}: table 'events' was compacted; ingest into a new store")
+            pair = row["study"], row["model"]
+            self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
+            if row["estimator"] != PLAIN:  # an SWRB unit's replicates are others than a log's
+                continue
             first = row["first_replicate"]
             held = _Held(first, first + row["replicates"], row["horizon"], row["path"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
-            pair = row["study"], row["model"]
-            self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
 
     def horizon(self, study: str, model: str) -> int | None:
         """H of a study and model; None before its first unit."""
@@ -142,7 +144,7 @@ class Intake:
             "replicates": count,
             "horizon": horizon,
         }
-        self._units.append(Unit(record, pa.Table.from_arrays(columns, schema=EVENTS.schema)))
+        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*NAMES, *VALUES])))
         self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
         self._events += len(rows)
         if len(self._units) >= _UNITS_AT_ONCE or self._events >= _EVENTS_AT_ONCE:

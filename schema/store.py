@@ -9,13 +9,21 @@ Truth and what follows from it
 
 Exactly once
     delta-rs refuses a commit if a commit since its snapshot carries one of its application ids; the store then looks
-    again at what is still missing. A unit's commit carries two: one of its (study, model, doc, action), which lets only
-    one writer at a time extend it, and one of the unit itself, which stays in the log whatever happens to the files.
+    again at what is still missing. A unit's commit carries two: one of its (study, model, doc, action) under one
+    estimator, which lets only one writer at a time extend it, and one of the unit itself, which stays in the log
+    whatever happens to the files. Plain and SWRB replicates of one action are counted apart, each from 0: their ranges
+    do not meet, and their writers do not wait for each other.
 
 Compaction
     The derived tables' files have the relative paths of their events files, and that is how the store knows what is
-    derived. So do not compact ``events``, ``trajectories`` or ``steps``: reading and appending still work after it, but
-    ``pending_segments`` refuses. The small tables and ``units`` may be compacted at any time.
+    derived: from a plain unit's file ``trajectories`` and ``steps``, from an SWRB unit's, which its name tells,
+    ``branchings`` and ``branching_depths``. So do not compact ``events`` or these four: reading and appending still
+    work after it, but ``pending_segments`` refuses. The small tables and ``units`` may be compacted at any time.
+
+Schema versions
+    A store of an older version is read as it is: columns that came since hold their declared defaults, tables that came
+    since are empty. ``create`` brings it to the present version, and so does the first write that needs what it lacks;
+    ``events`` last, so that its version speaks for the whole store. No file and no row that was there is touched.
 """
 
 from __future__ import annotations
@@ -28,17 +36,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.appends import (
+    DERIVED,
     UNIT_FOOTER,
     Span,
     Unit,
     conform,
     conform_unit,
+    derived_tables,
     span_of_path,
     span_of_record,
     unit_name,
     unit_path,
+    with_defaults,
 )
-from schema.delta import Commit, DeltaFolder, StoredFile, encode_parquet, transactions
+from schema.delta import Commit, DeltaFolder, Snapshot, StoredFile, encode_parquet, transactions
 from schema.errors import InputError, nearest
 from schema.tables import TABLES, UNITS
 
@@ -46,12 +57,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from deltalake import DeltaTable
-
 __all__ = ["Store", "StoredFile", "Unit"]
 
-_DERIVED = ("trajectories", "steps")
-_KEYED = ("documents", "actions", "studies", "plans", "results", "calibration")
+_DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
+_KEYED = ("documents", "actions", "studies", "plans", "results", "calibration", "exact_values")
 _ROWS_APP_ID = "kvdrift.rows"
 
 
@@ -65,6 +74,7 @@ class Store:
     def __init__(self, location: str | Path) -> None:
         self._folder = DeltaFolder(location)
         self._healed = False
+        self._current: set[str] = set()  # tables seen with all declared columns, which they do not lose again
 
     @classmethod
     def open(cls, location: str | Path) -> Store:
@@ -75,10 +85,13 @@ class Store:
 
     @classmethod
     def create(cls, location: str | Path) -> Store:
-        """The store at ``location``, its tables made where missing; InputError where it cannot be written."""
+        """The store at ``location``, its tables made where missing and brought to the present schema version.
+
+        Safe when several processes do it at once, and when one is killed in between. InputError where the store cannot
+        be written.
+        """
         store = cls(location)
-        for table in sorted(TABLES, key="events".__eq__):  # events last: where it is, all are
-            store._folder.create(table)
+        store._make_tables()
         store.reconcile()
         return store
 
@@ -89,7 +102,7 @@ class Store:
 
     def version(self, table: str) -> int:
         """The latest version of a table."""
-        return int(self._load(table).version())
+        return self._load(table).version
 
     def versions(self) -> dict[str, int]:
         """The latest version of every table."""
@@ -97,15 +110,30 @@ class Store:
 
     def paths(self, table: str, version: int | None = None) -> list[str]:
         """Paths of the Parquet files visible at a version, relative to the table's folder, sorted."""
-        return self._folder.paths(self._load(table, version))
+        return self._load(table, version).paths()
 
     def files(self, table: str, version: int | None = None) -> list[str]:
-        """The same as absolute paths or URLs: what DuckDB reads."""
-        return [f"{self.location}/{table}/{path}" for path in self.paths(table, version)]
+        """The same as absolute paths or URLs."""
+        return self._absolute(table, self.paths(table, version))
+
+    def stored_files(self, table: str, version: int | None = None) -> list[StoredFile]:
+        """The same files with the sizes and rows that they have by the log."""
+        return self._load(table, version).files()
+
+    def read_bytes(self, table: str, path: str) -> bytes:
+        """The content of one of a table's files; InputError where it is missing or cannot be read."""
+        self._check_table(table)
+        return self._folder.read_bytes(table, path)
+
+    def files_by_missing_columns(self, table: str, version: int | None = None) -> dict[tuple[str, ...], list[str]]:
+        """The same, by the declared columns that the files lack: those written by older schema versions."""
+        found = self._folder.paths_by_missing_columns(self._load(table, version))
+        return {missing: self._absolute(table, paths) for missing, paths in found.items()}
 
     def read(self, table: str, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a table at a version, in its declared schema or in ``columns`` of it, page checksums verified.
 
+        Rows of older schema versions hold the declared defaults in the columns that they lack.
         InputError for an unknown table, column or version and for a missing or damaged file.
         """
         loaded = self._load(table, version)
@@ -113,15 +141,17 @@ class Store:
         for name in columns or ():
             if name not in declared:
                 raise InputError(f"{table}: no column '{name}'; {nearest(name, declared)}")
-        return self._folder.read(table, loaded, declared if columns is None else columns)
+        return self._folder.read(loaded, declared if columns is None else columns)
 
     def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
         """The ``units`` rows of a study and a model (of all by default) whose events are visible: what need not be run.
 
+        Those of both estimators; each counts its replicates from 0.
+
         Unlike ``read("units")`` this includes units whose row is still to be written.
         """
-        units, rows = self._units_and_unprojected()
-        units = pa.concat_tables([self._folder.read("units", units, UNITS.columns), rows])
+        stored, rows = self._units_and_unprojected()
+        units = pa.concat_tables([self._folder.read(stored, UNITS.columns), rows])
         for name, value in (("study", study), ("model", model)):
             if value is not None:
                 units = units.filter(pc.equal(units.column(name), value))
@@ -138,11 +168,12 @@ class Store:
         for unit in units:
             record, events = conform_unit(unit)
             given.setdefault(span_of_record(record), (record, events))
+        self._prepare("units", "events")
         if not self._healed:
             self.reconcile()
         written: dict[Span, StoredFile] = {}
 
-        def attempt(events: DeltaTable) -> Commit:
+        def attempt(events: Snapshot) -> Commit:
             new = self._missing(events, {span: record for span, (record, _) in given.items()})
             for span in new:
                 if span not in written:
@@ -179,10 +210,11 @@ class Store:
         given = conform(TABLES[table], rows)
         key_columns = TABLES[table].key
         new_rows = 0
+        self._prepare(table)
 
-        def attempt(loaded: DeltaTable) -> Commit | None:
+        def attempt(loaded: Snapshot) -> Commit | None:
             nonlocal new_rows
-            stored = self._folder.read(table, loaded, TABLES[table].columns)
+            stored = self._folder.read(loaded, TABLES[table].columns)
             known = {_key(row, key_columns): row for row in stored.to_pylist()}
             new = []
             for row in given.to_pylist():
@@ -196,29 +228,30 @@ class Store:
                 return None
             data = encode_parquet(pa.Table.from_pylist(new, schema=given.schema))
             return Commit(
-                [self._put(table, f"{_content(data)}.parquet", data, len(new))],
-                transactions([(_ROWS_APP_ID, int(loaded.version()) + 1)]),
+                [self._put(table, f"{content_digest(data)}.parquet", data, len(new))],
+                transactions([(_ROWS_APP_ID, loaded.version + 1)]),
             )
 
         self._folder.commit(table, attempt)
         return new_rows
 
     def pending_segments(self, events_version: int) -> list[str]:
-        """Relative paths of events files at ``events_version`` that lack their trajectories or steps file.
+        """Relative paths of events files at ``events_version`` that lack a file of one of their ``derived_tables``.
 
-        InputError where one of the three tables was compacted: its files no longer say what they were made from.
+        InputError where one of the tables was compacted: its files no longer say what they were made from.
         """
-        derived = [set(self._own_paths(table)) for table in _DERIVED]
-        return [path for path in self._own_paths("events", events_version) if not all(path in done for done in derived)]
+        done = {table: set(self._own_paths(table)) for table in _DERIVED}
+        paths = self._own_paths("events", events_version)
+        return [path for path in paths if not all(path in done[table] for table in derived_tables(path))]
 
     def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
         """Put a Parquet file in place as a whole; it is not visible before ``commit_files``.
 
-        InputError where ``rows`` are not of the table's declared schema or ``path`` is no events file's.
+        InputError where ``rows`` are not of the table's declared schema, or ``path`` is not that of an events file
+        which is derived into ``table``.
         """
-        self._check_table(table)
-        if span_of_path(path) is None:
-            raise InputError(f"{table}: '{path}' is not the path of an events file")
+        if table not in derived_tables(path):
+            raise InputError(f"{table}: '{path}' is derived into {' and '.join(derived_tables(path))}")
         data = encode_parquet(conform(TABLES[table], rows))
         return self._put(table, path, data, rows.num_rows)
 
@@ -229,9 +262,10 @@ class Store:
         """
         self._check_table(table)
         given = {file.path: file for file in files}
+        self._prepare(table)
 
-        def attempt(loaded: DeltaTable) -> Commit:
-            visible = set(self._folder.paths(loaded))
+        def attempt(loaded: Snapshot) -> Commit:
+            visible = set(loaded.paths())
             covered = max(version, loaded.transaction_version(app_id) or 0)
             return Commit(
                 [file for path, file in given.items() if path not in visible], transactions([(app_id, covered)])
@@ -241,10 +275,23 @@ class Store:
 
     def covered_version(self, table: str, app_id: str) -> int | None:
         """The events version that the derived commits of ``app_id`` cover in ``table``; None before the first."""
-        found = self._load(table).transaction_version(app_id)
-        return None if found is None else int(found)
+        return self._load(table).transaction_version(app_id)
 
-    def _load(self, table: str, version: int | None = None) -> DeltaTable:
+    def _make_tables(self) -> None:
+        for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are
+            self._folder.create(table)
+        self._current.update(TABLES)
+
+    def _prepare(self, *tables: str) -> None:
+        """Upgrade the store if a table that is about to be written is not there or lacks a declared column."""
+        if not all(table in self._current or self._folder.is_current(table) for table in tables):
+            self._make_tables()
+        self._current.update(tables)
+
+    def _absolute(self, table: str, paths: list[str]) -> list[str]:
+        return [f"{self.location}/{table}/{path}" for path in paths]
+
+    def _load(self, table: str, version: int | None = None) -> Snapshot:
         self._check_table(table)
         return self._folder.load(table, version)
 
@@ -260,9 +307,9 @@ class Store:
                 raise InputError(f"{self.location}: table '{table}' was compacted ({path}): derive into a new store")
         return paths
 
-    def _missing(self, events: DeltaTable, given: dict[Span, dict[str, Any]]) -> list[Span]:
+    def _missing(self, events: Snapshot, given: dict[Span, dict[str, Any]]) -> list[Span]:
         """Which of ``given`` are not in ``events``; InputError for a range that overlaps one there or among them."""
-        paths = self._folder.paths(events)
+        paths = events.paths()
         spans = [span_of_path(path) for path in paths]
         stored = {span for span in spans if span is not None}
         if len(stored) < len(paths):  # compacted: the files no longer say, the units rows and the log do
@@ -282,22 +329,21 @@ class Store:
 
     def _put_unit(self, record: dict[str, Any], events: pa.Table) -> StoredFile:
         data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
-        return self._put("events", unit_path(record, _content(data)), data, events.num_rows)
+        return self._put("events", unit_path(record, content_digest(data)), data, events.num_rows)
 
     def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
         self._folder.put(table, path, data)
         return StoredFile(path, len(data), rows)
 
-    def _units_and_unprojected(self) -> tuple[DeltaTable, pa.Table]:
+    def _units_and_unprojected(self) -> tuple[Snapshot, pa.Table]:
         """The ``units`` table, and the rows for visible events files that it lacks."""
         units = self._load("units")
-        events = self._load("events")
-        paths = self._folder.paths(events)
+        paths = self.paths("events")
         own = [path for path in paths if span_of_path(path) is not None]
         missing: list[str] = []
         # Equal counts mean nothing is missing, without a look into any file, as every unit is one file and one row.
-        if len(own) < len(paths) or len(own) != self._folder.count_rows(units):
-            known = set(self._folder.read("units", units, ["path"]).column("path").to_pylist())
+        if len(own) < len(paths) or len(own) != units.count_rows():
+            known = set(self._folder.read(units, ["path"]).column("path").to_pylist())
             missing = [path for path in own if path not in known]
         rows = [{**self._record(path), "path": path} for path in missing]
         return units, pa.Table.from_pylist(rows, schema=UNITS.schema)
@@ -306,14 +352,13 @@ class Store:
         text = self._folder.footer("events", path).get(UNIT_FOOTER.encode())
         if text is None:
             raise InputError(f"{self.location}: events/{path} is damaged (no unit record in its footer)")
-        record: dict[str, Any] = json.loads(text)
-        return record
+        return with_defaults(json.loads(text))
 
     def _append_projection(self, records: Sequence[dict[str, Any]]) -> int:
         """Append ``units`` rows that are not there yet; returns how many."""
         new: list[dict[str, Any]] = []
 
-        def attempt(units: DeltaTable) -> Commit | None:
+        def attempt(units: Snapshot) -> Commit | None:
             nonlocal new
             new = [row for row in records if units.transaction_version(span_of_record(row).app_id) is None]
             if not new:
@@ -321,16 +366,18 @@ class Store:
             data = encode_parquet(pa.Table.from_pylist(new, schema=UNITS.schema))
             spans = [span_of_record(row) for row in new]
             return Commit(
-                [self._put("units", f"{_content(data)}.parquet", data, len(new))],
+                [self._put("units", f"{content_digest(data)}.parquet", data, len(new))],
                 transactions((span.app_id, span.count) for span in spans),
             )
 
         if records:
+            self._prepare("units")
             self._folder.commit("units", attempt)
         return len(new)
 
 
-def _content(data: bytes) -> str:
+def content_digest(data: bytes) -> str:
+    """What the name of every file but the derived ones ends in: 16 hexadecimal digits of its content's SHA-256."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 

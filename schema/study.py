@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import tomllib
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from schema.errors import InputError, nearest
 from schema.retention import Retention
+from schema.tables import PLAIN
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
+TRANSFORMER: Final = "transformer"
+FINITE_STATE: Final = "finite-state"
 POOLED = "pooled"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
@@ -35,10 +40,20 @@ class StudySection(_Section):
 
 
 class ModelSection(_Section):
-    """``[model]``: an embedded model, a local folder or a Hugging Face id, and how it is run."""
+    """``[model]``: an embedded model, a local folder or a Hugging Face id, and how it is run.
+
+    Or, of ``kind`` "finite-state", systems whose laws are known for every history: drawn from the published ``family``
+    over an ``alphabet`` of so many tokens, or read from the file ``tables``; ``id`` is then a name of your own.
+    ``device_map`` "auto" spreads a transformer's layers over all GPUs in place of one ``device``.
+    """
 
     id: str
+    kind: Literal["transformer", "finite-state"] = TRANSFORMER
+    family: Literal["mixture"] | None = None
+    alphabet: Annotated[int, Field(ge=2, le=64)] | None = None
+    tables: str | None = None
     device: str = "cpu"
+    device_map: Literal["auto"] | None = None
     dtype: str = "float32"
     revision: str | None = None
 
@@ -51,7 +66,7 @@ class DocumentsSection(_Section):
 
     source: str
     tasks: list[str] = []
-    length: Positive
+    length: Annotated[int, Field(ge=0)] = 0
     development: Annotated[int, Field(ge=2)]
     evaluation: Annotated[int, Field(ge=2)]
     stratum: Name | None = None
@@ -63,7 +78,7 @@ class DocumentsSection(_Section):
     @property
     def stratum_name(self) -> str:
         """The stratum's name; by default source and length, as in RULER-768."""
-        return self.stratum or f"{self.source.upper()}-{self.length}"
+        return self.stratum or (f"{self.source.upper()}-{self.length}" if self.length else self.source)
 
     @property
     def part_of_clusters(self) -> tuple[int, int]:
@@ -73,14 +88,17 @@ class DocumentsSection(_Section):
 
 
 class ActionSection(_Section):
-    """``[[actions]]``: a selector, its parameters and its retention."""
+    """``[[actions]]``: a selector, its parameters and its retention; of a finite-state system the name alone.
+
+    Every further key is a parameter of the selector, which says what it takes: ``generator.selectors.build_selector``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, int | float | str | bool]
 
     name: Name
-    selector: str
-    keep: int | str | float  # a float is refused by Retention, which says what to write instead
-    window: Positive | None = None
-    kernel: Positive | None = None
-    sinks: Annotated[int, Field(ge=0)] | None = None
+    selector: str = FINITE_STATE
+    keep: int | str | float = "all"  # a float is refused by Retention, which says what to write instead
 
     @property
     def retention(self) -> Retention:
@@ -88,19 +106,32 @@ class ActionSection(_Section):
         return Retention.parse(self.keep)
 
     @property
-    def parameters(self) -> dict[str, int]:
+    def parameters(self) -> dict[str, int | float | str | bool]:
         """Selector parameters that the study sets; the others keep the selector's defaults."""
-        given = {"window": self.window, "kernel": self.kernel, "sinks": self.sinks}
-        return {name: value for name, value in given.items() if value is not None}
+        return dict(self.__pydantic_extra__)
+
+    def check_kind(self, where: str, *, finite: bool) -> None:
+        """InputError, at ``where``, for a transformer's action without selector or retention, or another's with any."""
+        given = self.model_fields_set - {"name"}
+        if finite and given:
+            raise InputError(f"{where}.{min(given)}: unknown key; a finite-state system's actions are laws")
+        for name in () if finite else ("selector", "keep"):
+            if name not in given:
+                raise InputError(_missing(where, name, self.parameters))
 
 
 class PlanSection(_Section):
-    """``[plan]``: the primary endpoints and what fixes K and N."""
+    """``[plan]``: the primary endpoints and what fixes K and N.
+
+    ``estimator`` "swrb" adds K replicates of residual branching to the K coupled ones of every action; "hybrid" does so
+    on evaluation documents only for actions where the development documents say that it pays.
+    """
 
     baseline: str
     primary: Annotated[list[str], Field(min_length=1)]
     replicates: Literal["auto"] | Positive = "auto"
     documents: Literal["auto"] | Positive = "auto"
+    estimator: Literal["plain", "swrb", "hybrid"] = PLAIN
     development_replicates: Annotated[int, Field(ge=2)] = 16
     replicates_between: Annotated[tuple[Positive, Positive], Field(strict=False)] = (16, 64)
     documents_at_least: Positive = 2
@@ -136,10 +167,29 @@ class Study(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_kind()
         self._check_names()
         self._check_plan()
         self._check_windows()
         return self
+
+    def _check_kind(self) -> None:
+        model, finite = self.model, self.model.kind == FINITE_STATE
+        given = [name for name in ("family", "alphabet", "tables") if getattr(model, name) is not None]
+        if not finite and given:
+            raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
+        if model.device_map is not None and model.device != "cpu":
+            raise InputError("model.device: device_map chooses the devices; write one of the two")
+        if finite and given not in (["family", "alphabet"], ["tables"]):
+            raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
+        for number, part in enumerate(self.documents):
+            if (part.source == FINITE_STATE) != finite:
+                raise InputError(f"documents[{number}].source = '{part.source}': not one of a {model.kind} model")
+            if finite == bool(part.length):
+                what = "unknown key; finite-state systems have no prompt" if finite else "missing"
+                raise InputError(f"documents[{number}].length: {what}")
+        for number, action in enumerate(self.actions):
+            action.check_kind(f"actions[{number}]", finite=finite)
 
     def _check_names(self) -> None:
         names = [action.name for action in self.actions]
@@ -225,11 +275,18 @@ class Study(_Section):
         """Hash of what decides the events: horizon, seed, model and document sources (actions may be added later)."""
         deciding = {
             "study": self.study.model_dump(),
-            "model": self.model.model_dump(),
+            "model": values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map")),
             # Where the files lie is no part of what they say: a document that changed is told by its prompt_sha256.
             "documents": [part.model_dump(exclude={"development", "evaluation", "path"}) for part in self.documents],
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def values_of(section: _Section, later: Collection[str]) -> dict[str, Any]:
+    """A section's values without those of ``later`` keys at their default: a new key must not change older hashes."""
+    defaults = {name: type(section).model_fields[name].default for name in later}
+    values = section.model_dump()
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def load_study(path: Path) -> Study:
@@ -277,9 +334,19 @@ def _explain(problems: list[Any]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(location[-1]), _known_keys(location[:-1]))}"
     if problem["type"] == "missing":
-        return f"{where}: missing"
+        unknown = set(problem["input"]) - set(_known_keys(location[:-1]))
+        return _missing(_place(location[:-1]), str(location[-1]), unknown)
     messages = [p["msg"].removeprefix("Input should be ") for p in problems if _place(p["loc"]) == where]
     return f"{where} = {problem['input']!r}: should be {' or '.join(dict.fromkeys(messages))}"
+
+
+def _missing(where: str, name: str, unknown: Iterable[str]) -> str:
+    """The error line for a key that is missing, or misspelled as one of the ``unknown`` keys beside it."""
+    place = f"{where}." if where else ""
+    for key in unknown:
+        if difflib.get_close_matches(key, [name]):
+            return f"{place}{key}: unknown key; did you mean '{name}'?"
+    return f"{place}{name}: missing"
 
 
 def _place(location: tuple[int | str, ...]) -> str:
@@ -287,7 +354,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not part.startswith(("literal", "constrained", "int", "str")):
+        elif part not in ("int", "float", "str", "bool") and not part.startswith(("literal", "constrained")):
             text += f".{part}" if text else part
     return text
 

@@ -7,30 +7,48 @@ Column names follow the definitions page; SQL staging views are held against thi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
+
+COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
+PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
+SWRB: Final = "swrb"  # or scans with one residual branch each
 
 
 @dataclass(frozen=True)
 class Table:
-    """One stored table: its grain (``key`` columns, unique together), its Arrow schema and what one row is."""
+    """One stored table: its grain (``key`` columns, unique together), its Arrow schema and what one row is.
+
+    ``since`` is the schema version that declared it: a store of an older one does not have it.
+    """
 
     name: str
     row: str
     key: tuple[str, ...]
     schema: pa.Schema
+    since: int = 1
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Column names in stored order."""
         return tuple(self.schema.names)
 
+    @property
+    def defaults(self) -> dict[str, str | None]:
+        """The columns that came after the table, and what rows hold in each that were written before it."""
+        later = {field.name: field.metadata.get(b"default") for field in self.schema if b"since" in field.metadata}
+        return {name: None if default is None else default.decode() for name, default in later.items()}
 
-def _column(name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False) -> pa.Field:
-    metadata = {"meaning": meaning} | ({"unit": unit} if unit else {})
-    return pa.field(name, kind, nullable=null, metadata=metadata)
+
+def _column(
+    name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False, since: int = 1, default: str = ""
+) -> pa.Field:
+    """A column declared by schema version ``since``; ``default`` is what earlier rows hold, null if not given."""
+    metadata = {"meaning": meaning, "unit": unit, "since": str(since) if since > 1 else "", "default": default}
+    return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
 
 
 _STUDY = _column("study", pa.string(), "name of the study")
@@ -42,8 +60,8 @@ _PAIR = (_STUDY, _MODEL, _DOC, _ACTION, _REPLICATE)
 
 EVENTS = Table(
     "events",
-    "one position of one coupled pair",
-    ("study", "model", "doc", "action", "replicate", "t"),
+    "one position of one coupled pair, of one overlap scan or of one residual branch",
+    ("study", "model", "doc", "action", "kind", "replicate", "t"),
     pa.schema(
         [
             *_PAIR,
@@ -54,6 +72,12 @@ EVENTS = Table(
             _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
             _column("x_eos", pa.bool_(), "true from X's first EOS on"),
             _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
+            _column(
+                "kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED
+            ),
+            _column(
+                "weight", pa.float64(), "w_t of a scan step: its residual branch's probability", null=True, since=2
+            ),
         ]
     ),
 )
@@ -97,14 +121,15 @@ ACTIONS = Table(
             _column("position_mode", pa.string(), "positions of generated entries: they go on from n"),
             _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
             _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
+            _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
         ]
     ),
 )
 
 UNITS = Table(
     "units",
-    "one replicate range of a document under an action: what is committed at once",
-    ("study", "model", "doc", "action", "first_replicate"),
+    "one replicate range of a document under an action and estimator: what is committed at once",
+    ("study", "model", "doc", "action", "estimator", "first_replicate"),
     pa.schema(
         [
             _STUDY,
@@ -130,6 +155,19 @@ UNITS = Table(
             _column("batch_invariant", pa.bool_(), "start-up self-test: rows do not depend on the batch", null=True),
             _column("seed", pa.int64(), "seed of the study", null=True),
             _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
+            _column(
+                "estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN
+            ),
+            _column(
+                "pair_evaluations", pa.int64(), "kernel pairs evaluated: positions not yet absorbed", null=True, since=2
+            ),
+            _column(
+                "batch_deviation",
+                pa.float64(),
+                "largest difference that the rows beside made in the self-test, relative to the largest output",
+                null=True,
+                since=2,
+            ),
         ]
     ),
 )
@@ -183,6 +221,57 @@ STEPS = Table(
             _column("f", pa.float32(), "as in events", "total variation, 0..1"),
         ]
     ),
+)
+
+BRANCHINGS = Table(
+    "branchings",
+    "one replicate of residual branching: a scan and, unless M = 0, one branch",
+    ("study", "model", "doc", "action", "replicate"),
+    pa.schema(
+        [
+            *_PAIR,
+            _column("horizon", pa.int32(), "H", "tokens"),
+            _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
+            _column("scanned", pa.int32(), "last position of the scan: H, or where survival reached 0", "tokens"),
+            _column("mass", pa.float64(), "M = sum of w_s"),
+            _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
+            _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
+        ]
+    ),
+    since=2,
+)
+
+BRANCHING_DEPTHS = Table(
+    "branching_depths",
+    "one replicate of residual branching seen to one depth",
+    ("study", "model", "doc", "action", "replicate", "depth"),
+    pa.schema(
+        [
+            *_PAIR,
+            _column("depth", pa.int32(), "L, 1..H", "tokens"),
+            _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J"),
+            _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+"),
+        ]
+    ),
+    since=2,
+)
+
+EXACT_VALUES = Table(
+    "exact_values",
+    "one quantity of one finite-state system, by enumeration",
+    ("study", "model", "doc", "action", "quantity", "x"),
+    pa.schema(
+        [
+            _STUDY,
+            _MODEL,
+            _DOC,
+            _ACTION,
+            _column("quantity", pa.string(), "column name of the quantity in its view"),
+            _column("x", pa.int32(), "position or depth; null for a scalar", null=True),
+            _column("value", pa.float64(), "the exact value"),
+        ]
+    ),
+    since=2,
 )
 
 STUDIES = Table(
@@ -286,5 +375,8 @@ CALIBRATION = Table(
 
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, STUDIES, PLANS, RESULTS, CALIBRATION)
-}
+    for table in (
+        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, EXACT_VALUES, STUDIES,
+        PLANS, RESULTS, CALIBRATION,
+    )
+}  # fmt: skip

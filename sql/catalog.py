@@ -40,8 +40,9 @@ CATALOG_STORAGE = "v1.0.0"
 
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to.
-_PINNING = (
-    "results", "calibration", "plans", "steps", "trajectories", "units", "events", "actions", "documents", "studies",
+PINNING = (
+    "results", "calibration", "plans", "branching_depths", "branchings", "steps", "trajectories", "units", "events",
+    "exact_values", "actions", "documents", "studies",
 )  # fmt: skip
 
 # What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).
@@ -130,14 +131,14 @@ def open_views(
             raise InputError(f"no table '{table}'; {nearest(table, TABLES)}")
     for view in kept:
         contract(view)  # InputError for an unknown one
-    pinned = {table: (versions or {}).get(table, -1) for table in _PINNING}
+    pinned = {table: (versions or {}).get(table, -1) for table in PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         connection.execute("create schema stored")
         for table, version in pinned.items():
             if _is_local(store):
-                _create_stored_view(connection, table, store.files(table, version))
+                _create_stored_view(connection, table, store.files_by_missing_columns(table, version))
             else:
                 connection.register(f"stored_{table}", store.read(table, version))
                 connection.execute(f"create view stored.{_name(table)} as from {_name(f'stored_{table}')}")
@@ -169,7 +170,7 @@ def write_catalog(store: Store) -> Path:
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    files = {table: store.files(table, store.version(table)) for table in _PINNING}
+    files = {table: store.files_by_missing_columns(table, store.version(table)) for table in PINNING}
     try:
         with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
             connection.execute("create schema stored")
@@ -220,18 +221,36 @@ def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = (
         connection.execute(f"comment on {kind} {_name(name)} is {_literal(contract(name).description)}")
 
 
-def _create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, files: Sequence[str]) -> None:
-    """One stored table as the view ``stored.TABLE`` over its files; without files, empty and of the declared types."""
-    if files:
-        # Folder names mean nothing here (no Hive keys), and every file of a table has the same columns.
-        paths = ", ".join(_literal(_without_patterns(file)) for file in files)
-        rows = f"from read_parquet([{paths}], hive_partitioning = false, union_by_name = false)"
-    else:
-        declared = connection.from_arrow(TABLES[table].schema.empty_table())
-        columns = zip(declared.columns, declared.types, strict=True)
-        nulls = ", ".join(f"cast(null as {kind}) as {_name(column)}" for column, kind in columns)
-        rows = f"select {nulls} where false"
+def _create_stored_view(
+    connection: duckdb.DuckDBPyConnection, table: str, files: Mapping[tuple[str, ...], Sequence[str]]
+) -> None:
+    """One stored table as the view ``stored.TABLE`` over its files; without files, empty and of the declared types.
+
+    ``files`` are given by the declared columns that they lack. Files of one kind are read together: for DuckDB to find
+    out by itself what each file has, it would open all of them for every query.
+    """
+    declared = connection.from_arrow(TABLES[table].schema.empty_table())
+    types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
+    parts = [_select_stored(table, types, missing, paths) for missing, paths in files.items()]
+    rows = " union all ".join(parts) or f"{_select_stored(table, types, tuple(types), ())} where false"
     connection.execute(f"create view stored.{_name(table)} as {rows}")
+
+
+def _select_stored(table: str, types: Mapping[str, str], missing: Sequence[str], files: Sequence[str]) -> str:
+    defaults = TABLES[table].defaults
+    columns = []
+    for name, kind in types.items():
+        default = "null" if defaults.get(name) is None else _literal(str(defaults[name]))
+        if name in missing:
+            columns.append(f"cast({default} as {kind}) as {_name(name)}")
+        elif default != "null":  # a compaction of older files leaves null
+            columns.append(f"coalesce({_name(name)}, {default}) as {_name(name)}")
+        else:
+            columns.append(_name(name))
+    # Folder names mean nothing here (no Hive keys), and all of these files have the same columns.
+    paths = ", ".join(_literal(_without_patterns(file)) for file in files)
+    source = f" from read_parquet([{paths}], hive_partitioning = false, union_by_name = false)" if files else ""
+    return f"select {', '.join(columns)}{source}"
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:

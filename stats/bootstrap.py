@@ -1,37 +1,31 @@
 """Document bootstrap (definitions, "Bootstrap"): resampled documents, pooled moments, quantities of every draw.
 
-Clusters are resampled within strata with replacement, one draw for all actions, strata and quantities. Strata that
-share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the versions of a
-document move together and the pooled interval keeps their dependence; their sizes then vary from draw to draw, which
-ratios of counts absorb. Strata without a shared cluster keep their number of clusters in every draw.
-
-Draw i is a function of (seed, i) and of the set of documents alone: not of their order, nor of the range of draws
-asked for. Ranges can be computed apart, in any process, and concatenated; on one machine and one build of BLAS the
-result is bit for bit that of one range, because products are always taken over the same blocks of draws.
+Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
+(seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges can be
+computed apart, in any process, and concatenated; on one machine and one build of BLAS the result is bit for bit that of
+one range, because products are always taken over the same blocks of draws.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schema.errors import InputError
+from stats.clusters import ClusterDraws
 from stats.intervals import Estimates, Request, summarize
 from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling
 from stats.quantities import QUANTITIES, quantity_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 BLOCK = 256  # draws per matrix product; a constant of the results' last bits, not a tuning knob
 _GROUP_BYTES = 400 * 2**20  # draws of one group of quantities held at once by `estimate`
-_PHILOX_WORDS = 4  # 64-bit words per Philox counter value
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +60,7 @@ def resample(
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
     chosen = [quantity_named(name) for name in quantities]
-    clusters = _Clusters(moments)
+    clusters = ClusterDraws(moments.strata, moments.clusters)
     values: dict[str, Float] = {}
     for block in range(first // BLOCK, -(-last // BLOCK)):
         start = block * BLOCK
@@ -155,52 +149,3 @@ def estimate(
         sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs)
         parts.append(summarize(moments, sample.values, observed(moments, names, pairs), request, pairs))
     return Estimates.join(parts)
-
-
-class _Clusters:
-    """What is resampled: sets of clusters, and the cluster of each document (in canonical order)."""
-
-    def __init__(self, moments: DocumentMoments) -> None:
-        names, cluster_of = np.unique(moments.clusters, return_inverse=True)
-        linked = _linked_strata(moments.strata, cluster_of)
-        # Clusters are ordered by (set, name): a set is a contiguous range of them.
-        set_of_cluster = np.zeros(len(names), dtype=np.intp)
-        set_of_cluster[cluster_of] = linked
-        order = np.lexsort((names, set_of_cluster))
-        place = np.empty(len(names), dtype=np.intp)
-        place[order] = np.arange(len(names))
-        sizes = np.unique_counts(set_of_cluster).counts
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        self._cluster_of_document = place[cluster_of]
-        self._size = np.repeat(sizes, sizes).astype(np.float64)
-        self._start = np.repeat(starts, sizes)
-
-    def counts(self, seed: int, first: int, last: int) -> Float:
-        """How often each document is in the draws first..last - 1: float64 [draws, D]."""
-        total, draws = len(self._size), last - first
-        stride = -(-total // _PHILOX_WORDS)
-        # Counter-based: draw i reads the counter values from i * stride on, whatever was drawn before.
-        key = int.from_bytes(hashlib.blake2b(f"bootstrap {seed}".encode(), digest_size=16).digest(), "little")
-        generator = np.random.Generator(np.random.Philox(key=key, counter=first * stride))
-        uniform = generator.random((draws, stride * _PHILOX_WORDS))[:, :total]
-        # u < 1 has 53 bits, so floor(u * size) stays below size and is uneven by at most size * 2**-53.
-        chosen = self._start + (uniform * self._size).astype(np.intp)
-        flat = chosen + total * np.arange(draws)[:, None]
-        counts = np.bincount(flat.ravel(), minlength=draws * total).reshape(draws, total)
-        return counts[:, self._cluster_of_document].astype(np.float64)
-
-
-def _linked_strata(strata: NDArray[np.str_], cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Number the sets of strata that share clusters, directly or through others; returns the set of each document."""
-    _, stratum_of = np.unique(strata, return_inverse=True)
-    linked: NDArray[np.intp] = stratum_of.copy()
-    for documents in _by_cluster(cluster_of):
-        first = linked[documents].min()
-        for other in np.unique(linked[documents]):
-            linked[linked == other] = first
-    return np.unique(linked, return_inverse=True)[1]
-
-
-def _by_cluster(cluster_of: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    order = np.argsort(cluster_of, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(cluster_of[order])) + 1)

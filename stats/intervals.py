@@ -138,9 +138,9 @@ def summarize(
         columns["baseline"] += [key.baseline for key in keys]
         columns["quantity"] += [name] * len(keys)
         columns["x"] += [key.x for key in keys]
-        columns["estimate"] += _nullable(estimate)
-        columns["low"] += _nullable(low)
-        columns["high"] += _nullable(high)
+        columns["estimate"] += nullable(estimate)
+        columns["low"] += nullable(low)
+        columns["high"] += nullable(high)
         columns["level"] += levels.tolist()
         columns["draws"] += [len(sample)] * len(keys)
         columns["documents"] += documents[where[:2]].tolist()
@@ -183,5 +183,6 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
     return inner
 
 
-def _nullable(values: Float) -> list[float | None]:
+def nullable(values: Float) -> list[float | None]:
+    """NaN as None: undefined is null in the store."""
     return [None if np.isnan(value) else value for value in values.tolist()]

@@ -61,28 +61,64 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentMoments:
-    """Replicate means of every moment, per document and action.
+class MeasuredDocuments:
+    """Documents that were measured under actions, whatever was measured.
 
-    Shapes, with D documents, A actions: ``documents``, ``strata`` and ``clusters`` are str [D]; ``scalars`` maps every
-    name of SCALAR_MOMENTS to float64 [D, A]; ``positions`` every name of POSITION_MOMENTS to [D, A, H], or is empty;
-    ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units are those of ``schema.moments``.
-
-    NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
-    null over an empty window (then it is NaN for all documents of the action). Anything else raises InputError.
+    ``documents``, ``strata`` and ``clusters`` are str [D]. Raises InputError unless each document and action is named
+    once and none of the strata has the name of the rows that pool them.
     """
 
     documents: Text
     strata: Text
     clusters: Text
     actions: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("documents", "strata", "clusters"):
+            keys = np.asarray(getattr(self, field), dtype=np.str_)
+            if keys.ndim != 1 or len(keys) != len(self.documents):
+                raise InputError(f"{field} has shape {keys.shape}, not one entry for each document")
+            object.__setattr__(self, field, keys)
+        object.__setattr__(self, "actions", tuple(self.actions))
+        if not len(self.documents) or not self.actions:
+            raise InputError("moments without documents or without actions: nothing to estimate")
+        if (repeated := _first_repeated(self.documents.tolist())) is not None:
+            raise InputError(f"document '{repeated}' is there twice")
+        if (repeated := _first_repeated(self.actions)) is not None:
+            raise InputError(f"action '{repeated}' is there twice")
+        if POOLED in self.strata:
+            raise InputError(f"a stratum cannot be named '{POOLED}': rows that pool the strata carry that name")
+
+    @cached_property
+    def stratum_names(self) -> tuple[str, ...]:
+        """Strata in sorted order, without ``pooled``."""
+        return tuple(str(name) for name in np.unique(self.strata))
+
+    @property
+    def canonical_order(self) -> NDArray[np.intp]:
+        """The documents by (stratum, cluster, document), int [D]: what makes results independent of input order."""
+        return np.lexsort((self.documents, self.clusters, self.strata))
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentMoments(MeasuredDocuments):
+    """Replicate means of every moment, per document and action.
+
+    Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A]; ``positions``
+    every name of POSITION_MOMENTS to [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is
+    empty. Units are those of ``schema.moments``.
+
+    NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
+    null over an empty window (then it is NaN for all documents of the action). Anything else raises InputError.
+    """
+
     windows: Windows
     scalars: Mapping[str, Float]
     positions: Mapping[str, Float]
     lags: Mapping[str, Float]
 
     def __post_init__(self) -> None:
-        _standardize_keys(self)
+        super().__post_init__()
         shape = (len(self.documents), len(self.actions))
         for field, declared, tail in (
             ("scalars", SCALAR_MOMENTS, ()),
@@ -90,7 +126,7 @@ class DocumentMoments:
             ("lags", LAG_MOMENTS, (self.windows.cohort_bound,)),
         ):
             given: Mapping[str, Any] = getattr(self, field)
-            values = _standardize(field, given, declared, (*shape, *tail), optional=bool(tail))
+            values = standardize(field, given, declared, (*shape, *tail), optional=bool(tail))
             object.__setattr__(self, field, values)
         for name, value in (*self.scalars.items(), *self.positions.items(), *self.lags.items()):
             _check_missing(name, value, self)
@@ -100,14 +136,9 @@ class DocumentMoments:
         """Which documents each action has, bool [D, A]."""
         return ~np.isnan(self.scalars["diverged"])
 
-    @cached_property
-    def stratum_names(self) -> tuple[str, ...]:
-        """Strata in sorted order, without ``pooled``."""
-        return tuple(str(name) for name in np.unique(self.strata))
-
     def in_canonical_order(self) -> DocumentMoments:
-        """Order by (stratum, cluster, document), which makes results independent of input order."""
-        order = np.lexsort((self.documents, self.clusters, self.strata))
+        """The same in ``canonical_order``."""
+        order = self.canonical_order
         return DocumentMoments(
             self.documents[order],
             self.strata[order],
@@ -121,7 +152,7 @@ class DocumentMoments:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicateMoments:
+class ReplicateMoments(MeasuredDocuments):
     """Scalar moments of every replicate of development documents: what an allocation is made from.
 
     ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K]; NaN marks a replicate that an action lacks, or
@@ -129,19 +160,15 @@ class ReplicateMoments:
     reference's uniforms. Raises InputError for wrong shapes or names.
     """
 
-    documents: Text
-    strata: Text
-    clusters: Text
-    actions: tuple[str, ...]
     windows: Windows
     scalars: Mapping[str, Float]
 
     def __post_init__(self) -> None:
-        _standardize_keys(self)
+        super().__post_init__()
         first = np.asarray(self.scalars.get("diverged", np.empty(0)))
         replicates = first.shape[2] if first.ndim == 3 else 0
         shape = (len(self.documents), len(self.actions), replicates)
-        object.__setattr__(self, "scalars", _standardize("scalars", self.scalars, SCALAR_MOMENTS, shape))
+        object.__setattr__(self, "scalars", standardize("scalars", self.scalars, SCALAR_MOMENTS, shape))
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
@@ -158,23 +185,6 @@ class ReplicateMoments:
         return DocumentMoments(self.documents, self.strata, self.clusters, self.actions, self.windows, means, {}, {})
 
 
-def _standardize_keys(moments: DocumentMoments | ReplicateMoments) -> None:
-    for field in ("documents", "strata", "clusters"):
-        keys = np.asarray(getattr(moments, field), dtype=np.str_)
-        if keys.ndim != 1 or len(keys) != len(moments.documents):
-            raise InputError(f"{field} has shape {keys.shape}, not one entry for each document")
-        object.__setattr__(moments, field, keys)
-    object.__setattr__(moments, "actions", tuple(moments.actions))
-    if not len(moments.documents) or not moments.actions:
-        raise InputError("moments without documents or without actions: nothing to estimate")
-    if (repeated := _first_repeated(moments.documents.tolist())) is not None:
-        raise InputError(f"document '{repeated}' is there twice")
-    if (repeated := _first_repeated(moments.actions)) is not None:
-        raise InputError(f"action '{repeated}' is there twice")
-    if POOLED in moments.strata:
-        raise InputError(f"a stratum cannot be named '{POOLED}': rows that pool the strata carry that name")
-
-
 def _first_repeated(names: Sequence[str]) -> str | None:
     seen: set[str] = set()
     for name in names:
@@ -184,9 +194,10 @@ def _first_repeated(names: Sequence[str]) -> str | None:
     return None
 
 
-def _standardize(
+def standardize(
     field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
+    """Every declared name as float64 of this shape, or nothing where that is ``optional``; InputError otherwise."""
     for name in given:
         if name not in declared:
             raise InputError(f"{field}: no moment is named '{name}'; {nearest(name, declared)}")

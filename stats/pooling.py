@@ -109,26 +109,7 @@ class Pooling:
         """
         tail = value.shape[2:]
         kept = np.where(self.masks.reshape(*self.masks.shape, *(1 for _ in tail)), value[:, self.supports], 0.0)
-        kept = kept.reshape(*self.masks.shape, -1)
-        means = np.empty((len(counts), len(self.rows), *kept.shape[1:]))
-        pooled = means[:, 0]
-        pooled[:] = 0.0
-        strata = np.zeros(len(self.supports))
-        for row, documents in enumerate(self.members, start=1):
-            weights = np.ascontiguousarray(counts[:, documents])
-            total = _product(weights, kept[documents].reshape(len(documents), -1)).reshape(len(counts), *kept.shape[1:])
-            weight = weights @ self.masks[documents].astype(np.float64)  # of whole numbers: exact
-            # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
-            with np.errstate(invalid="ignore"):
-                np.divide(total, weight[:, :, None], out=means[:, row])
-            has = self.masks[documents].any(axis=0)
-            strata += has
-            if has.all():
-                pooled += means[:, row]
-            else:
-                pooled[:, has] += means[:, row, has]
-        with np.errstate(invalid="ignore"):
-            pooled /= strata[:, None]  # equal weight of strata
+        means = pooled_means(kept.reshape(*self.masks.shape, -1), self.masks, self.members, counts)
         return means.reshape(*means.shape[:3], *tail)
 
     def evaluate(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, Float]:
@@ -162,6 +143,34 @@ class Pooling:
         if supports == tuple(range(len(self.supports))):
             return value
         return value[:, :, list(supports)]
+
+
+def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDArray[np.intp]], counts: Float) -> Float:
+    """Pool values under every weighting, within strata and then over them: [B, rows, U, V], ``pooled`` first.
+
+    ``values`` is float64 [D, U, V] and 0 where ``masks``, bool [D, U], is false; ``members`` are the documents of each
+    stratum, ``counts`` [B, D] the weightings.
+    """
+    means = np.empty((len(counts), 1 + len(members), *values.shape[1:]))
+    pooled = means[:, 0]
+    pooled[:] = 0.0
+    strata = np.zeros(values.shape[1])
+    for row, documents in enumerate(members, start=1):
+        weights = np.ascontiguousarray(counts[:, documents])
+        total = _product(weights, values[documents].reshape(len(documents), -1)).reshape(len(counts), *values.shape[1:])
+        weight = weights @ masks[documents].astype(np.float64)  # of whole numbers: exact
+        # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
+        with np.errstate(invalid="ignore"):
+            np.divide(total, weight[:, :, None], out=means[:, row])
+        has = masks[documents].any(axis=0)
+        strata += has
+        if has.all():
+            pooled += means[:, row]
+        else:
+            pooled[:, has] += means[:, row, has]
+    with np.errstate(invalid="ignore"):
+        pooled /= strata[:, None]  # equal weight of strata
+    return means
 
 
 def _product(weights: Float, values: Float) -> Float:

@@ -30,26 +30,27 @@ VOCABULARY = 96
 EOS_TOKENS = (5, 17, 40)
 
 
-def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2) -> Path:
-    """Write configuration, generation configuration and weights; 4 query heads on 2 KV heads of size 16."""
+def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
+    """Write configuration (with ``changes``), generation configuration and weights; 4 query heads, 2 KV heads of 16."""
     config_class, model_class = ARCHITECTURES[architecture]
     torch.manual_seed(seed)
     # The last norm gives hidden states of mean square 1, so logits have standard deviation .25 * sqrt(64) = 2.
-    config = config_class(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=EOS_TOKENS[0],
-        pad_token_id=None,
-        tie_word_embeddings=False,
-    )
+    values: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.25,
+        "bos_token_id": None,
+        "eos_token_id": EOS_TOKENS[0],
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    config = config_class(**values | changes)
     model = model_class(config)
     model.generation_config.eos_token_id = list(EOS_TOKENS)
     model.save_pretrained(folder)

@@ -19,7 +19,8 @@ import scipy.stats
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import RESULTS
-from stats.bootstrap import BLOCK, _Clusters, concatenate, estimate, groups, observed, resample
+from stats.bootstrap import BLOCK, concatenate, estimate, groups, observed, resample
+from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint, Family
 from stats.intervals import COLUMNS, Request, percentile_intervals
 from stats.moments import DocumentMoments, Windows
@@ -182,7 +183,7 @@ def test_strata_that_share_a_cluster_are_one_set_of_clusters() -> None:
     strata = ["a", "a", "a", "b", "b", "b", "c", "d", "d"]
     clusters = ["q0", "q1", "q2", "q2", "q3", "q4", "q4", "r0", "r1"]
     moments = make(dict.fromkeys(SCALAR_MOMENTS, np.ones((9, 1))), strata, clusters).in_canonical_order()
-    counts = _Clusters(moments).counts(7, 0, 500)
+    counts = ClusterDraws(moments.strata, moments.clusters).counts(7, 0, 500)
     np.testing.assert_array_equal(counts[:, [2, 5]], counts[:, [3, 6]])
     assert (counts[:, [0, 1, 2, 4, 5]].sum(axis=1) == 5).all()
     assert (counts[:, 7:].sum(axis=1) == 2).all()

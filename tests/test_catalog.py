@@ -36,7 +36,8 @@ def append_document(store: Store, doc: str) -> None:
         replicates = 1 + max(row["replicate"] for row in events)
         record = {name: events[0][name] for name in ("study", "model", "doc", "action")}
         record |= {"first_replicate": 0, "replicates": replicates, "horizon": 40}
-        store.append_units([Unit(record, rows_of("events", events))])
+        coupled = [{**row, "kind": "coupled", "weight": None} for row in events]
+        store.append_units([Unit(record, rows_of("events", coupled))])
     version = store.version("events")
     for path, file in zip(store.paths("events"), store.files("events"), strict=True):
         if path in store.pending_segments(version):

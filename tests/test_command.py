@@ -16,7 +16,7 @@ from kvdrift.command import main
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError
 
-COMMANDS = ("run", "status", "sql", "ingest", "derive", "analyze", "report", "list")
+COMMANDS = ("run", "serve", "status", "sql", "ingest", "derive", "analyze", "report", "list")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -32,7 +32,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
     [
         ([('selector = "snapkv"', 'selector = "snapvk"')], "action 'snapkv-half': unknown selector 'snapvk'; did you mean 'snapkv'?"),
         ([("horizon = 12", "horizn = 12")], "study.horizn: unknown key; did you mean 'horizon'?"),
-        ([('keep = "1/2"', 'keep = "1/2"\nwindw = 32')], "actions[0].windw: unknown key; did you mean 'window'?"),
+        ([('keep = "1/2"', 'keep = "1/2"\nwindw = 32')], "action 'snapkv-half': windw: unknown key; did you mean 'window'?"),
         ([('selector = "recent"', 'selector = "recent"\nwindow = 32')], "selector 'recent' has no parameter 'window'; it takes sinks"),
         ([('keep = "1/2"', "keep = 0.5")], "keep = 0.5: write an integer, an exact fraction"),
         ([('keep = "1/2"', "keep = 50")], "retains 50 of"),

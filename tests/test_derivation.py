@@ -24,7 +24,7 @@ def log(rows: list[Row]) -> pa.Table:
 
 def trajectory(pattern: str, *, eos_x: int | None = None, eos_y: int | None = None, **names: Any) -> list[Row]:
     """Event rows of one pair: '=' agrees, '#' mismatches, '.' is a missing position."""
-    key = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0} | names
+    key = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0, "kind": "coupled"} | names
     return [
         key
         | {
@@ -255,6 +255,13 @@ def test_trajectories_are_told_apart_by_every_key_column() -> None:
     assert keys == sorted(set(keys))
 
 
+def test_events_from_before_there_were_kinds() -> None:
+    events = log(trajectory("=#==", eos_y=4))
+    older = derive(events.drop_columns(["kind", "weight"]))
+    assert older.trajectories.equals(derive(events).trajectories)
+    assert older.steps.equals(derive(events).steps)
+
+
 def break_column(rows: list[Row], name: str, values: pa.Array) -> pa.Table:
     table = log(rows)
     return table.set_column(table.schema.get_field_index(name), name, values)
@@ -270,6 +277,10 @@ def test_wrong_input_is_one_clear_line() -> None:
         derive(break_column(rows, "doc", pa.array([1, 2], pa.int32())))
     with pytest.raises(InputError, match="'x_eos' has 1 nulls"):
         derive(break_column(rows, "x_eos", pa.array([None, True])))
+    with pytest.raises(InputError, match="'kind' has 'scan', must be 'coupled'"):
+        derive(break_column(rows, "kind", pa.array(["coupled", "scan"])))
+    with pytest.raises(InputError, match="'kind' has None, must be 'coupled'"):
+        derive(break_column(rows, "kind", pa.array(["coupled", None])))
     with pytest.raises(InputError, match="positions t from 0 to 1"):
         derive(break_column(rows, "t", pa.array([0, 1], pa.int32())))
 
@@ -288,6 +299,7 @@ def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> 
     tokens = [x, np.where(rng.random(rows) < rate, x + 1, x).astype(np.int32)]
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
+    columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64())]
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema)
 
 

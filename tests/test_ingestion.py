@@ -19,7 +19,7 @@ from schema import event_files, intake
 from schema.document_files import read_documents
 from schema.errors import InputError
 from schema.ingestion import Finding, IngestReport, ingest
-from schema.store import Store
+from schema.store import Store, Unit
 from schema.tables import ACTIONS, EVENTS, PLANS, STUDIES
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
@@ -28,6 +28,8 @@ H = 12
 EOS = 2
 DOCS = ("d0", "d1", "d2", "d3")
 ACTION_NAMES = ("full", "half")
+PAIR = tuple(name for name in EVENTS.columns if name not in ("kind", "weight"))  # what a log must have
+PAIR_KEY = tuple(name for name in EVENTS.key if name != "kind")
 
 
 def make_log(
@@ -58,8 +60,14 @@ def make_log(
                     rows.append((study, model, doc, action, replicate, t, x_token, y_token, delta, f, x_done, y_done))
     columns = list(zip(*rows, strict=True))
     return pa.table(
-        {field.name: pa.array(column, field.type) for field, column in zip(EVENTS.schema, columns, strict=True)}
+        {name: pa.array(column, EVENTS.schema.field(name).type) for name, column in zip(PAIR, columns, strict=True)}
     )
+
+
+def with_kinds(log: pa.Table) -> pa.Table:
+    """``log`` with the columns that it need not have."""
+    kind = pa.array(["coupled"] * log.num_rows, pa.string())
+    return log.append_column("kind", kind).append_column("weight", pa.nulls(log.num_rows, pa.float64()))
 
 
 LOG = make_log()
@@ -106,7 +114,8 @@ def stored(location: Path) -> pa.Table:
 
 
 def canonical(log: pa.Table) -> pa.Table:
-    return log.cast(EVENTS.schema).sort_by([(name, "ascending") for name in EVENTS.key])
+    whole = log if "kind" in log.column_names else with_kinds(log)
+    return whole.cast(EVENTS.schema).sort_by([(name, "ascending") for name in EVENTS.key])
 
 
 def without(log: pa.Table, **key: Any) -> pa.Table:
@@ -308,6 +317,89 @@ def test_the_log_of_our_own_generator_is_right(finished: Path, tmp_path: Path) -
     assert documents[0].filter(pc.is_in(documents[0]["doc"], documents[1]["doc"])).equals(documents[1])
 
 
+@pytest.mark.parametrize(
+    ("save", "kind"),
+    [
+        (pq.write_table, pa.string()),
+        (pq.write_table, pa.dictionary(pa.int8(), pa.string())),
+        (ipc(pa.ipc.new_file), pa.large_string()),
+        (ipc(pa.ipc.new_file), pa.string_view()),
+        (ipc(pa.ipc.new_file), pa.dictionary(pa.int32(), pa.large_string())),
+    ],
+)
+@pytest.mark.parametrize("weight", [pa.float64(), pa.float16(), pa.null()])
+def test_a_log_may_say_that_its_pairs_are_coupled(
+    tmp_path: Path, save: Callable[[pa.Table, Path], None], kind: pa.DataType, weight: pa.DataType
+) -> None:
+    shapes = {"kind": kind, "weight": weight}
+    log = with_kinds(LOG.slice(0, 48))
+    schema = pa.schema([pa.field(field.name, shapes.get(field.name, field.type)) for field in log.schema])
+    columns = [
+        pa.nulls(48, weight) if name == "weight" else log[name].cast(schema.field(name).type)
+        for name in log.column_names
+    ]
+    save(pa.table(columns, schema=schema), tmp_path / "log")
+    report = ingest(tmp_path / "store", [tmp_path / "log"], documents_csv(tmp_path))
+    assert (report.findings, report.remarks) == ([], [])
+    assert stored(tmp_path / "store").equals(canonical(LOG.slice(0, 48)))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("kind", "scan", "row 31: kind is 'scan', must be 'coupled': only coupled pairs are taken"),
+        ("kind", None, "row 31: kind is None, must be 'coupled': only coupled pairs are taken"),
+        ("weight", 0.25, "row 31: weight is 0.25, must be null: only coupled pairs are taken"),
+    ],
+)
+def test_other_kinds_of_events_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    value: Any,
+    message: str,
+) -> None:
+    monkeypatch.setattr(event_files, "_SLICE", 20)
+    log = with_kinds(LOG)
+    values = log[column].to_pylist()
+    values[30:40] = [value] * 10
+    other = log.set_column(log.schema.get_field_index(column), column, pa.array(values, log.schema.field(column).type))
+    paths = write(tmp_path / "other.parquet", other), write(tmp_path / "log.parquet", make_log(study="b"))
+    code, out, err = command(capsys, *paths, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path))
+    assert (code, err) == (2, f"kvdrift: {tmp_path}/other.parquet: {message}\n")
+    assert "files:         2, 1 not or not wholly readable" in out
+    assert "went in:       8 units" in out
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("kind", pa.array([1] * 4), "column 'kind' is int64, must be string"),
+        ("weight", pa.array([""] * 4), "column 'weight' is string, must be float or double"),
+    ],
+)
+def test_columns_of_other_types_are_refused(tmp_path: Path, column: str, values: pa.Array, message: str) -> None:
+    path = write(tmp_path / "log.parquet", LOG.slice(0, 4).append_column(column, values))
+    (finding,) = ingest(tmp_path / "store", [path]).findings
+    assert str(finding) == f"{path}: {message}"
+
+
+def test_units_of_the_other_estimator_are_not_in_the_way(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    """A store that a generator filled with residual branches takes the log's pairs of the same replicates."""
+    names = {"study": "ext", "model": "org/m", "doc": "d0", "action": "half"}
+    still = {"x_token": 5, "y_token": 5, "delta": 0.0, "f": 0.0, "x_eos": False, "y_eos": False, "weight": 0.0}
+    rows = [{**names, "kind": "scan", "replicate": 0, "t": t, **still} for t in range(1, H + 1)]
+    record = {**names, "estimator": "swrb", "first_replicate": 0, "replicates": 1, "horizon": H}
+    Store.create(tmp_path / "store").append_units([Unit(record, pa.Table.from_pylist(rows, schema=EVENTS.schema))])
+    (finding,) = run(make_log(["d1"], ["half"], [0], horizon=H - 1)).findings
+    assert finding.kind == "horizon", "their horizon is the study's"
+    report = run(LOG)
+    assert (report.findings, report.taken.units, report.present.units) == ([], 8, 0)
+    there = stored(tmp_path / "store")
+    assert there.filter(pc.equal(there["kind"], "coupled")).equals(canonical(LOG))
+
+
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     names = pc.cast(pa.array([b"\xff"] * LOG.num_rows, pa.binary()), pa.string(), safe=False)
     path = write(tmp_path / "log.parquet", LOG.set_column(2, "doc", names))
@@ -381,10 +473,10 @@ def after(log: pa.Table, *, both: bool, **key: Any) -> dict[str, Any]:
     for row in log.to_pylist()[::-1]:
         if row["x_eos"] and row["y_eos"] == both and all(row[name] == value for name, value in key.items()):
             before = (
-                place(log, **{name: row[name] for name in EVENTS.key} | {"t": row["t"] - 2}) if row["t"] > 3 else None
+                place(log, **{name: row[name] for name in PAIR_KEY} | {"t": row["t"] - 2}) if row["t"] > 3 else None
             )
             if before is not None and log["x_eos"][before].as_py() and log["y_eos"][before].as_py() == both:
-                return {name: row[name] for name in EVENTS.key}
+                return {name: row[name] for name in PAIR_KEY}
     pytest.fail("the log has no such row")
 
 
@@ -488,7 +580,7 @@ def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Callable[
 def test_what_the_definitions_allow_is_let_in(run: Callable[..., IngestReport]) -> None:
     log = make_log(replicates=range(40))
     only_y = next(row for row in log.to_pylist() if row["y_eos"] and not row["x_eos"] and row["t"] > 2)
-    log = edit(log, {"f": 0.9}, **{name: only_y[name] for name in EVENTS.key})  # f after Y's EOS alone
+    log = edit(log, {"f": 0.9}, **{name: only_y[name] for name in PAIR_KEY})  # f after Y's EOS alone
     log = edit(log, {"delta": 1.0}, **ONE)  # one side absorbed, the other not
     first = dict(BOTH)
     while log["x_eos"][place(log, **first)].as_py():

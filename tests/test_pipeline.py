@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import swrb_events
 
 from schema.errors import InputError, OperationError
 from schema.store import Store, Unit
-from schema.tables import EVENTS, TRAJECTORIES, UNITS
+from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
+from transforms.branching import derive_branchings
 from transforms.derivation import derive
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder
@@ -44,10 +47,22 @@ def unit(number: int, *, replicates: int = 3, horizon: int = 10, first: int = 0)
     eos = [t >= np.repeat(rng.integers(2, 2 * horizon, replicates), horizon) for _ in range(2)]
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     replicate = np.repeat(np.arange(first, first + replicates, dtype=np.int32), horizon)
-    columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos]
+    columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos, ["coupled"] * rows]
+    columns.append(pa.nulls(rows, pa.float64()))
     record: dict[str, Any] = dict.fromkeys(column for column in UNITS.columns if column != "path")
-    record |= {**names, "first_replicate": first, "replicates": replicates, "horizon": horizon}
+    record |= {**names, "first_replicate": first, "replicates": replicates, "horizon": horizon, "estimator": "plain"}
     return Unit(record, pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema))
+
+
+def branched_unit(number: int, *, replicates: int = 3, horizon: int = 10) -> Unit:
+    """An SWRB unit of the document that ``unit`` of the same number has."""
+    chance = np.random.default_rng(number)
+    names = {"study": "s", "model": "m/x", "doc": f"doc {number:03d}", "action": "a"}
+    laws = swrb_events.random_laws(chance, horizon, apart_at=horizon // 2 * (number % 3 == 1))
+    rows = [
+        row for k in range(replicates) for row in swrb_events.swrb_replicate({**names, "replicate": k}, laws, chance)
+    ]
+    return swrb_events.unit(rows, "swrb", horizon)
 
 
 @pytest.fixture
@@ -57,15 +72,19 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def by_key(table: pa.Table) -> pa.Table:
-    return table.sort_by([(name, "ascending") for name in (*TRAJECTORIES.key, *(["t"] * ("t" in table.column_names)))])
+def derived_rows(store: Store, table: Table) -> pa.Table:
+    return store.read(table.name).sort_by([(name, "ascending") for name in table.key])
 
 
 def assert_derived_once(store: Store) -> None:
     """The derived tables are those of the whole log derived at once, and no segment is left to do."""
-    expected = derive(store.read("events"))
-    assert by_key(store.read("trajectories")).equals(expected.trajectories)
-    assert by_key(store.read("steps")).equals(expected.steps)
+    events = store.read("events")
+    coupled = pc.equal(events.column("kind"), "coupled")
+    whole, branched = derive(events.filter(coupled)), derive_branchings(events.filter(pc.invert(coupled)))
+    assert derived_rows(store, TRAJECTORIES).equals(whole.trajectories)
+    assert derived_rows(store, STEPS).equals(whole.steps)
+    assert derived_rows(store, BRANCHINGS).equals(branched.branchings)
+    assert derived_rows(store, BRANCHING_DEPTHS).equals(branched.depths)
     assert store.pending_segments(store.version("events")) == []
 
 
@@ -88,8 +107,36 @@ def test_end_to_end_and_incrementally(store: Store) -> None:
     report = run_derivation(store.location)
     assert (report.segments, report.events, report.trajectories) == (7, 7 * 20, 7 * 2)
     assert_derived_once(store)
-    for table in segments.DERIVED:
+    for table in ("trajectories", "steps"):
         assert store.covered_version(table, segments.COVERED) == store.version("events")
+
+
+def test_both_kinds_of_segments_go_one_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    branched = [branched_unit(number) for number in range(0, 40, 4)]
+    store.append_units(branched)
+    monkeypatch.setattr(pipeline, "BATCH", 33)
+    monkeypatch.setattr(pipeline, "GROUP", 4)
+    report = run_derivation(store.location)
+    assert (report.segments, report.trajectories, report.branchings) == (50, 40 * 3, 10 * 3)
+    assert report.events == 40 * 30 + sum(unit.events.num_rows for unit in branched)
+    assert_derived_once(store)
+    paths = store.paths("events")
+    assert sorted([*store.paths("steps"), *store.paths("branchings")]) == paths
+    assert store.paths("trajectories") == store.paths("steps")
+    assert store.paths("branching_depths") == store.paths("branchings")
+    assert run_derivation(store.location).segments == 0
+
+    store.append_units([branched_unit(number) for number in range(1, 4)])
+    report = run_derivation(store.location)
+    assert (report.segments, report.trajectories, report.branchings) == (3, 0, 9)
+    assert_derived_once(store)
+
+
+def test_a_segment_from_before_there_were_kinds(tmp_path: Path) -> None:
+    events = unit(1).events
+    pq.write_table(events.drop_columns(["kind", "weight"]), tmp_path / "1.parquet", write_page_checksum=True)
+    older = segments.read_events(str(tmp_path / "1.parquet"))
+    assert derive(older).steps.equals(derive(events).steps)
 
 
 def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,6 +397,19 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
     assert watching.total.events_version == store.version("events")
     assert max(report.segments for report in watching.reports) <= 15
     assert store.covered_version("steps", segments.COVERED) == store.version("events")
+
+
+def test_watch_derives_branches_too(store: Store) -> None:
+    watching = Watching(store.location)
+    try:
+        store.append_units([branched_unit(number) for number in range(7)])
+        watching.until(lambda: store.pending_segments(store.version("events")) == [])
+    finally:
+        watching.stop()
+    assert_derived_once(store)
+    assert watching.total is not None
+    assert (watching.total.segments, watching.total.trajectories, watching.total.branchings) == (47, 120, 21)
+    assert sum(report.branchings for report in watching.reports) == 21
 
 
 def test_watch_beside_a_derivation_and_a_writer(store: Store) -> None:

@@ -188,7 +188,7 @@ def make_views(actions: tuple[str, ...], *, strata: tuple[str, ...] = STRATA, an
         "trajectories": [row for row, _ in pairs],
         "events": [event for _, events in pairs for event in events],
         "estimates": estimates if analyzed else [],
-        "published": [], "calibration": calibration_rows(actions) if analyzed else [],
+        "published": [], "calibration": calibration_rows(actions) if analyzed else [], "swrb": [], "swrb_windows": [],
     }  # fmt: skip
     fields = ("study", "model", *Windows.__dataclass_fields__)
     views["windows"] = [{name: row[name] for name in fields} for row in views["studies"]]
@@ -243,7 +243,7 @@ def unit_row(doc: str, action: str, n: int) -> Row:
         "prompt_entries": n, "kept_entries": kept, "payload_bytes": kept * 1536, "index_bytes": kept * 24,
         "metadata_bytes": 96, "resident_bytes": kept * 1560 + 96, "prefill_seconds": 0.2, "decode_seconds": 1.4,
         "kernel_evaluations": 16 * H * 2, "device": "cpu", "dtype": "float32",
-        "versions": json.dumps({"torch": "2.13.0", "transformers": "5.23.0"}), "seed": 7,
+        "versions": json.dumps({"torch": "2.13.0", "transformers": "5.23.0"}), "seed": 7, "estimator": "plain",
     }  # fmt: skip
 
 

@@ -9,100 +9,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from plain_generator import coupled_pair, inverse_cdf
 from scipy import stats
-from torch import Tensor
+from table_kernels import ACTIONS, CASES, Case, History, TableKernels, actions_for
 
-from generator.rollout import ActionReplicates, CoupledSteps, rollout
+from generator.rollout import CoupledSteps, rollout
+from generator.savings import Savings
 from generator.uniforms import uniform_table
-
-History = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A system and how long it runs."""
-
-    name: str
-    size: int
-    horizon: int
-    eos: tuple[int, ...]
-    replicates: int
-
-
-# Every event of the process is seen in one of these: with and without EOS, two EOS tokens, EOS that is not token 0.
-CASES = [
-    Case("binary", 2, 4, (), 12_000),
-    Case("binary-eos", 2, 4, (1,), 12_000),
-    Case("ternary", 3, 3, (), 12_000),
-    Case("ternary-eos", 3, 4, (2,), 12_000),
-    Case("ternary-two-eos", 3, 4, (2, 0), 12_000),
-]
-ACTIONS = 3  # the last one has the reference's own laws
-
-
-class TableKernels:
-    """``StreamKernels`` whose laws stand in a table; notes how many rows each call advanced."""
-
-    def __init__(self, case: Case, seed: int = 1) -> None:
-        random = np.random.default_rng([seed, case.size, case.horizon])
-        self.eos_tokens = case.eos
-        self.vocabulary_size = case.size
-        self.device = "cpu"
-        self.tables = []  # per position [caches, histories, V], a history read as a number in base V
-        for t in range(case.horizon):
-            laws = random.gamma(0.7, size=(ACTIONS + 1, case.size**t, case.size)) + 0.02
-            laws /= laws.sum(-1, keepdims=True)
-            # Compressed laws stay near the reference's, so that agreement lasts; the last action's are the same.
-            laws[1:] = 0.6 * laws[0] + 0.4 * laws[1:]
-            laws[ACTIONS] = laws[0]
-            if t == 0:
-                laws[:] = laws[0]  # eviction follows prefill
-            self.tables.append(laws)
-        self.rows: list[NDArray[np.int64]] = []  # per call, rows of each cache
-        self._caches = self._codes = torch.empty(0, dtype=torch.int64)
-        self._position = 0
-
-    def law(self, cache_number: int, history: History) -> NDArray[np.float64]:
-        """The next-token law of a cache after a history, EOS not yet seen to."""
-        code = 0
-        for token in history:
-            code = code * self.vocabulary_size + token
-        return np.asarray(self.tables[len(history)][cache_number, code])
-
-    def first_law(self) -> Tensor:
-        """The law of position 1."""
-        return torch.from_numpy(self.tables[0][0, 0].copy())
-
-    def open(self, caches: Sequence[int]) -> None:
-        """Streams at the empty history."""
-        assert list(caches) == sorted(caches)
-        self._caches = torch.tensor(caches)
-        self._codes = torch.zeros_like(self._caches)
-        self._position = 0
-        self.rows = []
-
-    def advance(self, tokens: Tensor) -> Tensor:
-        """Longer histories and their laws."""
-        assert tokens.shape == self._codes.shape
-        self._codes = self._codes * self.vocabulary_size + tokens
-        self._position += 1
-        self.rows.append(np.bincount(self._caches.numpy(), minlength=ACTIONS + 1))
-        return torch.from_numpy(self.tables[self._position])[self._caches, self._codes]
-
-    def select(self, rows: Tensor) -> None:
-        """Other streams."""
-        self._caches, self._codes = self._caches[rows], self._codes[rows]
-        assert bool((self._caches.diff() >= 0).all()), "rows come grouped by cache"
-
-
-def actions_for(replicates: Sequence[int], horizon: int, which: Sequence[int] = (1, 2, 3)) -> list[ActionReplicates]:
-    return [
-        ActionReplicates(a, tuple(replicates), uniform_table(5, "doc", f"action-{a}", replicates, horizon, 2))
-        for a in which
-    ]
 
 
 @cache
@@ -292,8 +206,14 @@ def test_tokens_are_those_of_a_plain_loop(case: Case, action: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_stream_is_computed_that_is_not_needed(case: Case) -> None:
-    """Rows at every step: one per live reference, one along X per live X, one along Y once parted and still live."""
-    kernels, results = run(case)
+    """Rows at every step, replicate by replicate.
+
+    One per live reference, one along X per live X, one along Y once parted and still live.
+    """
+    kernels, count = TableKernels(case), 400
+    reference = uniform_table(5, "doc", None, range(count), case.horizon, 1)
+    actions = actions_for(range(count), case.horizon)
+    results = rollout(kernels, actions, range(count), reference, case.horizon, Savings(share_equal_histories=False))
     for column, rows in enumerate(kernels.rows, start=1):
         assert rows[0] == (~results[0].x_eos[:, column - 1]).sum()
         for action, steps in enumerate(results, start=1):
@@ -302,8 +222,30 @@ def test_no_stream_is_computed_that_is_not_needed(case: Case) -> None:
             along_y = parted & ~steps.y_eos[:, column - 1]
             assert rows[action] == along_x.sum() + along_y.sum()
     total = np.sum(kernels.rows, axis=0)
-    assert [steps.own_rows for steps in results] == total[1:].tolist()
-    assert sum(steps.shared_rows for steps in results) == pytest.approx(total[0])
+    assert [steps.laws for steps in results] == pytest.approx((total[1:] + total[0] / ACTIONS).tolist())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equal_histories_are_computed_once(case: Case) -> None:
+    """Rows at every step: the different live histories that each cache is followed along, by either side."""
+    kernels, results = run(case)
+    for column, rows in enumerate(kernels.rows, start=1):
+        for action, steps in enumerate(results, start=1):
+            histories = [
+                {tuple(history) for history in tokens[~ended[:, column - 1], :column].tolist()}
+                for tokens, ended in ((steps.x_token, steps.x_eos), (steps.y_token, steps.y_eos))
+            ]
+            assert rows[0] == len(histories[0])
+            assert rows[action] == len(histories[0] | histories[1])
+    assert sum(steps.laws for steps in results) == pytest.approx(np.sum(kernels.rows))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pair_evaluations_are_positions_before_both_sides_ended(case: Case) -> None:
+    """The position at which the later side ends is evaluated, those after it are not."""
+    for steps in run(case)[1]:
+        both = steps.x_eos & steps.y_eos
+        assert steps.pair_evaluations == (~both).sum() + both.any(1).sum()
 
 
 @pytest.mark.parametrize("which", [(1,), (1, 2), (2, 3), (1, 2, 3)])
@@ -344,4 +286,5 @@ def test_one_position() -> None:
         assert np.array_equal(part.x_token, part.y_token)
         assert np.array_equal(part.x_eos, part.x_token == 2)
         assert not part.delta.any()
-        assert part.own_rows == 0
+        assert part.laws == 0
+        assert part.pair_evaluations == 50

@@ -122,7 +122,7 @@ class TestRulerGenerated:
         asked = tokenizer.decode(document.tokens).rpartition("Memorize and track")[2]
         (value,) = re.findall(r"assigned the value (\d+) in", asked)
         held = {name for name, number in re.findall(r"VAR ([A-Z]+) = (\d+)", asked) if number == value}
-        for name, previous in re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+)", asked):
+        for name, previous in re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+) \n", asked):
             assert previous in held  # links stand in their order
             held.add(name)
         assert held == set(document.answers)
@@ -137,6 +137,26 @@ class TestRulerGenerated:
         else:
             words = Counter(re.findall(r"\b[a-z]{6}\b", text.partition("coded words. ")[2].partition("\nQuestion")[0]))
         assert {word for word, _ in words.most_common(count)} == set(document.answers)
+        if task == "cwe":  # 30 times each of ten common words, three times each other one
+            assert set(words.values()) == {30, 3}
+        else:  # counts n / (k^2 zeta(2)) of ranks k = 2, 3, 4, cut to whole numbers
+            shares = [count * rank**2 for rank, (_, count) in enumerate(words.most_common(3), start=2)]
+            assert max(shares) - min(shares) < 4**2
+
+    @pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_2", "niah_multikey_3"])
+    def test_keys_and_values_are_of_the_benchmarks_kinds(self, tokenizer: Any, task: str) -> None:
+        (document, *_) = take(section("ruler", tasks=[task]), tokenizer)["evaluation"]
+        kind = "uuid" if task == "niah_multikey_3" else "number"
+        needles = re.findall(rf"special magic {kind}s for (\S+) is: (\S+)\.", tokenizer.decode(document.tokens))
+        assert (len(needles) == 1) == (task == "niah_single_1")
+        word, number, uuid = (
+            r"[\w'-]+-[\w'-]+",
+            r"\d{7}",
+            r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
+        )
+        for key, value in needles:
+            assert re.fullmatch(uuid if kind == "uuid" else word, key)
+            assert re.fullmatch(uuid if kind == "uuid" else number, value)
 
     def test_same_seed_same_documents_and_more_of_them_move_none(self, tokenizer: Any) -> None:
         part = section("ruler", tasks=["niah_single_1", "fwe"], length=2048)
@@ -303,6 +323,25 @@ class TestHelmet:
         ):
             choose_candidates(section("helmet", tasks=["nq"], path=str(helmet), development=90, stratum="h"), 0)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"demos": None}, "field 'demos' is missing: expected a list of objects; it has instruction, "),
+            ({"doc_prompt": "{number}: {text}"}, "fields 'demo_prompt' and 'doc_prompt': expected forms as of HELMET, not one with 'number'"),
+            ({"demos": [{"question": "?"}]}, "demos[0] of the object: field 'docs' is missing: expected a list of objects; it has question"),
+        ],
+    )  # fmt: skip
+    def test_faulty_prompt_files_are_one_line(
+        self, tokenizer: Any, helmet: Path, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        forms = json.loads((helmet / "prompts/asqa_revised.json").read_text()) | change
+        (tmp_path / "asqa_revised.json").write_text(json.dumps(forms))
+        (tmp_path / "asqa_eval_gtr_top2000.json").write_text(
+            (helmet / "data/alce/asqa_eval_gtr_top2000.json").read_text()
+        )
+        with pytest.raises(InputError, match=f"asqa_revised.json, .*{re.escape(message)}"):
+            take(section("helmet", tasks=["asqa"], path=str(tmp_path)), tokenizer)
+
     def test_missing_worked_examples_are_said(self, tokenizer: Any, helmet: Path) -> None:
         with pytest.raises(
             InputError,
@@ -342,6 +381,7 @@ class TestJsonl:
         ("change", "message"),
         [
             ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is that of line 1 too"),
+            ({"prompt": ""}, "line 2: field 'prompt': is empty"),
             ({"prompt": None}, "line 2: field 'prompt' is missing: expected text; it has id, prompt, cluster, answers"),
             ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
         ],
@@ -410,6 +450,16 @@ def test_chat_without_a_chat_template_is_said(tokenizer: Any) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(InputError, match="the model's tokenizer has no chat template"):
         take(section("ruler", tasks=["vt"], chat_template=True), bare)
+
+
+def test_a_template_that_refuses_a_systems_message_goes_without(tokenizer: Any, helmet: Path) -> None:
+    """As the benchmark does."""
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=strict)
+    for document in everything(section("helmet", tasks=["asqa"], path=str(helmet)), other):
+        text = tokenizer.decode(document.tokens)
+        assert text.startswith("<user>Instruction: cite.")
+        assert text.endswith("</user><assistant>")
 
 
 def test_a_long_array_is_read_entry_by_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 from schema.errors import InputError, OperationError
 from schema.store import Store, Unit
-from schema.tables import EVENTS, STEPS, TABLES, TRAJECTORIES, UNITS
+from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
 
 SPAWN = multiprocessing.get_context("spawn")  # delta-rs has threads, so its processes must not be forked
 HORIZON = 8
@@ -45,6 +45,8 @@ def make_unit(doc: str = "d0", action: str = "snapkv", first: int = 0, replicate
         "f": numbers.random(rows),
         "x_eos": numbers.random(rows) < 0.5,
         "y_eos": numbers.random(rows) < 0.5,
+        "kind": ["coupled"] * rows,
+        "weight": [None] * rows,
     }
     events = pa.table({name: pa.array(columns[name]).cast(EVENTS.schema.field(name).type) for name in columns})
     record = {
@@ -55,6 +57,7 @@ def make_unit(doc: str = "d0", action: str = "snapkv", first: int = 0, replicate
         "first_replicate": first,
         "replicates": replicates,
         "horizon": HORIZON,
+        "estimator": "plain",
         "prefill_seconds": 0.25,
         "kept_sha256": ["ab", "cd"],
     }
@@ -135,6 +138,15 @@ def test_units_come_back_as_they_were(store: Store) -> None:
     assert store.units("another").num_rows == 0
 
 
+def test_what_came_with_version_2_need_not_be_given(store: Store) -> None:
+    unit = make_unit()
+    record = {name: value for name, value in unit.record.items() if name != "estimator"}
+    store.append_units([Unit(record, unit.events.drop_columns(["kind", "weight"]))])
+    assert content(store).equals(expected([unit]))
+    assert store.units().column("estimator").to_pylist() == ["plain"]
+    assert store.append_units([unit]) == 0
+
+
 def test_columns_are_read_in_the_order_asked_for(store: Store) -> None:
     store.append_units([make_unit()])
     assert store.read("events", columns=["t", "doc"]).column_names == ["t", "doc"]
@@ -206,6 +218,15 @@ def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
             r"events: 31 rows for .* must be 32 \(4 replicates x 8",
         ),
         (Unit(make_unit().record, make_unit().events.drop_columns(["f"])), "events: column 'f' is missing"),
+        (edit(make_unit(), "kind", 5, None), "events: column 'kind' is null in 1 row"),
+        (edit(make_unit(), "kind", 5, "scan"), r"events: kind is 'scan' in \(s, .*\[0, 4\), must be 'coupled'"),
+        (edit(make_unit(), "weight", 5, 0.5), "events: weight is given in .*, must be null: only a scan has weights"),
+        (make_unit(estimator="swbr"), "units: estimator is 'swbr'; did you mean 'swrb'"),
+        (make_unit(estimator=None), "units: column 'estimator' is null"),
+        (
+            make_unit(estimator="swrb"),
+            r"events: kind is 'coupled' in .*\) swrb replicates .* must be 'scan' or 'branch'",
+        ),
         (
             Unit(make_unit().record, make_unit().events.rename_columns({"f": "g"})),
             "events: unknown column 'g'; did you mean|events: unknown column 'g'; known",
@@ -599,11 +620,12 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
 def test_a_newer_store_is_refused(store: Store) -> None:
     first = Path(store.location, "events", "_delta_log", f"{0:020d}.json")
     lines = [json.loads(line) for line in first.read_text().splitlines()]
+    newer = SCHEMA_VERSION + 1
     for line in lines:
         if "metaData" in line:
-            line["metaData"]["configuration"]["kvdrift.schema_version"] = "2"
+            line["metaData"]["configuration"]["kvdrift.schema_version"] = str(newer)
     first.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    fails(store.location, "schema version 2, this kvdrift reads up to 1; update kvdrift")
+    fails(store.location, f"schema version {newer}, this kvdrift reads up to {SCHEMA_VERSION}; update kvdrift")
     fails(store.location, "update kvdrift", make=True)
 
 

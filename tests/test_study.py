@@ -206,7 +206,7 @@ def _unit(study: str, doc: str, action: str, *, delta: float = 0.0, **measured: 
     """One replicate of one position."""
     row = {
         "study": study, "model": "kvdrift/tiny", "doc": doc, "action": action, "replicate": 0, "t": 1,
-        "x_token": 5, "y_token": 5, "delta": delta, "f": 0.0, "x_eos": False, "y_eos": False,
+        "x_token": 5, "y_token": 5, "delta": delta, "f": 0.0, "x_eos": False, "y_eos": False, "kind": "coupled",
     }  # fmt: skip
     record = {name: row[name] for name in ("study", "model", "doc", "action")}
     record |= {"first_replicate": 0, "replicates": 1, "horizon": 1, **measured}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from schema.tables import TABLES, Table
+from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
     pa.string(),
@@ -39,6 +39,29 @@ def test_keys_are_columns(table: Table) -> None:
     assert table.key
     assert set(table.key) <= set(table.columns)
     assert TABLES[table.name] is table
+
+
+@every_table
+def test_what_came_later_can_be_filled_in(table: Table) -> None:
+    assert 1 <= table.since <= SCHEMA_VERSION
+    for name, default in table.defaults.items():
+        field = table.schema.field(name)
+        assert table.since < int(field.metadata[b"since"]) <= SCHEMA_VERSION
+        assert field.nullable == (default is None), "null is what a default replaces, so it must not be a value"
+        assert field.nullable or field.type == pa.string()
+    assert table.columns[len(table.columns) - len(table.defaults) :] == tuple(table.defaults), (
+        "an upgrade adds at the end"
+    )
+
+
+def test_what_version_2_added() -> None:
+    assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
+        "events": {"kind": "coupled", "weight": None},
+        "actions": {"parameters": None},
+        "units": {"estimator": "plain", "pair_evaluations": None, "batch_deviation": None},
+    }
+    later = {name for name, table in TABLES.items() if table.since == 2}
+    assert later == {"branchings", "branching_depths", "exact_values"}
 
 
 def test_a_column_of_the_same_name_has_the_same_type_everywhere() -> None:

@@ -10,7 +10,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from view_definitions import EVALUATIONS, LOGS, Analysis, awkward_log
+from swrb_definitions import SWRB_EVALUATIONS, SWRB_LOGS
+from view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
+from view_definitions import LOGS, Analysis, Log, awkward_log
 
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import TABLES
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from schema.store import Store
 
 VIEWS = sorted(view_texts())
+EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS}
 TOLERANCE = 1e-9
 
 
@@ -39,10 +42,11 @@ class PlainFolder:
         assert table in TABLES
         return 0
 
-    def files(self, table: str, version: int) -> list[str]:
-        """All files of the table."""
+    def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
+        """All files of the table, none of which lacks a column."""
         assert version == 0
-        return sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
+        files = sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
+        return {(): files} if files else {}
 
 
 def written(folder: Path, analysis: Analysis) -> Store:
@@ -57,10 +61,14 @@ def written(folder: Path, analysis: Analysis) -> Store:
     return PlainFolder(folder)  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module", params=sorted(LOGS))
+def log_of(name: str) -> Log:
+    return SWRB_LOGS[name]() if name in SWRB_LOGS else awkward_log(name)
+
+
+@pytest.fixture(scope="module", params=sorted([*LOGS, *SWRB_LOGS]))
 def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computed]:
     """One log, its views, and each view's rows computed once."""
-    analysis = Analysis(awkward_log(request.param))
+    analysis = Analysis(log_of(request.param))
     with open_views(written(tmp_path_factory.mktemp("log"), analysis)) as views:
         yield Computed(analysis, views, {view: views.rows(view) for view in VIEWS})
 

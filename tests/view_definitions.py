@@ -38,6 +38,7 @@ class Log:
     plans: list[Row] = field(default_factory=list)
     results: list[Row] = field(default_factory=list)
     calibration: list[Row] = field(default_factory=list)
+    exact_values: list[Row] = field(default_factory=list)
 
 
 @dataclass
@@ -160,6 +161,8 @@ class Path:
 def all_paths(log: Log) -> list[Path]:
     found: dict[tuple[Any, ...], Path] = {}
     for event in log.events:
+        if event["kind"] != "coupled":
+            continue
         key = tuple(event[name] for name in ("study", "model", "doc", "action", "replicate"))
         if key not in found:
             found[key] = Path(*key, at={}, repeated=False)
@@ -1012,7 +1015,10 @@ def published(_: Analysis) -> list[Row]:
 
 
 EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
-    **{table: stored(table) for table in ("events", "documents", "actions", "units", "studies", "plans", "results")},
+    **{
+        table: stored(table)
+        for table in ("events", "documents", "actions", "units", "studies", "plans", "results", "exact_values")
+    },
     **{
         function.__name__: function
         for function in (
@@ -1156,7 +1162,7 @@ def coupled_pair(names: Row, plan: Plan, chance: random.Random) -> list[Row]:
         delta = 0.0 if still or over else chance.choice([0.0, 1.0, 0.996, 0.5, chance.random(), chance.random()])
         f = 0.0 if still or (plan.absorbing and x_over) else chance.choice([0.0, delta, chance.random()])
         x_over, y_over = x_over or x == EOS, y_over or y == EOS
-        single = {"delta": as_float32(delta), "f": as_float32(f)}
+        single = {"delta": as_float32(delta), "f": as_float32(f), "kind": "coupled", "weight": None}
         rows.append({**names, "t": t, "x_token": x, "y_token": y, **single, "x_eos": x_over, "y_eos": y_over})
     return rows
 

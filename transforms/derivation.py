@@ -1,4 +1,4 @@
-"""Events of one segment -> trajectories and steps, as pure functions of Arrow tables.
+"""Coupled events of one segment -> trajectories and steps, as pure functions of Arrow tables.
 
 Knows nothing of stores, files or pipelines. Symbols are those of the definitions page: I_t, τ, e_x, e_y,
 e = min(e_x, e_y), e′ = max(e_x, e_y), H. Every pass is one array operation over all rows or all trajectories of
@@ -13,17 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from schema.errors import InputError
-from schema.tables import EVENTS, STEPS, TRAJECTORIES
+from schema.tables import COUPLED, EVENTS, STEPS, TRAJECTORIES
+from transforms.event_columns import (
+    NAMES,
+    NEVER,
+    Flags,
+    Ints,
+    Wide,
+    check_columns,
+    check_kinds,
+    dictionary,
+    group_of_names,
+    key_order,
+    nullable,
+    table_of,
+)
 
-Ints = npt.NDArray[np.int32]
-Wide = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
-NAMES = ("study", "model", "doc", "action")
+# Files written before there were other kinds than coupled lack that column; weights belong to scans.
+_FIELDS = [field for field in EVENTS.schema if field.name not in {"kind", "weight"}]
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ def derive(events: pa.Table) -> Derived:
 
     Args:
         events: N rows with the columns of EVENTS, in any order; names may be plain or dictionary-encoded strings.
-            All rows of a (study, model, doc, action, replicate) must be here, since τ and H are read off them.
+            ``weight`` is not looked at, and ``kind`` need not be there. All rows of a (study, model, doc, action,
+            replicate) must be, since τ and H are read off them.
 
     Returns:
         One trajectories row per pair and one steps row per event, both exactly of their Arrow schemas and sorted by
@@ -49,10 +58,13 @@ def derive(events: pa.Table) -> Derived:
         describe the rows present, a gap or a repetition ending a run of agreements.
 
     Raises:
-        InputError: a column is missing, has nulls or another type, or a position is outside 1..H.
+        InputError: a column is missing, has nulls or another type, a position is outside 1..H, or an event is of
+            another kind than "coupled".
 
     """
-    _validate(events)
+    check_columns(events, _FIELDS)
+    if "kind" in events.column_names:
+        check_kinds(events.column("kind"), (COUPLED,))
     rows = _sorted_rows(events)
     pairs = _Pairs.of(rows)
     return Derived(_trajectories(rows, pairs), _steps(rows, pairs))
@@ -151,9 +163,9 @@ def _trajectories(rows: _Rows, pairs: _Pairs) -> pa.Table:
     columns: dict[str, Any] = {
         **{name: codes.take(pa.array(pairs.first_row)) for name, codes in rows.names.items()},
         "replicate": rows.replicate[pairs.first_row],
-        "tau": _nullable(pairs.tau, null=~diverged),
-        "eos_x": _nullable(pairs.eos_x, null=pairs.eos_x == NEVER),
-        "eos_y": _nullable(pairs.eos_y, null=pairs.eos_y == NEVER),
+        "tau": nullable(pairs.tau, null=~diverged),
+        "eos_x": nullable(pairs.eos_x, null=pairs.eos_x == NEVER),
+        "eos_y": nullable(pairs.eos_y, null=pairs.eos_y == NEVER),
         "horizon": pairs.horizon,
         "complete": complete,
         "mismatches": pairs.count(mismatch),
@@ -161,10 +173,10 @@ def _trajectories(rows: _Rows, pairs: _Pairs) -> pa.Table:
         "sum_f": pairs.total(rows.f),
         "exposure": exposure,
         "occupation": pairs.count(mismatch & after_tau),
-        "longest_agreement": _nullable(longest, null=~diverged),
-        "mismatch_after_agreement": _nullable(returned, null=~diverged),
+        "longest_agreement": nullable(longest, null=~diverged),
+        "mismatch_after_agreement": nullable(returned, null=~diverged),
     }
-    return _table(columns, TRAJECTORIES.schema)
+    return table_of(columns, TRAJECTORIES.schema)
 
 
 def _steps(rows: _Rows, pairs: _Pairs) -> pa.Table:
@@ -177,12 +189,12 @@ def _steps(rows: _Rows, pairs: _Pairs) -> pa.Table:
         "replicate": rows.replicate,
         "t": rows.t,
         "mismatch": rows.mismatch().astype(np.int32),
-        "lag": _nullable(np.where(before, np.int32(0), rows.t - tau), null=before),
+        "lag": nullable(np.where(before, np.int32(0), rows.t - tau), null=before),
         "eos_set": eos_set,
         "delta": rows.delta,
         "f": rows.f,
     }
-    return _table(columns, STEPS.schema)
+    return table_of(columns, STEPS.schema)
 
 
 def _first_position(flags: Flags, t: Ints, of_row: Ints, pairs: int) -> Ints:
@@ -209,94 +221,15 @@ def _longest_run(agreement: Flags, follows: Flags, pairs: _Pairs) -> Ints:
     return longest
 
 
-def _validate(events: pa.Table) -> None:
-    missing = [name for name in EVENTS.columns if name not in events.column_names]
-    if missing:
-        raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    for field in EVENTS.schema:
-        column = events.column(field.name)
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if kind != field.type and not (pa.types.is_string(field.type) and pa.types.is_large_string(kind)):
-            raise InputError(f"events column '{field.name}' is {column.type}, not {field.type}")
-        if column.null_count:
-            raise InputError(f"events column '{field.name}' has {column.null_count} nulls")
-    if events.num_rows:
-        positions = pc.min_max(events.column("t")).as_py()
-        if positions["min"] < 1 or positions["max"] >= NEVER - 1:
-            raise InputError(f"events have positions t from {positions['min']} to {positions['max']}, not within 1..H")
-
-
 def _sorted_rows(events: pa.Table) -> _Rows:
-    names = {name: _dictionary(events.column(name)) for name in NAMES}
-    group = _group(list(names.values()), events.num_rows)
-    values = {field.name: _numpy(events.column(field.name)) for field in EVENTS.schema if field.name not in NAMES}
-    order = _key_order(group, values)
+    names = {name: dictionary(events.column(name)) for name in NAMES}
+    group = group_of_names(list(names.values()), events.num_rows)
+    values = {field.name: events.column(field.name).to_numpy() for field in _FIELDS if field.name not in NAMES}
+    pair_and_t = (values["replicate"].astype(np.int64) << 32) + values["t"]  # ascending in (replicate, t)
+    rest = [values[name] for name in ("y_eos", "x_eos", "f", "delta", "y_token", "x_token")]
+    order = key_order(group, pair_and_t, rest)
     if order is not None:
         names = {name: codes.take(pa.array(order)) for name, codes in names.items()}
         group = group[order]
         values = {name: column[order] for name, column in values.items()}
     return _Rows(names, group, **values)
-
-
-def _key_order(group: Wide, values: dict[str, npt.NDArray[Any]]) -> Wide | None:
-    """Find the permutation into key order, None where rows already are; repeated keys go by all their values."""
-    pair_and_t = (values["replicate"].astype(np.int64) << 32) + values["t"]  # ascending in (replicate, t)
-    same_group = np.diff(group) == 0
-    step = np.diff(pair_and_t)
-    if np.all(np.diff(group) >= 0) and not np.any(same_group & (step <= 0)):
-        return None
-    order = np.lexsort((pair_and_t, group))
-    repeated = (np.diff(group[order]) == 0) & (np.diff(pair_and_t[order]) == 0)
-    if repeated.any():
-        # So that the result does not depend on the order in which repeated positions arrive.
-        rest = tuple(values[name] for name in ("y_eos", "x_eos", "f", "delta", "y_token", "x_token"))
-        order = np.lexsort((*rest, pair_and_t, group))
-    return order
-
-
-def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Encode a string column as int32 codes into its sorted distinct values."""
-    encoded = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
-    if encoded.num_chunks == 1:
-        whole = encoded.chunk(0)
-    else:
-        whole = pa.chunked_array(encoded.chunks, type=encoded.type).unify_dictionaries().combine_chunks()
-        whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    words = whole.dictionary
-    used = pc.unique(words).sort()  # a writer's dictionary may hold words twice or unused
-    rank = pc.index_in(words, used).to_numpy(zero_copy_only=False).astype(np.int32)
-    codes = whole.indices.to_numpy(zero_copy_only=False)
-    return pa.DictionaryArray.from_arrays(pa.array(rank[codes]), used.cast(pa.string()))
-
-
-def _group(names: list[pa.DictionaryArray], rows: int) -> Wide:
-    """[N] one number per combination of names, ascending in their lexicographic order."""
-    group, size = np.zeros(rows, dtype=np.int64), 1
-    for codes in names:
-        distinct = len(codes.dictionary)
-        if distinct <= 1:  # the usual segment has one study, model, document and action
-            continue
-        if size * distinct > 2**62:  # make it dense again before it would overflow
-            kept, group = np.unique(group, return_inverse=True)
-            size = len(kept)
-        group = group * distinct + codes.indices.to_numpy()
-        size *= distinct
-    return group
-
-
-def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values
-
-
-def _nullable(values: npt.NDArray[Any], *, null: Flags) -> pa.Array:
-    return pa.array(values, mask=null)
-
-
-def _table(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
-    arrays = []
-    for field in schema:
-        values = columns[field.name]
-        array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
-        arrays.append(array if array.type == field.type else array.cast(field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)

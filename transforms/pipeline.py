@@ -1,4 +1,4 @@
-"""The Beam pipeline: events segments -> trajectories and steps files -> one commit per bounded batch.
+"""The Beam pipeline: events segments -> files of the derived tables -> one commit per table and bounded batch.
 
 No arithmetic here, and nothing that a particular runner has to add: elements are groups of segments, one map derives
 a group and writes its files, one leaf writes a small record per group. The driver counts the records and commits.
@@ -61,7 +61,7 @@ def run_derivation(
     store = Store.open(store_location)
     version = store.version("events")
     todo = pending(store, version)
-    events = trajectories = done = 0
+    events = trajectories = branchings = done = 0
     failures: list[str] = []
     for start in range(0, len(todo), BATCH):
         batch = todo[start : start + BATCH]
@@ -77,12 +77,13 @@ def run_derivation(
         derived = [outcome for outcome in outcomes if not outcome.error]
         events += sum(outcome.events for outcome in derived)
         trajectories += sum(outcome.trajectories for outcome in derived)
+        branchings += sum(outcome.branchings for outcome in derived)
         done += len(derived)
         if progress is not None:
             progress(min(start + BATCH, len(todo)), len(todo))
     if failures:
         raise failure(failures, len(todo))
-    return DerivationReport(done, events, trajectories, version, time.perf_counter() - begun)
+    return DerivationReport(done, events, trajectories, branchings, version, time.perf_counter() - begun)
 
 
 def derive_groups(groups: Late, location: str, folder: str) -> Late:

@@ -61,8 +61,8 @@ def read_records(folder: str) -> list[Outcome]:
     return outcomes
 
 
-def _outcome(path: str, events: int, trajectories: int, files: list[Any], error: str | None) -> Outcome:
-    return Outcome(path, events, trajectories, tuple((table, StoredFile(**file)) for table, file in files), error)
+def _outcome(files: list[Any], **values: Any) -> Outcome:
+    return Outcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
 
 
 def _resolve(location: str) -> tuple[pyarrow.fs.FileSystem, str]:

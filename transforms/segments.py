@@ -1,5 +1,6 @@
-"""One events segment of a store -> its trajectories and steps files, and the commit that makes them visible.
+"""One events segment of a store -> the files derived from it, and the commit that makes them visible.
 
+A plain segment becomes trajectories and steps, one of residual branching becomes branchings and branching depths.
 Knows the store and the derivation, not who calls: the pipeline and the live form share these functions. Everything
 here may be repeated: a segment's files have its own relative path, so a second attempt replaces them by the same
 bytes, and a commit skips what is visible already.
@@ -14,16 +15,18 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from schema.appends import DERIVED, derived_tables
 from schema.errors import KvdriftError, OperationError
-from schema.tables import EVENTS
-from transforms.derivation import NAMES, derive
+from schema.tables import EVENTS, SWRB
+from transforms.branching import derive_branchings
+from transforms.derivation import derive
+from transforms.event_columns import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schema.store import Store, StoredFile
 
-DERIVED = ("trajectories", "steps")
 COVERED = "derive"  # application transaction: every segment of the events version it carries is derived
 PARTIAL = "derive-partial"  # likewise, for a commit after which segments of that version are still to do
 NAMED_FAILURES = 3  # how many failed segments an error line names
@@ -33,9 +36,9 @@ NAMED_FAILURES = 3  # how many failed segments an error line names
 class Segment:
     """An events file still to derive."""
 
-    path: str  # relative to the events table, and of both derived files to theirs
+    path: str  # relative to the events table, and of the derived files to theirs
     file: str  # absolute path or URL to read
-    tables: tuple[str, ...]  # those of DERIVED that lack its file
+    tables: tuple[str, ...]  # those of its derived tables that lack its file
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Outcome:
     path: str
     events: int = 0
     trajectories: int = 0
+    branchings: int = 0
     files: tuple[tuple[str, StoredFile], ...] = ()
     error: str | None = None
 
@@ -56,6 +60,7 @@ class DerivationReport:
     segments: int
     events: int
     trajectories: int
+    branchings: int
     events_version: int
     seconds: float
     failures: tuple[str, ...] = ()  # one line per segment that could not be derived
@@ -67,12 +72,13 @@ def pending(store: Store, events_version: int) -> list[Segment]:
     if not paths:
         return []
     # A file that is visible already must not be replaced, not even by the same rows: its log entry has its size.
-    visible = {table: set(store.paths(table)) for table in DERIVED}
+    wanted = {table for path in paths for table in derived_tables(path)}
+    visible = {table: set(store.paths(table)) for table in wanted}
     return [
         Segment(
             path=path,
             file=f"{store.location}/events/{path}",  # as Store.files has it
-            tables=tuple(table for table in DERIVED if path not in visible[table]),
+            tables=tuple(table for table in derived_tables(path) if path not in visible[table]),
         )
         for path in paths
     ]
@@ -82,13 +88,25 @@ def derive_segment(store: Store, segment: Segment) -> Outcome:
     """Read, derive and write one segment; what is wrong with its file is told in the outcome, not raised."""
     try:
         events = read_events(segment.file)
-        derived = derive(events)
-        rows = {"trajectories": derived.trajectories, "steps": derived.steps}
+        rows = derived_rows(segment.path, events)
         files = tuple((table, store.write_parquet(table, segment.path, rows[table])) for table in segment.tables)
     except (OSError, pa.ArrowException, KvdriftError) as error:
         reason = " ".join(str(error).split())  # Arrow's messages may have several lines
         return Outcome(segment.path, error=f"{segment.file}: {reason}")
-    return Outcome(segment.path, derived.steps.num_rows, derived.trajectories.num_rows, files)
+    trajectories, branchings = (len(rows.get(table, ())) for table in ("trajectories", "branchings"))
+    return Outcome(segment.path, events.num_rows, trajectories, branchings, files)
+
+
+def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
+    """Derive a segment's events; returns the rows of each table that a segment of that path becomes.
+
+    InputError where the events are not such as can be derived.
+    """
+    if derived_tables(path) == DERIVED[SWRB]:
+        branched = derive_branchings(events)
+        return {"branchings": branched.branchings, "branching_depths": branched.depths}
+    derived = derive(events)
+    return {"trajectories": derived.trajectories, "steps": derived.steps}
 
 
 def read_events(file: str) -> pa.Table:
@@ -107,13 +125,12 @@ def read_events(file: str) -> pa.Table:
 
 def commit(store: Store, outcomes: Iterable[Outcome], events_version: int, *, covered: bool) -> None:
     """Make the written files visible, one commit per table; ``covered``: nothing of the version is left to do."""
-    files: dict[str, list[StoredFile]] = {table: [] for table in DERIVED}
+    files: dict[str, list[StoredFile]] = {}
     for outcome in outcomes:
         for table, file in outcome.files:
-            files[table].append(file)
-    for table in DERIVED:
-        if files[table]:
-            store.commit_files(table, files[table], COVERED if covered else PARTIAL, events_version)
+            files.setdefault(table, []).append(file)
+    for table in (table for tables in DERIVED.values() for table in tables if table in files):
+        store.commit_files(table, files[table], COVERED if covered else PARTIAL, events_version)
 
 
 def failure(failures: Sequence[str], segments: int) -> OperationError:

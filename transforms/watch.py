@@ -47,7 +47,7 @@ def watch(
     failed: dict[str, str] = {}  # by path, one line each
     version = store.version("events")
     seen = -1  # the events version after which nothing was left to do
-    segments = events = trajectories = 0
+    segments = events = trajectories = branchings = 0
     while not stop():
         version = store.version("events")
         todo = [] if version == seen else [s for s in pending(store, version) if s.path not in failed]
@@ -65,6 +65,7 @@ def watch(
             segments=len(batch) - len(errors),
             events=sum(outcome.events for outcome in outcomes),
             trajectories=sum(outcome.trajectories for outcome in outcomes),
+            branchings=sum(outcome.branchings for outcome in outcomes),
             events_version=version,
             seconds=time.perf_counter() - batch_begun,
             failures=tuple(errors.values()),
@@ -72,11 +73,12 @@ def watch(
         segments += report.segments
         events += report.events
         trajectories += report.trajectories
+        branchings += report.branchings
         if progress is not None:
             progress(report)
     if failed:
         raise failure(list(failed.values()), segments + len(failed))
-    return DerivationReport(segments, events, trajectories, version, time.perf_counter() - begun)
+    return DerivationReport(segments, events, trajectories, branchings, version, time.perf_counter() - begun)
 
 
 def _wait(seconds: float, stop: Callable[[], bool]) -> None:

@@ -173,15 +173,19 @@ class _CitationAuthor:
         self._passages = _PASSAGES[section.length][1]
         forms = read_object(_path(section, _TASKS[task].examples, f"instruction and worked examples of {task}"))
         self._instruction, self._passage = forms.text("instruction"), forms.text("doc_prompt")
-        self._shown = [
-            forms.text("demo_prompt").format(
-                instruction=self._instruction,
-                question=example.text("question"),
-                context=self._context(example.rows("docs")),
-                answer=example.text("answer"),
-            )
-            for example in forms.rows("demos")
-        ]
+        try:
+            self._shown = [
+                forms.text("demo_prompt").format(
+                    instruction=self._instruction,
+                    question=example.text("question"),
+                    context=self._context(example.rows("docs")),
+                    answer=example.text("answer"),
+                )
+                for example in forms.rows("demos")
+            ]
+        except (KeyError, IndexError, ValueError) as error:
+            message = f"fields 'demo_prompt' and 'doc_prompt': expected forms as of HELMET, not one with {error}"
+            raise forms.error(message) from None
         self._shots = _shots(section)
         if self._shots > len(self._shown):
             raise forms.error(

@@ -45,7 +45,8 @@ class JsonlSource:
             if name in first:
                 raise row.error(f"field 'id': '{name}' is that of {first[name]} too")
             first[name] = row.place
-            row.text("prompt")
+            if not row.text("prompt"):
+                raise row.error("field 'prompt': is empty")
             yield Candidate(name, row.text("cluster") if row.has("cluster") else name, TASK, number)
 
     def documents(

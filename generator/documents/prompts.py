@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from schema.errors import InputError
 
 _CLOSE_ENOUGH = 0.99  # of the bound: a longer prompt is not looked for
@@ -41,13 +43,21 @@ class PromptText:
             return tuple(ids)
         if tokenizer.chat_template is None:
             raise InputError("chat_template = true, but the model's tokenizer has no chat template")
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        messages.append({"role": "user", "content": self.text})
-        opened = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, date_string=_TEMPLATE_DATE
-        )
+        user = [{"role": "user", "content": self.text}]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            opened = _opened(tokenizer, system + user)
+        except TemplateError:  # some templates refuse a system's message
+            opened = _opened(tokenizer, user)
         ids = tokenizer(opened + self.chat_opening, add_special_tokens=False, verbose=False)["input_ids"]
         return tuple(ids)
+
+
+def _opened(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+    text: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, date_string=_TEMPLATE_DATE
+    )
+    return text
 
 
 def longest_prompt(

@@ -135,7 +135,7 @@ def _chain(draws: Draws, letters: int, parts: int) -> Composed:
     names = draws.different_letters(string.ascii_uppercase, letters, _HOPS + 1)
     value = str(10_000 + draws.below(89_999))
     links = [f"VAR {names[0]} = {value}"]
-    links += [f"VAR {name} = VAR {previous}" for previous, name in pairwise(names)]
+    links += [f"VAR {name} = VAR {previous} " for previous, name in pairwise(names)]  # the benchmark's, space and all
     lines = [_NOISE] * parts
     for moved, (place, link) in enumerate(zip(sorted(draws.chosen(range(parts), len(links))), links, strict=True)):
         lines.insert(place + moved, link)

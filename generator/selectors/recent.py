@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from generator.attention import PromptLayer
+from generator.selectors.parameters import at_least
+from generator.selectors.selector import Selector
 
 
 @dataclass(frozen=True)
-class Recent:
+class Recent(Selector):
     """The first ``sinks`` positions and the most recent others, the same for every head and layer."""
 
     summary: ClassVar[str] = "initial sink positions and the most recent others"
-    window: ClassVar[int] = 0
     sinks: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(0, sinks=self.sinks)
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
         """Positions 0..sinks-1 and n-(kept-sinks)..n-1, int64 [KV heads, kept]."""
@@ -26,7 +30,3 @@ class Recent:
         first = torch.arange(self.sinks, device=device)
         last = torch.arange(entries - (kept - self.sinks), entries, device=device)
         return torch.cat([first, last]).expand(heads, kept)
-
-    def identity(self) -> dict[str, str | int | None]:
-        """No scores, so no kernel, pooling or head reduction."""
-        return {"kernel": None, "pooling": None, "head_reduction": None}

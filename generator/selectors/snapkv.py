@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
+from torch.nn.functional import avg_pool1d, pad
 
 from generator.attention import PromptLayer
+from generator.selectors.parameters import at_least
+from generator.selectors.selector import ScoringSelector
 from schema.errors import InputError
 
 
 @dataclass(frozen=True)
-class SnapKV:
+class SnapKV(ScoringSelector):
     """The observation window and the earlier positions that it attends to most, per KV head and layer.
 
     Scores are the softmax attention (scaled, causal) of the last ``window`` queries over the prompt, averaged over the
@@ -23,40 +25,31 @@ class SnapKV:
     """
 
     summary: ClassVar[str] = "the observation window and the positions it attends to most"
-    sinks: ClassVar[int] = 0
+    head_reduction: ClassVar[str | None] = "mean over window queries and query heads, before pooling"
     window: int = 64
     kernel: int = 5
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise InputError(f"window = {self.window}: SnapKV scores by at least 1 query")
-        if self.kernel < 1 or self.kernel % 2 == 0:
+        at_least(1, window=self.window, kernel=self.kernel)
+        if self.kernel % 2 == 0:
             raise InputError(f"kernel = {self.kernel}: a pooling kernel has a middle, so it must be odd")
 
-    def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Top ``kept - window`` pooled scores and the window, int64 [KV heads, kept]; earlier positions win ties."""
-        before = layer.key.shape[1] - self.window
-        pooled = avg_pool1d(self.scores(layer), self.kernel, stride=1, padding=self.kernel // 2)
-        ranked = torch.argsort(pooled, dim=-1, descending=True, stable=True)
-        chosen = ranked[:, : kept - self.window].sort(-1).values
-        window = torch.arange(before, before + self.window, device=chosen.device).expand(len(chosen), self.window)
-        return torch.cat([chosen, window], dim=-1)
+    def score(self, layer: PromptLayer) -> Tensor:
+        """Pooled mean attention from the window, float32 [KV heads, n]; zero within it."""
+        received = window_attention(layer, self.window)[..., : -self.window].mean(dim=(1, 2))
+        return pad(avg_pool1d(received, self.kernel, stride=1, padding=self.kernel // 2), (0, self.window))
 
-    def scores(self, layer: PromptLayer) -> Tensor:
-        """Mean attention that each position before the window receives from it, float32 [KV heads, n - window]."""
-        kv_heads, entries, size = layer.key.shape
-        query = layer.window_query[:, -self.window :].float()
-        grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of it x window, size]
-        logits = grouped @ layer.key.float().transpose(-1, -2) * layer.scaling
-        window = torch.arange(entries - self.window, entries, device=logits.device)
-        hidden = torch.arange(entries, device=logits.device) > window[:, None]  # [window, n], causal
-        logits = logits.view(kv_heads, -1, self.window, entries).masked_fill(hidden, float("-inf"))
-        return logits.softmax(-1)[..., : entries - self.window].mean(dim=(1, 2))
+    def identity(self) -> dict[str, Any]:
+        """See ``Selector.identity``; only the scores before the window are pooled."""
+        return super().identity() | {"pooling": "average, before the window"}
 
-    def identity(self) -> dict[str, str | int | None]:
-        """Mean over the window's queries, then over the query heads of a KV head, then pooling."""
-        return {
-            "kernel": self.kernel,
-            "pooling": "average, before the window",
-            "head_reduction": "mean over window queries and query heads, before pooling",
-        }
+
+def window_attention(layer: PromptLayer, window: int) -> Tensor:
+    """Softmax attention (scaled, causal) of the last queries, float32 [KV heads, query heads of it, window, n]."""
+    kv_heads, entries, size = layer.key.shape
+    query = layer.window_query[:, -window:].float()
+    grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of it x window, size]
+    logits = grouped @ layer.key.float().transpose(-1, -2) * layer.scaling
+    last = torch.arange(entries - window, entries, device=logits.device)
+    hidden = torch.arange(entries, device=logits.device) > last[:, None]  # [window, n], causal
+    return logits.view(kv_heads, -1, window, entries).masked_fill(hidden, float("-inf")).softmax(-1)

@@ -11,5 +11,6 @@ select
     sinks,
     position_mode,
     control,
-    prespecified
+    prespecified,
+    parameters
 from stored.actions

@@ -1,4 +1,4 @@
--- Staging: the stored table as it is, one position of one coupled pair.
+-- Staging: the stored table as it is, one position of one coupled pair, of one overlap scan or of one residual branch.
 select
     study,
     model,
@@ -11,5 +11,7 @@ select
     delta,
     f,
     x_eos,
-    y_eos
+    y_eos,
+    kind,
+    weight
 from stored.events

@@ -1,4 +1,4 @@
--- Staging: the stored table as it is, one replicate range of a document under an action: what is committed at once.
+-- Staging: the stored table as it is, one replicate range of a document under an action and estimator.
 select
     study,
     model,
@@ -22,5 +22,8 @@ select
     versions,
     batch_invariant,
     seed,
-    kept_sha256
+    kept_sha256,
+    estimator,
+    pair_evaluations,
+    batch_deviation
 from stored.units

@@ -1,0 +1,367 @@
+"""Coupled generation with shared prompts, against a copy of the prompt for every replicate.
+
+    python -m benchmarks.generation                                  # n = 1k and 4k, K = 64: about half an hour
+    python -m benchmarks.generation --entries 512 --replicates 8 --horizon 8 --json
+    python -m benchmarks.generation --entries 16384 --parts shared   # what it takes where copies do not fit
+    python -m benchmarks.generation --device cuda --preset llama-8b-32k
+
+Random weights, one random document, three actions: SnapKV and recent keeping half of the prompt, SnapKV keeping 512
+entries. Parts, each run in a process of its own, in turn with the others, ``--repetitions`` times:
+
+- ``shared``: this generator;
+- ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate, sdpa;
+- ``in place``: the same with copies in buffers that have room for the horizon from the start.
+
+"all" is the prompt (prefill and eviction) with decoding, "decode" the latter alone. Seconds are the least, ratios those
+of the least and, below, of the medians. Where K copies do not fit into memory, as many as do are decoded, the row says
+how many, and ratios compare seconds per replicate. The rate is in steps of one pair. On CUDA the peak is of device
+memory, without the libraries' own; on a CPU it is that of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from benchmarks.copied_caches import copied_rollout
+from benchmarks.measurement import Measured, Row, measure, mib, show
+from generator.actions import Action
+from generator.activation import replace_activations
+from generator.attention import IMPLEMENTATION
+from generator.generation import PendingUnit, generate_units
+from generator.models import DTYPES, LoadedModel
+from generator.onednn import replace_linear_layers
+from generator.planner import ModelShape, available_bytes
+from generator.row_invariance import find_row_multiple
+from generator.selectors import Recent, SnapKV
+from generator.transformer import Prompt
+from schema.document import Document
+from schema.retention import Retention
+
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's shape, and what is generated with it."""
+
+    layers: int = 8
+    width: int = 512
+    inner_width: int = 1408
+    heads: int = 8
+    kv_heads: int = 4
+    vocabulary: int = 32_000
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    entries: int = 1024
+    replicates: int = 64
+    horizon: int = 32
+
+    def actions(self) -> list[Action]:
+        """Two selectors keeping half, and one keeping 512 entries."""
+        half = Retention.parse("1/2")
+        return [
+            Action("snapkv-half", "snapkv", SnapKV(), half),
+            Action("recent-half", "recent", Recent(), half),
+            Action("snapkv-512", "snapkv", SnapKV(), Retention(512)),
+        ]
+
+    def kept(self) -> list[int]:
+        """Prompt entries that each action keeps."""
+        return [action.retention.kept(self.entries) for action in self.actions()]
+
+
+PRESETS = {
+    "small": (Case(), (1024, 4096)),
+    "llama-8b-32k": (
+        Case(32, 4096, 14_336, 32, 8, 128_256, "bfloat16", horizon=128),
+        (32_768,),
+    ),  # the shape of Llama-3.1-8B
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run took, and what it drew: by action tokens and delta, [K, H] each."""
+
+    replicates: int
+    prompt_seconds: float
+    decode_seconds: float
+    streams: float  # next-token laws computed per step
+    x_token: dict[str, NDArray[Any]]
+    y_token: dict[str, NDArray[Any]]
+    device_peak_bytes: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Prompt and decoding."""
+        return self.prompt_seconds + self.decode_seconds
+
+
+def build_model(case: Case, *, plain: bool = False) -> LoadedModel:
+    """Random weights on the case's device; ``plain`` leaves the network as transformers has it."""
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=case.vocabulary,
+        hidden_size=case.width,
+        intermediate_size=case.inner_width,
+        num_hidden_layers=case.layers,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.kv_heads,
+        max_position_embeddings=2 * case.entries + case.horizon,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    loader: Any = AutoModelForCausalLM
+    with torch.device(case.device):
+        network = loader.from_config(config, dtype=DTYPES[case.dtype], attn_implementation=IMPLEMENTATION)
+    network.eval().requires_grad_(requires_grad=False)
+    if case.device == "cpu" and not plain:
+        replace_activations(network)
+        replace_linear_layers(network)
+    shape = ModelShape.of(config.to_dict(), case.dtype)
+    rows = find_row_multiple(network)
+    return LoadedModel("random", network, case.device, case.dtype, (), config.max_position_embeddings, shape, rows)
+
+
+def random_document(case: Case) -> Document:
+    """A prompt of random tokens."""
+    tokens = np.random.default_rng(SEED).integers(0, case.vocabulary, case.entries)
+    return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))
+
+
+def run_shared(case: Case) -> Run:
+    """All actions by the generator."""
+    model, document = build_model(case), random_document(case)
+    pending = [PendingUnit(action, 0, case.replicates) for action in case.actions()]
+    units = generate_units(model, "benchmark", document, pending, case.horizon, SEED)
+    columns = {
+        name: {
+            unit.record["action"]: unit.events[name].to_numpy().reshape(case.replicates, case.horizon) for unit in units
+        }
+        for name in ("x_token", "y_token")
+    }
+    prompt, decode, laws = (
+        sum(unit.record[name] for unit in units) for name in ("prefill_seconds", "decode_seconds", "kernel_evaluations")
+    )
+    streams = laws / (case.horizon - 1)
+    return Run(case.replicates, prompt, decode, streams, **columns, device_peak_bytes=_device_peak(case))
+
+
+def run_copies(case: Case) -> Run:
+    """All actions, one after the other, with copies in ``DynamicCache``."""
+    return _copied(case, preallocated=False)
+
+
+def run_in_place(case: Case) -> Run:
+    """All actions, one after the other, with copies in preallocated buffers."""
+    return _copied(case, preallocated=True)
+
+
+def _copied(case: Case, *, preallocated: bool) -> Run:
+    model, document = build_model(case, plain=True), random_document(case)
+    begun = _clock(case)
+    prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
+    prompt_seconds = _clock(case) - begun
+    model.network.set_attn_implementation("sdpa")
+    steps = {
+        action.name: copied_rollout(
+            model, prompt, document, action, case.replicates, case.horizon, SEED, preallocated=preallocated
+        )
+        for action in case.actions()
+    }
+    return Run(
+        case.replicates,
+        prompt_seconds,
+        _clock(case) - begun - prompt_seconds,
+        3.0 * len(steps) * case.replicates,
+        {action: tokens for action, (tokens, _) in steps.items()},
+        {action: tokens for action, (_, tokens) in steps.items()},
+        _device_peak(case),
+    )
+
+
+def _clock(case: Case) -> float:
+    if case.device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _device_peak(case: Case) -> int | None:
+    return None if case.device == "cpu" else torch.cuda.max_memory_allocated()
+
+
+def copy_bandwidth(case: Case) -> float:
+    """Bytes per second that a large copy reads and writes on the case's device."""
+    torch.set_num_threads(case.threads)
+    source = torch.ones(2**28, dtype=torch.uint8, device=case.device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(8):
+        _clock(case)
+        begun = time.perf_counter()
+        target.copy_(source)
+        seconds.append(_clock(case) - begun)
+    return 2 * source.nbytes / min(seconds)
+
+
+def fitting_copies(case: Case) -> int:
+    """How many replicates of one action the copies have memory for, at most K."""
+    shape = model_shape(case)
+    entries = case.entries + 2 * max(case.kept()) + 3 * case.horizon
+    growing = 2 * case.entries / case.layers  # a layer's keys and values before and after a token is appended
+    room = 0.85 * (available_bytes(case.device) - weight_bytes(case))
+    return min(case.replicates, int(room / (shape.entry_bytes * (entries + growing))))
+
+
+def model_shape(case: Case) -> ModelShape:
+    """The shape as the planner has it."""
+    size = case.width // case.heads
+    return ModelShape(
+        case.layers, case.width, case.inner_width, case.heads, case.kv_heads, size, case.vocabulary, case.dtype
+    )
+
+
+def weight_bytes(case: Case) -> int:
+    """All weights, embeddings on both ends among them."""
+    size = case.width // case.heads
+    layer = case.width * (2 * (case.heads + case.kv_heads) * size + 3 * case.inner_width)
+    return (case.layers * layer + 2 * case.vocabulary * case.width) * DTYPES[case.dtype].itemsize
+
+
+def step_bytes(case: Case, streams: float) -> float:
+    """What a step must read at least: weights, prompt entries once per cache, and suffixes of mean length."""
+    entry = model_shape(case).entry_bytes
+    embedding = case.vocabulary * case.width * DTYPES[case.dtype].itemsize  # of which a step reads its tokens' rows
+    return weight_bytes(case) - embedding + entry * (case.entries + sum(case.kept()) + streams * case.horizon / 2)
+
+
+PARTS: dict[str, Callable[[Case], Run]] = {"shared": run_shared, "copies": run_copies, "in place": run_in_place}
+PHASES: dict[str, Callable[[Run], float]] = {"all": lambda run: run.seconds, "decode": lambda run: run.decode_seconds}
+
+Runs = dict[str, list[Measured[Run]]]
+
+
+def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[Row], dict[str, Any]]:
+    """Rows and facts of one prompt length."""
+    copied = replace(case, replicates=max(fitting_copies(case), 1))
+    runs: Runs = {name: [] for name in parts}
+    for _ in range(repetitions):
+        for name in parts:
+            runs[name].append(measure(PARTS[name], case if name == "shared" else copied))
+    rows = []
+    for phase in PHASES:
+        for name in parts:
+            peers: list[str | None] = [peer for peer in parts if name == "shared" != peer]
+            rows += [_row(case, name, phase, runs, peer) for peer in peers or [None]]
+    return rows, _facts(case, runs)
+
+
+def _row(case: Case, name: str, phase: str, runs: Runs, peer: str | None) -> Row:
+    seconds = [PHASES[phase](one.value) for one in runs[name]]
+    replicates = runs[name][0].value.replicates
+    return Row(
+        part=f"n = {case.entries}, K = {replicates}, {phase}: {name}",
+        seconds=min(seconds),
+        peak_mib=mib(max(one.value.device_peak_bytes or one.peak_bytes for one in runs[name])),
+        rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds),
+        peer=peer,
+        ratio=None if peer is None else _ratio(runs, phase, peer, min),
+    )
+
+
+def _ratio(runs: Runs, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:
+    """How many times longer the peer takes for a replicate."""
+    own, others = (
+        of([PHASES[phase](one.value) for one in runs[name]]) / runs[name][0].value.replicates
+        for name in ("shared", peer)
+    )
+    return others / own
+
+
+def _facts(case: Case, runs: Runs) -> dict[str, Any]:
+    """What belongs to the rows of one prompt length: medians, agreement, bandwidth and bytes."""
+    facts: dict[str, Any] = {
+        "repeated_seconds": {
+            f"{name}, {phase}": [round(seconds(one.value), 3) for one in found]
+            for name, found in runs.items()
+            for phase, seconds in PHASES.items()
+        },
+        "streams_per_step": {name: round(found[0].value.streams, 1) for name, found in runs.items()},
+    }
+    shape, kept = model_shape(case), case.kept()
+    sizes = {
+        "weights": weight_bytes(case),
+        "prompt_caches": shape.entry_bytes * (case.entries + sum(kept)),
+        "suffixes_at_most": shape.entry_bytes * case.horizon * case.replicates * (1 + 2 * len(kept)),
+        "copies_for_the_reference_alone": shape.entry_bytes * case.replicates * (case.entries + case.horizon),
+    }
+    facts["mib"] = {name: round(mib(size)) for name, size in sizes.items()}
+    if "shared" in runs:
+        shared = runs["shared"][0].value
+        peers = [name for name in runs if name != "shared"]
+        facts["median_ratio"] = {
+            f"{peer}, {phase}": round(_ratio(runs, phase, peer, statistics.median), 2)
+            for peer in peers
+            for phase in PHASES
+        }
+        facts["different_tokens"] = {peer: _different_tokens(shared, runs[peer][0].value) for peer in peers}
+        mismatches = [shared.x_token[name] != shared.y_token[name] for name in shared.x_token]
+        facts["mismatch"] = round(float(np.mean(mismatches)), 3)
+        steps = max((case.horizon - 1) / one.value.decode_seconds for one in runs["shared"])
+        bandwidth = measure(copy_bandwidth, case).value
+        facts["steps_per_second"] = round(steps, 3)
+        facts["steps_per_second_at_copy_bandwidth"] = round(bandwidth / step_bytes(case, shared.streams), 3)
+        facts["copy_gib_per_second"] = round(bandwidth / 2**30, 2)
+    return facts
+
+
+def _different_tokens(one: Run, other: Run) -> int:
+    """Tokens that differ, of the replicates that both have: other kernels round differently."""
+    count = min(one.replicates, other.replicates)
+    return sum(
+        int((tokens[action][:count] != others[action][:count]).sum())
+        for tokens, others in ((one.x_token, other.x_token), (one.y_token, other.y_token))
+        for action in tokens
+    )
+
+
+def main() -> None:
+    """Run the benchmark at the given sizes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.generation", description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=PRESETS, default="small", help="the model's shape and its sizes")
+    parser.add_argument("--entries", type=int, nargs="+", help="prompt lengths n")
+    parser.add_argument("--replicates", type=int, help="K")
+    parser.add_argument("--horizon", type=int, help="H")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    shape, lengths = PRESETS[options.preset]
+    sizes = {name: getattr(options, name) for name in ("replicates", "horizon") if getattr(options, name) is not None}
+    case = replace(shape, device=options.device, threads=options.threads, **sizes)
+    rows: list[Row] = []
+    facts: dict[str, Any] = {"preset": options.preset, "case": asdict(case) | {"entries": options.entries or lengths}}
+    for entries in options.entries or lengths:
+        some, about = compare(replace(case, entries=entries), options.parts, options.repetitions)
+        rows += some
+        facts[f"n_{entries}"] = about
+    show("generation", rows, "steps", facts, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

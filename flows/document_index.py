@@ -1,0 +1,52 @@
+"""Rows of a view as arrays over documents and actions, in sorted order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schema.study import CONTROL_ACTION
+
+
+def measured(table: pa.Table) -> pa.Table:
+    """Rows without those of the full-retention control."""
+    keep = np.asarray(table["action"].to_pylist(), dtype=object) != CONTROL_ACTION
+    return table.filter(pa.array(keep, type=pa.bool_()))
+
+
+class DocumentIndex:
+    """Documents and actions of a view's rows, in sorted order, and where each row lies among them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        keys = {
+            doc: (stratum, cluster)
+            for doc, stratum, cluster in zip(
+                *(table[name].to_pylist() for name in ("doc", "stratum", "cluster")), strict=True
+            )
+        }
+        self.documents = np.array(sorted(keys), dtype=np.str_)
+        self.strata = np.array([keys[doc][0] for doc in self.documents.tolist()], dtype=np.str_)
+        self.clusters = np.array([keys[doc][1] for doc in self.documents.tolist()], dtype=np.str_)
+        self.actions = tuple(sorted(set(table["action"].to_pylist())))
+
+    def spread(
+        self, table: pa.Table, names: Sequence[str] | Mapping[str, str], axis: str | None = None, length: int = 0,
+        first: int = 1,
+    ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
+        """Columns as [documents, actions] or, along ``axis``, [documents, actions, length]; NaN where no row is."""
+        shape: tuple[int, ...] = (len(self.documents), len(self.actions))
+        where: list[Any] = [
+            np.searchsorted(self.documents, np.asarray(table["doc"].to_pylist(), dtype=np.str_)),
+            np.searchsorted(np.array(self.actions), np.asarray(table["action"].to_pylist(), dtype=np.str_)),
+        ]
+        if axis is not None:
+            shape = (*shape, length)
+            where.append(table[axis].to_numpy() - first)
+        columns = {}
+        for name in names:
+            columns[name] = np.full(shape, np.nan)
+            columns[name][tuple(where)] = table[name].cast(pa.float64()).to_numpy()
+        return columns

@@ -1,0 +1,118 @@
+"""What definitions name of a finite-state system, exactly, by enumeration: nothing is sampled or estimated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from generator.finite.branching import BranchingMoments, branching_moments
+from generator.finite.paths import Array, PairPaths, pair_paths
+from generator.finite.system import FiniteSystem
+
+
+@dataclass(frozen=True, eq=False)
+class ExactQuantities:
+    """The decomposition, the depth profile and both estimators' moments of one action of one system.
+
+    Names are those of definitions ("Decomposition", "What a finite branch window leaves open"). Arrays are float64:
+    ``p`` [H] is P(tau = s); ``rho`` [H, H] has rho_{s,j} in row s - 1, column j, 0 beyond the horizon and where p_s is
+    0; ``observed`` and ``capacity`` [H] are R_L and B_L for L = 1..H. Variances and evaluations (of kernel pairs, at
+    positions where not both sides have ended) are one replicate's: ``plain_`` of D_H under the coupling, ``branching``
+    of residual branching. ``mean_entry`` is None where nothing diverges.
+    """
+
+    mismatch: float
+    rollout_tv: float
+    fixed_history_tv: float
+    occurrence: float
+    exposure: float
+    occupation: float
+    mismatch_rate: float
+    divergence_probability: float
+    mean_entry: float | None
+    p: Array
+    rho: Array
+    observed: Array
+    capacity: Array
+    plain_variance: float
+    plain_evaluations: float
+    branching: BranchingMoments
+
+
+def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
+    """Every quantity of ``action``, by enumeration of all pairs of paths and all common prefixes.
+
+    InputError as of ``generator.finite.paths.pair_paths``.
+    """
+    paths = pair_paths(system, action)
+    horizon = system.horizon
+    entry, mismatch = paths.entry, paths.mismatch
+    diverges, loss = entry <= horizon, mismatch.mean(axis=1)
+    divergence = float(paths.mean(diverges))
+    exposure = float(paths.mean((horizon - entry) * diverges)) / horizon
+    occupation = float(paths.mean(mismatch.sum(axis=1) - diverges)) / horizon
+    p, rho = _profile(paths)
+    return ExactQuantities(
+        mismatch=float(paths.mean(loss)),
+        rollout_tv=float(paths.mean(paths.delta).sum()) / horizon,
+        fixed_history_tv=float(paths.mean(paths.f).sum()) / horizon,
+        occurrence=divergence / horizon,
+        exposure=exposure,
+        occupation=occupation,
+        mismatch_rate=occupation / exposure if exposure > 0.0 else 0.0,
+        divergence_probability=divergence,
+        mean_entry=float(paths.mean(entry * diverges)) / divergence if divergence > 0.0 else None,
+        p=p,
+        rho=rho,
+        observed=(p @ rho).cumsum() / horizon,  # rho is 0 beyond the horizon: the first L columns are all j < l_s
+        capacity=np.array([p @ _beyond(horizon, depth) for depth in range(1, horizon + 1)]) / horizon,
+        plain_variance=paths.variance(loss),
+        plain_evaluations=float(paths.mean(paths.evaluated).sum()),
+        branching=branching_moments(system, action, paths),
+    )
+
+
+def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
+    """Rows of ``exact_values`` without study, model and doc: action, quantity, x and value, undefined values left out.
+
+    x is the position of ``p``, the depth L of ``observed`` and ``capacity``, and None of a scalar.
+    """
+    exact = exact_quantities(system, action)
+    scalars = {name: getattr(exact, name) for name in _SCALARS}
+    scalars["swrb_variance"] = exact.branching.variance
+    scalars["swrb_evaluations"] = exact.branching.evaluations
+    profiles = {"p": exact.p, "observed": exact.observed, "capacity": exact.capacity}
+    return [
+        *({"action": action, "quantity": name, "x": None, "value": v} for name, v in scalars.items() if v is not None),
+        *(
+            {"action": action, "quantity": name, "x": x, "value": value}
+            for name, profile in profiles.items()
+            for x, value in enumerate(profile.tolist(), start=1)
+        ),
+    ]
+
+
+_SCALARS = (
+    "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate",
+    "divergence_probability", "mean_entry", "plain_variance", "plain_evaluations",
+)  # fmt: skip
+
+
+def _profile(paths: PairPaths) -> tuple[Array, Array]:
+    """p_s [H] and rho_{s,j} [H, H] (paper, sec. "finite-branch-window")."""
+    entry, mismatch = paths.entry, paths.mismatch
+    horizon = mismatch.shape[1]
+    p, rho = np.zeros(horizon), np.zeros((horizon, horizon))
+    for s in range(1, horizon + 1):
+        here = paths.probability * (entry == s)
+        p[s - 1] = here.sum()
+        if p[s - 1] > 0.0:
+            rho[s - 1, : horizon - s + 1] = here @ mismatch[:, s - 1 :] / p[s - 1]
+    return p, rho
+
+
+def _beyond(horizon: int, depth: int) -> Array:
+    """(H - s - L + 1)_+ for s = 1..H."""
+    return np.maximum(horizon - depth - np.arange(horizon), 0).astype(np.float64)

@@ -1,0 +1,65 @@
+"""A finite-state system as the rollouts see it: ``generator.kernels.StreamKernels`` with laws looked up in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from generator.finite.system import FiniteSystem
+
+
+class FiniteKernels:
+    """Streams of ``system``: cache 0 is the reference, cache a the a-th of ``actions``, which may recur.
+
+    Laws are the tables' own, float64 on the CPU; what follows an EOS token is the rollout's to see to. InputError for
+    an action that the system does not have.
+    """
+
+    def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
+        names = list(dict.fromkeys(actions))  # each once
+        kernels = [system.laws(None), *(system.laws(name) for name in names)]
+        self.vocabulary_size = system.alphabet
+        self.eos_tokens = system.eos_tokens
+        self.device = "cpu"
+        self._tables = [torch.from_numpy(np.stack(position)) for position in zip(*kernels, strict=True)]
+        self._table_of = torch.tensor([0, *(names.index(name) + 1 for name in actions)])
+        self._position = 0  # tokens that every open stream has
+        nothing = torch.empty(0, dtype=torch.int64)
+        self._table, self._code = nothing, nothing  # [streams]
+        self._parked_table, self._parked_code, self._parked_length = nothing, nothing, nothing  # [parked streams]
+
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """See ``StreamKernels.open``."""
+        self.rewind()
+        self._table = self._table_of[torch.tensor(caches, dtype=torch.int64)]
+        self._code = torch.zeros_like(self._table)
+        return self._tables[0][self._table, self._code]
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """See ``StreamKernels.advance``."""
+        self._position += 1
+        self._code = self._code * self.vocabulary_size + tokens
+        return self._tables[self._position][self._table, self._code]
+
+    def select(self, rows: Tensor) -> None:
+        """See ``StreamKernels.select``."""
+        # A parked history is cut back to the present position by dropping its last digits.
+        beyond = (self._parked_length - self._position).clamp_(min=0)
+        parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
+        self._table = torch.cat([self._table, self._parked_table])[rows]
+        self._code = torch.cat([self._code, parked])[rows]
+
+    def park(self, rows: Tensor) -> None:
+        """See ``StreamKernels.park``."""
+        self._parked_table = torch.cat([self._parked_table, self._table[rows]])
+        self._parked_code = torch.cat([self._parked_code, self._code[rows]])
+        length = torch.full_like(rows, self._position)
+        self._parked_length = torch.cat([self._parked_length, length])
+
+    def rewind(self) -> None:
+        """See ``StreamKernels.rewind``."""
+        self._position = 0
+        self._table, self._code = self._table[:0], self._code[:0]

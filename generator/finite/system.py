@@ -1,0 +1,123 @@
+"""A finite-state system: next-token laws written down for every history, of a reference and of each action.
+
+Histories are coded as numbers in base V, the first token foremost, so the laws of position t + 1 are an array
+[V**t, V] and code * V + token is the code of the longer history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.errors import InputError, nearest
+
+Laws = tuple[NDArray[np.float64], ...]  # per position t = 1..H, [V**(t - 1), V]
+
+# Rounding moves the sum of a normalized law of V tokens by at most V * 1.2e-16; more than this was not meant as a law.
+SUM_TOLERANCE = 1e-12
+# Laws of the last position of one kernel, in numbers: 32 MiB.
+LARGEST_TABLE = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteSystem:
+    """Kernels P and Q^a over an alphabet of V tokens to horizon H (paper, sec. "timing-occupation").
+
+    ``reference`` and each of ``actions`` hold float64 arrays [V**(t-1), V] for t = 1..H: laws on a side's own history.
+    They may differ at position 1 already: there is no prompt. ``eos_tokens`` are absorbing: once a side has emitted one
+    of them, what stands in the table no longer counts, and its law is the point mass on ``eos_tokens[0]``.
+    InputError unless there are V >= 2 tokens, H >= 1 positions and at least one action, and every law is one.
+    """
+
+    name: str
+    alphabet: int
+    horizon: int
+    reference: Laws
+    actions: Mapping[str, Laws]
+    eos_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_shape(self.name, self.alphabet, self.horizon, self.eos_tokens)
+        where = f"system '{self.name}'"
+        if not self.actions:
+            raise InputError(f"{where}: no action; a system has a reference and at least one action")
+        self._check_laws(f"{where}, reference", self.reference)
+        for action, laws in self.actions.items():
+            self._check_laws(f"{where}, action '{action}'", laws)
+
+    def laws(self, action: str | None) -> Laws:
+        """The tables of an action, or of the reference (None). InputError for an unknown action."""
+        if action is None:
+            return self.reference
+        if action not in self.actions:
+            raise InputError(f"system '{self.name}' has no action '{action}'; {nearest(action, self.actions)}")
+        return self.actions[action]
+
+    def absorbing_laws(self, action: str | None) -> Laws:
+        """The tables with EOS seen to: after an EOS token, the point mass on ``eos_tokens[0]``."""
+        laws = self.laws(action)
+        if not self.eos_tokens:
+            return laws
+        absorbed = np.eye(self.alphabet)[self.eos_tokens[0]]
+        return tuple(
+            np.where(ended[:, None], absorbed, table) for ended, table in zip(self.ended(), laws, strict=False)
+        )
+
+    def ended(self) -> tuple[NDArray[np.bool_], ...]:
+        """Whether a history contains an EOS token: for t = 0..H tokens, bool [V**t]."""
+        is_eos = np.isin(np.arange(self.alphabet), self.eos_tokens)
+        ended = [np.zeros(1, dtype=np.bool_)]
+        for _ in range(self.horizon):
+            ended.append((ended[-1][:, None] | is_eos).ravel())
+        return tuple(ended)
+
+    def _check_laws(self, where: str, laws: Laws) -> None:
+        if len(laws) != self.horizon:
+            raise InputError(f"{where}: laws of {len(laws)} position(s), horizon {self.horizon}")
+        for t, table in enumerate(laws):
+            shape = (self.alphabet**t, self.alphabet)
+            if table.shape != shape or table.dtype != np.float64:
+                raise InputError(
+                    f"{where}, position {t + 1}: laws are {table.dtype} {list(table.shape)}, not float64 {list(shape)}"
+                )
+            # Written so that NaN fails both.
+            faulty = ~((table >= 0.0).all(axis=1) & (np.abs(table.sum(axis=1) - 1.0) <= SUM_TOLERANCE))
+            if faulty.any():
+                code = int(faulty.argmax())
+                raise InputError(
+                    f"{where}, position {t + 1}, history {list(history_of(code, t, self.alphabet))}: "
+                    f"{_fault(table[code])}"
+                )
+
+
+def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, ...] = ()) -> None:
+    """InputError unless V = ``alphabet`` tokens to H = ``horizon`` fit a table, and each EOS token is one of them."""
+    if alphabet < 2:
+        raise InputError(f"system '{name}': an alphabet has at least 2 tokens, not {alphabet}")
+    if horizon < 1:
+        raise InputError(f"system '{name}': a horizon is at least 1, not {horizon}")
+    if horizon > 64 or alphabet**horizon > LARGEST_TABLE:
+        raise InputError(
+            f"system '{name}': {alphabet} tokens to horizon {horizon} make laws of {alphabet}^{horizon} numbers; "
+            f"a table holds at most {LARGEST_TABLE}"
+        )
+    for place, token in enumerate(eos_tokens):
+        if not 0 <= token < alphabet:
+            raise InputError(f"system '{name}': EOS token {token} is not one of 0..{alphabet - 1}")
+        if token in eos_tokens[:place]:
+            raise InputError(f"system '{name}': EOS token {token} is given twice")
+
+
+def history_of(code: int, length: int, alphabet: int) -> tuple[int, ...]:
+    """The ``length`` tokens that a history's code stands for."""
+    return tuple(code // alphabet**place % alphabet for place in reversed(range(length)))
+
+
+def _fault(law: NDArray[np.float64]) -> str:
+    for token, probability in enumerate(law.tolist()):
+        if not probability >= 0.0:
+            return f"token {token} has probability {probability!r}; a probability is at least 0"
+    return f"the law sums to {float(law.sum())!r}, not to 1 (within {SUM_TOLERANCE:g})"

@@ -1,0 +1,187 @@
+"""Finite-state systems in a file: JSON that a person can write, and that holds every number exactly.
+
+    {
+      "systems": {
+        "coin": {
+          "alphabet": 2,
+          "horizon": 2,
+          "eos": [],
+          "reference": {"": [0.5, 0.5], "0": [0.5, 0.5], "1": [0.5, 0.5]},
+          "actions": {
+            "tilted": {"": [0.25, 0.75], "0": [0.5, 0.5], "1": [0.5, 0.5]}
+          }
+        }
+      }
+    }
+
+A kernel maps histories to laws. A history is its tokens 0..V-1 in decimal with a space between, "" at position 1; all
+histories of 0..H-1 tokens are there, but for those that contain an EOS token: they may be left out, since the law after
+one is the point mass on the first of "eos". "eos" may be left out where there is none. A law lists the probabilities of
+tokens 0..V-1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.finite.system import FiniteSystem, Laws, check_shape, history_of
+from schema.errors import InputError, nearest
+
+_KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
+
+
+def read_systems(path: Path) -> dict[str, FiniteSystem]:
+    """The systems of a file by name, in the file's order.
+
+    InputError, one line with file, system, action, position and history, where the file cannot be read, is not of the
+    form above, or has a law that is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return _systems(json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_no_number))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def write_systems(path: Path, systems: Iterable[FiniteSystem]) -> None:
+    """Write systems to a file that ``read_systems`` reads back bit for bit; InputError when two have one name."""
+    named: dict[str, str] = {}
+    for system in systems:
+        if system.name in named:
+            raise InputError(f"system '{system.name}': two systems of one file have this name")
+        named[system.name] = _text(system)
+    parts = ",\n".join(f"    {json.dumps(name)}: {text}" for name, text in named.items())
+    path.write_text(f'{{\n  "systems": {{\n{parts}\n  }}\n}}\n', encoding="utf-8")
+
+
+def _systems(content: Any) -> dict[str, FiniteSystem]:
+    if not isinstance(content, dict) or set(content) != {"systems"}:
+        raise InputError('the file is not one object {"systems": {NAME: SYSTEM, ...}}')
+    systems = _object(content["systems"], "systems")
+    if not systems:
+        raise InputError("systems: there is none")
+    return {name: _system(name, given) for name, given in systems.items()}
+
+
+def _text(system: FiniteSystem) -> str:
+    actions = ",\n".join(
+        f"        {json.dumps(name)}: {_kernel_text(laws, system.alphabet, 10)}"
+        for name, laws in system.actions.items()
+    )
+    return (
+        f'{{\n      "alphabet": {system.alphabet},\n      "horizon": {system.horizon},\n'
+        f'      "eos": {json.dumps(system.eos_tokens)},\n'
+        f'      "reference": {_kernel_text(system.reference, system.alphabet, 8)},\n'
+        f'      "actions": {{\n{actions}\n      }}\n    }}'
+    )
+
+
+def _kernel_text(laws: Laws, alphabet: int, indent: int) -> str:
+    """One line per history; floats by repr, which reads back as the same number."""
+    lines = (
+        f'{" " * indent}"{_key(code, t, alphabet)}": {json.dumps(law)}'
+        for t, table in enumerate(laws)
+        for code, law in enumerate(table.tolist())
+    )
+    return "{\n" + ",\n".join(lines) + f"\n{' ' * (indent - 2)}}}"
+
+
+def _key(code: int, length: int, alphabet: int) -> str:
+    return " ".join(map(str, history_of(code, length, alphabet)))
+
+
+def _system(name: str, given: Any) -> FiniteSystem:
+    where = f"system '{name}'"
+    content = _object(given, where)
+    for key in content:
+        if key not in _KEYS:
+            raise InputError(f"{where}: unknown key '{key}'; {nearest(key, _KEYS)}")
+    for key in _KEYS:
+        if key not in content and key != "eos":
+            raise InputError(f"{where}: '{key}' is missing")
+    alphabet, horizon = (_integer(content[key], f"{where}, {key}") for key in ("alphabet", "horizon"))
+    eos = content.get("eos", [])
+    if not isinstance(eos, list):
+        raise InputError(f"{where}, eos: {_shown(eos)} is not a list of tokens")
+    eos_tokens = tuple(_integer(token, f"{where}, eos") for token in eos)
+    check_shape(name, alphabet, horizon, eos_tokens)
+    reference = _laws(f"{where}, reference", content["reference"], alphabet, horizon, eos_tokens)
+    actions = {
+        action: _laws(f"{where}, action '{action}'", kernel, alphabet, horizon, eos_tokens)
+        for action, kernel in _object(content["actions"], f"{where}, actions").items()
+    }
+    return FiniteSystem(name, alphabet, horizon, reference, actions, eos_tokens)
+
+
+def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple[int, ...]) -> Laws:
+    kernel = dict(_object(given, where))
+    laws = []
+    for t in range(horizon):
+        table = np.empty((alphabet**t, alphabet))
+        for code in range(alphabet**t):
+            history = history_of(code, t, alphabet)
+            place = f"{where}, position {t + 1}, history {list(history)}"
+            key = _key(code, t, alphabet)
+            if key in kernel:
+                table[code] = _law(kernel.pop(key), alphabet, place)
+            elif any(token in eos_tokens for token in history):
+                table[code] = np.arange(alphabet) == eos_tokens[0]
+            else:
+                raise InputError(f'{place}: no law; a kernel has one for every history, here under "{key}"')
+        laws.append(table)
+    for key in kernel:
+        raise InputError(
+            f'{where}: "{key}" is no history of at most {horizon - 1} tokens 0..{alphabet - 1} with spaces between'
+        )
+    return tuple(laws)
+
+
+def _law(given: Any, alphabet: int, where: str) -> NDArray[np.float64]:
+    if not isinstance(given, list) or len(given) != alphabet:
+        raise InputError(f"{where}: {_shown(given)} is not a list of {alphabet} probabilities")
+    for token, value in enumerate(given):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise InputError(f"{where}: token {token} has {_shown(value)}, not a probability")
+    return np.array(given, dtype=np.float64)
+
+
+def _object(given: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: {_shown(given)} is not an object")
+    return given
+
+
+def _integer(given: Any, where: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(f"{where}: {_shown(given)} is not an integer")
+    return given
+
+
+def _shown(given: Any) -> str:
+    text = json.dumps(given)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"'{name}' is given twice in one object")
+        found[name] = value
+    return found
+
+
+def _no_number(constant: str) -> float:
+    raise InputError(f"{constant} is not a probability")

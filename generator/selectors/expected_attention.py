@@ -1,0 +1,109 @@
+"""Expected attention (Devoto et al. 2025, arXiv:2510.00636)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from generator.attention import PromptLayer
+from generator.observation import QueryChunk, Rotary, Statistic
+from generator.selectors.parameters import at_least
+from generator.selectors.selector import ScoringSelector
+
+_BLOCK = 1024  # queries widened to float64 at once
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of a layer's queries before rotation: how many, their sum [heads, size] and that of q q' [heads, size, size]."""
+
+    count: int
+    total: Tensor
+    outer: Tensor
+    rotary: Rotary
+
+
+@dataclass(frozen=True)
+class QueryMoments:
+    """First and second moments of the queries before rotation, float64, from position ``first`` on."""
+
+    first: int
+
+    def update(self, gathered: Moments | None, chunk: QueryChunk) -> Moments:
+        """See ``Statistic.update``."""
+        skip = max(self.first - chunk.first, 0)
+        heads, _, size = chunk.query.shape
+        total = chunk.query.new_zeros((heads, size), dtype=torch.float64)
+        outer = chunk.query.new_zeros((heads, size, size), dtype=torch.float64)
+        parts = [torch.split(part[..., skip:, :], _BLOCK, dim=-2) for part in (chunk.query, chunk.cos, chunk.sin)]
+        count = 0
+        for query, cos, sin in zip(*parts, strict=True):
+            query, cos, sin = query.double(), cos.double(), sin.double()  # noqa: PLW2901 - the same, wider
+            # Turned back; the squares sum to what the embedding scales lengths by, twice: mostly 1.
+            plain = (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
+            count += plain.shape[1]
+            total += plain.sum(1)
+            outer += plain.transpose(-1, -2) @ plain
+        if gathered is not None:
+            count, total, outer = count + gathered.count, total + gathered.total, outer + gathered.outer
+        return Moments(count, total, outer, chunk.rotary)
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(ScoringSelector):
+    """The positions that future queries are expected to attend to most, times the length of their value.
+
+    Queries before rotation are taken as normal with the prompt's mean and covariance (its sinks left out), and rotated
+    by the mean rotation R of the next ``future_positions``. A key k is then expected to score
+    exp(k'Rm s + k'RCR'k s^2 / 2), s the attention's scaling, which is normalized over positions after the sinks,
+    averaged over the query heads of a KV head, increased by ``epsilon`` and multiplied by the L2 norm of the value.
+    """
+
+    summary: ClassVar[str] = "the highest attention expected of future queries, times the value's norm"
+    head_reduction: ClassVar[str | None] = "mean over query heads, after normalization"
+    sinks: int = 4
+    future_positions: int = 512
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(0, sinks=self.sinks, epsilon=self.epsilon)
+        at_least(1, future_positions=self.future_positions)
+
+    @property
+    def statistics(self) -> tuple[Statistic[Any], ...]:
+        """Mean and covariance of the queries after the sinks."""
+        return (QueryMoments(self.sinks),)
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """(expected attention + epsilon) ||v||, float32 [KV heads, n]; zero at the sinks."""
+        mean, covariance = self._future_queries(layer)
+        scores = []
+        for head, key in enumerate(layer.key[:, self.sinks :].float()):
+            logits = key @ mean[head].transpose(-1, -2) * layer.scaling  # [positions, query heads of it]
+            logits += torch.einsum("nj,gnj->ng", key, key @ covariance[head]) * (layer.scaling**2 / 2)
+            scores.append(logits.softmax(0).mean(-1))
+        length = layer.value[:, self.sinks :].float().norm(dim=-1)
+        return pad((torch.stack(scores) + self.epsilon) * length, (self.sinks, 0))
+
+    def _future_queries(self, layer: PromptLayer) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of queries to come, float32 [KV heads, query heads of it, size(, size)]."""
+        kv_heads, entries, size = layer.key.shape
+        moments = layer.gathered(QueryMoments(self.sinks))
+        mean = moments.total / moments.count
+        covariance = moments.outer / moments.count - mean[:, :, None] * mean[:, None, :]
+        future = torch.arange(entries, entries + self.future_positions, device=mean.device)
+        cos, sin = (part[0].mean(0) for part in moments.rotary(mean, future[None]))
+        mean = mean * cos + _quarter_turn(mean) * sin
+        for _ in range(2):  # R C R': both sides in turn
+            covariance = (covariance * cos + _quarter_turn(covariance) * sin).transpose(-1, -2)
+        return mean.float().view(kv_heads, -1, size), covariance.float().view(kv_heads, -1, size, size)
+
+
+def _quarter_turn(x: Tensor) -> Tensor:
+    """(x1, x2) -> (-x2, x1), the halves of the last dimension being the coordinates that are rotated together."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)

@@ -1,0 +1,70 @@
+"""H2O, heavy hitters (Zhang et al. 2023, arXiv:2306.14048)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention import PromptLayer
+from generator.observation import QueryChunk, Statistic
+from generator.selectors.selector import Selector
+
+_LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB
+
+
+@dataclass(frozen=True)
+class AccumulatedAttention:
+    """Softmax attention (scaled, causal) that each position receives, summed over queries: float64 [KV heads, b].
+
+    Query heads of a KV head are averaged. The n x n attention is never held: queries pass in blocks.
+    """
+
+    def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
+        """See ``Statistic.update``."""
+        kv_heads, entries, size = chunk.key.shape
+        heads, queries, _ = chunk.query.shape
+        total = chunk.key.new_zeros((kv_heads, entries), dtype=torch.float64)
+        if gathered is not None:
+            total[:, : gathered.shape[1]] = gathered
+        key = chunk.key.float().transpose(-1, -2)
+        positions = torch.arange(entries, device=key.device)
+        rows = max(1, _LOGITS // (heads * entries))
+        for first in range(0, queries, rows):
+            query = chunk.query[:, first : first + rows].float()
+            own = positions[chunk.first + first :][: query.shape[1]]
+            seen = chunk.first + first + query.shape[1]  # no query of the block sees further
+            logits = query.reshape(kv_heads, -1, size) @ key[..., :seen] * chunk.scaling
+            logits = logits.view(kv_heads, -1, len(own), seen)
+            logits.masked_fill_(positions[:seen] > own[:, None], float("-inf"))
+            total[:, :seen] += logits.softmax(-1).sum(dim=2).mean(dim=1)
+        return total
+
+
+@dataclass(frozen=True)
+class H2O(Selector):
+    """Half of m the most recent positions, half the earlier ones with the highest accumulated attention.
+
+    The paper evicts one entry at a time while it decodes; after a prefill its code keeps the m/2 most recent positions
+    and, of the others, the m/2 with the highest sum of attention over all queries of the prompt, per head. So does
+    this; of an odd m the heavy hitters have one more. Sums are not divided by how many queries could see a position.
+    """
+
+    summary: ClassVar[str] = "heavy hitters of accumulated attention, and as many recent positions"
+    head_reduction: ClassVar[str | None] = "sum over all queries, mean over query heads"
+
+    @property
+    def statistics(self) -> tuple[Statistic[Any], ...]:
+        """The attention received by each position."""
+        return (AccumulatedAttention(),)
+
+    def keep(self, layer: PromptLayer, kept: int) -> Tensor:
+        """See ``Selector.keep``; earlier positions win ties."""
+        heads, entries, _ = layer.key.shape
+        before = entries - kept // 2
+        received = layer.gathered(AccumulatedAttention())[:, :before]
+        ranked = torch.argsort(received, dim=-1, descending=True, stable=True)
+        recent = torch.arange(before, entries, device=ranked.device).expand(heads, -1)
+        return torch.cat([ranked[:, : kept - kept // 2].sort(-1).values, recent], dim=-1)

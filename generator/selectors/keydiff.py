@@ -1,0 +1,28 @@
+"""KeyDiff (Park et al. 2025, arXiv:2504.15364)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from generator.attention import PromptLayer
+from generator.selectors.selector import ScoringSelector
+
+
+@dataclass(frozen=True)
+class KeyDiff(ScoringSelector):
+    """The keys least like the others: lowest cosine similarity to the mean of all normalized keys.
+
+    The paper applies the rule to blocks of a prompt as they come; here it is applied once, to the whole prompt.
+    """
+
+    summary: ClassVar[str] = "the keys least similar to the mean key"
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """-cos(k, mean of k / ||k||), float32 [KV heads, n]."""
+        key = layer.key.float()
+        anchor = normalize(key, dim=-1).mean(dim=1, keepdim=True)
+        return -cosine_similarity(key, anchor, dim=-1)

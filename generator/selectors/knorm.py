@@ -1,0 +1,24 @@
+"""L2 norm of keys (Devoto et al. 2024, arXiv:2406.11430)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention import PromptLayer
+from generator.selectors.selector import ScoringSelector
+
+
+@dataclass(frozen=True)
+class Knorm(ScoringSelector):
+    """The keys with the lowest L2 norm: they tend to receive the most attention (section 3)."""
+
+    summary: ClassVar[str] = "the keys with the lowest L2 norm"
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """-||k||, float32 [KV heads, n]."""
+        length: Tensor = torch.linalg.vector_norm(layer.key.float(), dim=-1)
+        return -length

@@ -1,0 +1,269 @@
+"""Presses of kvpress (https://github.com/NVIDIA/kvpress) as selectors, by name: ``kvpress:ChunkKVPress``.
+
+What kvpress leaves inexact is made exact here: it keeps int(n (1 - r)) entries, so r = 1 - (m + 1/2) / n gives m; it
+hands back rows in order of score and without indices, so they are found again by their bits and sorted; some presses
+keep whole chunks, which are filled up to m; and what draws is seeded. What it needs of a prompt is gathered by our own
+attention: its hooks are never put on a model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
+
+from generator.attention import PromptLayer
+from generator.observation import QueryChunk, Statistic
+from generator.selectors.kvpress_presses import PRESSES, REFUSED, VERSION, Press, load_kvpress
+from generator.selectors.parameters import Value, check_kinds, unknown
+from generator.selectors.selector import Selector
+from schema.errors import InputError, OperationError, nearest
+
+PREFIX = "kvpress:"
+
+
+@dataclass(frozen=True)
+class AttentionInput:
+    """A layer's attention module, what it was given ([positions, width], and [positions, size] each), and rotations."""
+
+    module: nn.Module
+    rotary: Any
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Everything that a layer's attention was called with; of hidden states nothing unless ``hidden``."""
+
+    hidden: bool
+
+    def update(self, gathered: AttentionInput | None, chunk: QueryChunk) -> AttentionInput:
+        """See ``Statistic.update``."""
+        parts = [chunk.hidden if self.hidden else chunk.hidden[:0], chunk.cos, chunk.sin]
+        if gathered is not None:
+            earlier = [gathered.hidden, gathered.cos, gathered.sin]
+            parts = [torch.cat(both) for both in zip(earlier, parts, strict=True)]
+        hidden, cos, sin = parts
+        return AttentionInput(chunk.module, chunk.rotary, hidden, cos, sin)
+
+
+@dataclass(frozen=True)
+class KVPress(Selector):
+    """One press with all its options, and the press inside of it if it wraps one, with all of its own."""
+
+    summary: ClassVar[str] = f"any pure selection of kvpress {VERSION} by its name"
+    press: str
+    options: tuple[tuple[str, Value | None], ...]
+    inner: str | None
+    inner_options: tuple[tuple[str, Value | None], ...]
+
+    @property
+    def window(self) -> int:
+        """Last positions that the press always keeps, by its definition; a press around another promises none."""
+        return self._number(PRESSES[self.press].window)
+
+    @property
+    def sinks(self) -> int:
+        """First positions that the press always keeps, by its definition."""
+        return self._number(PRESSES[self.press].sinks)
+
+    @property
+    def statistics(self) -> tuple[Statistic[Any], ...]:
+        """What attention layers were called with."""
+        return (self._inputs,)
+
+    def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
+        """PyramidKV's, made to sum exactly: what its rounding leaves over or open goes to the first layers."""
+        if self.press != "PyramidKVPress":
+            return super().budgets(kept, entries, layers)
+        press = self._build(1 - kept / entries)
+        config = SimpleNamespace(num_hidden_layers=layers)
+        rounded = [
+            press.get_layer_budget(SimpleNamespace(config=config, layer_idx=number), entries)
+            for number in range(layers)
+        ]
+        over = sum(rounded) - kept * layers
+        return [m - (number < over) + (number < -over) for number, m in enumerate(rounded)]
+
+    def keep(self, layer: PromptLayer, kept: int) -> Tensor:
+        """See ``Selector.keep``.
+
+        A press that keeps whole chunks is asked for the numbers below and above which it gives less and more than m:
+        what it keeps at the smaller one stays, and the first of the positions that the larger one adds fill it up.
+        """
+        entries = layer.key.shape[1]
+        places = _places(layer)
+        chosen: dict[int, list[list[int]]] = {0: [[] for _ in places], entries: [[*range(entries)] for _ in places]}
+        low, high, middle = 0, entries, kept
+        while high - low > 1:
+            chosen[middle] = self._chosen(layer, middle, places)
+            if (count := len(chosen[middle][0])) == kept:
+                return torch.tensor(chosen[middle], device=layer.key.device)
+            low, high = (middle, high) if count < kept else (low, middle)
+            middle = (low + high) // 2
+        filled = []
+        for fewer, more in zip(chosen[low], chosen[high], strict=True):
+            added = sorted(set(more) - set(fewer))[: kept - len(fewer)]
+            filled.append(sorted(fewer + added))
+        return torch.tensor(filled, device=layer.key.device)
+
+    def identity(self) -> dict[str, Any]:
+        """See ``Selector.identity``: all options of the press, those left at their defaults too."""
+        parameters: dict[str, Any] = {"kvpress": VERSION} | dict(self.options)
+        if self.inner is not None:
+            parameters["press"] = {self.inner: dict(self.inner_options)}
+        return {"kernel": None, "pooling": None, "head_reduction": None, "parameters": parameters}
+
+    @property
+    def _inputs(self) -> AttentionInputs:
+        named = [PRESSES[name] for name in (self.press, self.inner) if name is not None]
+        return AttentionInputs(hidden=any(press.hidden for press in named))
+
+    def _number(self, promise: int | str) -> int:
+        value = dict(self.options)[promise] if isinstance(promise, str) else promise
+        assert isinstance(value, int)  # noqa: S101 - narrows what check_kinds saw to
+        return value
+
+    def _build(self, ratio: float) -> Any:
+        """The press at a compression ratio."""
+        module, options = load_kvpress(), dict(self.options)
+        if self.inner is None:
+            return getattr(module, self.press)(compression_ratio=ratio, **options)
+        inner = getattr(module, self.inner)(compression_ratio=ratio, **dict(self.inner_options))
+        return getattr(module, self.press)(press=inner, **options)
+
+    def _chosen(self, layer: PromptLayer, kept: int, places: list[dict[bytes, list[int]]]) -> list[list[int]]:
+        """Positions that the press keeps of each KV head, ascending, when asked for ``kept``."""
+        entries = layer.key.shape[1]
+        press = self._build(1 - (kept + 0.5) / entries)
+        if self.press == "PyramidKVPress":  # the layer's number is already its budget
+            press.get_layer_budget = lambda *_: kept
+        inputs = layer.gathered(self._inputs)
+        module = copy.copy(inputs.module)
+        vars(module)["rotary_emb"] = inputs.rotary  # of the copy alone, where nn.Module does not register it
+        embeddings = {"position_embeddings": (inputs.cos[None], inputs.sin[None])}
+        attention = _attention(inputs, layer) if PRESSES[self.press].attention else None
+        try:
+            with torch.inference_mode(), self._seeded(layer):
+                key, value = press.compress(
+                    module, inputs.hidden[None], layer.key[None], layer.value[None], attention, embeddings
+                )
+        except (AssertionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().split("\n", maxsplit=1)[0]
+            raise OperationError(
+                f"kvpress:{self.press} cannot keep {kept} of {entries} prompt entries: {reason or type(error).__name__}"
+            ) from error
+        return [
+            _found(place, rows, self.press) for place, rows in zip(places, _row_bytes(key[0], value[0]), strict=True)
+        ]
+
+    @contextmanager
+    def _seeded(self, layer: PromptLayer) -> Iterator[None]:
+        """A random state of the press, its options, the prompt and the layer, and afterwards the one from before."""
+        named = json.dumps([self.press, self.identity(), layer.prompt.hex(), layer.number])
+        with torch.random.fork_rng([layer.key.device] if layer.key.is_cuda else []):
+            torch.manual_seed(int.from_bytes(hashlib.blake2b(named.encode(), digest_size=8).digest(), "big"))
+            yield
+
+
+def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
+    """The selector ``kvpress:PRESS``; InputError for a press that is no pure selection, and for what it does not take.
+
+    A press around another takes its name as ``press`` and its options beside its own; a name of both is the outer's.
+    """
+    press = name.removeprefix(PREFIX)
+    known = _known(press, f"selector '{name}'")
+    inner = known.press
+    own = dict(parameters)
+    if inner is not None:
+        inner = str(own.pop("press", inner))
+        within = _known(inner, f"press = '{inner}'")
+        if within.press is not None or within.attention or inner == "PyramidKVPress":
+            raise InputError(f"press = '{inner}': not a press that scores the positions of a layer by itself")
+    defaults, inner_defaults = _defaults(press), {} if inner is None else _defaults(inner)
+    inner_defaults = {option: value for option, value in inner_defaults.items() if option not in defaults}
+    for option in own:
+        if option not in defaults and option not in inner_defaults:
+            takes = [*defaults, *inner_defaults, *(["press"] if inner else [])]
+            raise InputError(unknown(option, name, takes))
+    check_kinds(own, defaults | inner_defaults)
+    given = [tuple((o, own.get(o, value)) for o, value in part.items()) for part in (defaults, inner_defaults)]
+    selector = KVPress(press, given[0], inner, given[1])
+    try:
+        selector._build(0.5)  # noqa: SLF001 - kvpress checks options in constructors
+    except (AssertionError, TypeError, ValueError) as error:
+        raise InputError(f"selector '{name}': {error}") from None
+    return selector
+
+
+def _known(press: str, where: str) -> Press:
+    if press in REFUSED:
+        raise InputError(f"{where}: not a pure selection: it {REFUSED[press]}")
+    if press not in PRESSES:
+        raise InputError(f"{where}: kvpress {VERSION} has no such press; {nearest(press, [*PRESSES, *REFUSED])}")
+    return PRESSES[press]
+
+
+def _defaults(press: str) -> dict[str, Any]:
+    """The options of a press with their defaults, without what we set ourselves."""
+    signature = inspect.signature(getattr(load_kvpress(), press))
+    return {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if name not in ("compression_ratio", "press") and not name.startswith("_")
+    }
+
+
+def _attention(inputs: AttentionInput, layer: PromptLayer) -> Tensor:
+    """The layer's attention [1, heads, n, n] as transformers' eager implementation gives it, held whole."""
+    query = load_kvpress("kvpress.utils").get_prerope_query_states(inputs.module, inputs.hidden[None])
+    query, _ = apply_rotary_pos_emb(query, query, inputs.cos[None], inputs.sin[None])
+    entries = layer.key.shape[1]
+    later = torch.full((entries, entries), torch.finfo(query.dtype).min, device=query.device, dtype=query.dtype).triu(1)
+    weights: Tensor
+    _, weights = eager_attention_forward(
+        inputs.module, query, layer.key[None], layer.value[None], later[None, None], layer.scaling
+    )
+    return weights
+
+
+def _row_bytes(key: Tensor, value: Tensor) -> Iterator[list[bytes]]:
+    """The bits of each entry's key and value, per KV head."""
+    for rows in torch.cat([key, value], dim=-1).contiguous().view(torch.uint8).cpu().numpy():
+        yield [row.tobytes() for row in rows]
+
+
+def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
+    """Per KV head the positions at which an entry lies: more than one where entries are equal bit for bit."""
+    places = []
+    for rows in _row_bytes(layer.key, layer.value):
+        place: dict[bytes, list[int]] = defaultdict(list)
+        for position, row in enumerate(rows):
+            place[row].append(position)
+        places.append(dict(place))
+    return places
+
+
+def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> list[int]:
+    """Positions of the kept rows, ascending; of equal entries the first ones."""
+    taken: dict[bytes, int] = defaultdict(int)
+    found = []
+    for row in rows:
+        if len(places.get(row, ())) <= taken[row]:
+            raise OperationError(f"kvpress:{press} gave back an entry that is not one of the prompt's")
+        found.append(places[row][taken[row]])
+        taken[row] += 1
+    return sorted(found)

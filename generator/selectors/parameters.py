@@ -1,0 +1,40 @@
+"""Checks of a selector's parameters, as a study file gives them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from schema.errors import InputError
+
+Value = int | float | str | bool
+
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text"),
+    type(None): ((int, float), "a number"),
+}
+
+
+def check_kinds(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
+    """InputError where a parameter is not of its default's type; one without a default value is a number."""
+    for name, value in parameters.items():
+        kinds, wanted = _KINDS[type(defaults[name])]
+        if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
+            raise InputError(f"{name} = {value!r}: should be {wanted}")
+
+
+def at_least(bound: int, **parameters: float) -> None:
+    """InputError where a parameter lies below ``bound``."""
+    for name, value in parameters.items():
+        if not value >= bound:
+            raise InputError(f"{name} = {value}: should be at least {bound}")
+
+
+def unknown(parameter: str, selector: str, known: Iterable[str]) -> str:
+    """The error line for a parameter that a selector does not have: the nearest one that it has, or all of them."""
+    if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
+        return f"{parameter}: unknown key; did you mean '{close[0]}'?"
+    return f"selector '{selector}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

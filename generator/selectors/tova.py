@@ -1,0 +1,34 @@
+"""TOVA (Oren et al. 2024, arXiv:2401.06104)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from generator.attention import PromptLayer
+from generator.selectors.selector import ScoringSelector
+from generator.selectors.snapkv import window_attention
+
+
+@dataclass(frozen=True)
+class TOVA(ScoringSelector):
+    """The positions that the last query attends to most, averaged over all heads of the layer (section 3).
+
+    The average is over the layer, so that all its KV heads keep one set. The last position itself stays whatever its
+    score, which the paper leaves to the score.
+    """
+
+    summary: ClassVar[str] = "what the last query attends to most, one set for all heads of a layer"
+    head_reduction: ClassVar[str | None] = "mean over all query heads of the layer"
+
+    @property
+    def window(self) -> int:
+        """The last position, whose query scores the others."""
+        return 1
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """Mean attention of the last query, float32 [KV heads, n], every row the same."""
+        received = window_attention(layer, 1).mean(dim=(0, 1, 2))
+        return received.expand(layer.key.shape[0], -1)

@@ -1,0 +1,49 @@
+"""What a loaded model is to clients: its identity, with a fingerprint of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+
+import torch
+
+from generator.models import LoadedModel
+from generator.service.protocol import PROTOCOL, Identity
+from schema.tables import SCHEMA_VERSION
+
+_SAMPLED = 4096
+_NOT_DECIDING = ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache")
+
+
+def identity_of(model: LoadedModel, revision: str | None) -> Identity:
+    """The identity of a model that was loaded at ``revision``."""
+    return Identity(
+        protocol=PROTOCOL,
+        schema_version=SCHEMA_VERSION,
+        model=model.id,
+        device=model.device,
+        dtype=model.dtype,
+        revision=revision,
+        positions=model.positions,
+        weights=fingerprint(model),
+        versions={"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers", "numpy")},
+    )
+
+
+def fingerprint(model: LoadedModel) -> str:
+    """SHA-256, in hexadecimal, of configuration, EOS tokens, and of each parameter its name, shape and a sample.
+
+    The sample is up to ``_SAMPLED`` values at equal distances: cheap for any size of model, the same on every device,
+    and different for other checkpoints of one architecture. It tells mistakes apart, not forgeries.
+    """
+    configuration = {name: value for name, value in model.network.config.to_dict().items() if name not in _NOT_DECIDING}
+    digest = hashlib.sha256(json.dumps([configuration, model.eos_tokens], sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.network.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(len(flat) // _SAMPLED, 1)][:_SAMPLED]
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.to("cpu", torch.float64).numpy().astype("<f8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+-- Every document's risk by each estimator that it was measured with: means over replicates, the variance of one
+-- replicate, what one costs, and the exact risk of a finite-state system. 'plain' are coupled pairs, 'swrb' residual
+-- branches. Where units do not say how many kernel pairs a plain replicate took (a log that another generator made),
+-- the log does: one at each position through min(H, e'), after which both sides are absorbed.
+with
+
+trajectories as (
+    select * from main.analyzed_trajectories
+),
+
+branchings as (
+    select * from main.analyzed_branchings
+),
+
+units as (
+    select * from main.units
+),
+
+exact_values as (
+    select * from main.exact_values
+),
+
+plain_replicates as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        doc,
+        'plain' as estimator,
+        mismatches / horizon as risk,
+        cast(tau is not null as double) as mass,
+        cast(tau is not null as double) / horizon as occurrence,
+        occupation / horizon as occupation,
+        least(horizon, last_eos) as positions
+    from trajectories
+),
+
+swrb_replicates as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        doc,
+        'swrb' as estimator,
+        mass * mismatches / horizon as risk,
+        mass,
+        mass / horizon as occurrence,
+        mass * (mismatches - cast(branch is not null as integer)) / horizon as occupation,
+        cast(null as integer) as positions
+    from branchings
+),
+
+replicates as (
+    select * from plain_replicates
+    union all by name
+    select * from swrb_replicates
+),
+
+documents as (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        doc,
+        estimator,
+        count(*) as replicates,
+        avg(risk) as risk,
+        var_samp(risk) as risk_variance,
+        avg(occurrence) as occurrence,
+        avg(occupation) as occupation,
+        avg(mass) as divergence_probability,
+        avg(positions) as logged_evaluations
+    from replicates
+    group by study, model, split, stratum, action, doc, estimator
+),
+
+costs as (
+    -- Unknown as soon as one unit does not say.
+    select
+        study,
+        model,
+        action,
+        doc,
+        estimator,
+        case when count(pair_evaluations) = count(*) then sum(pair_evaluations) / sum(replicates) end as evaluations,
+        case when count(decode_seconds) = count(*) then sum(decode_seconds) / sum(replicates) end as seconds
+    from units
+    group by study, model, action, doc, estimator
+),
+
+exact_risks as (
+    select
+        study,
+        model,
+        action,
+        doc,
+        value as exact_risk
+    from exact_values
+    where quantity = 'mismatch' and x is null
+)
+
+select
+    documents.study,
+    documents.model,
+    documents.split,
+    documents.stratum,
+    documents.action,
+    documents.doc,
+    documents.estimator,
+    documents.replicates,
+    documents.risk,
+    documents.risk_variance,
+    documents.occurrence,
+    documents.occupation,
+    documents.divergence_probability,
+    exact_risks.exact_risk,
+    coalesce(costs.evaluations, documents.logged_evaluations) as evaluations,
+    costs.seconds
+from documents
+left join costs using (study, model, action, doc, estimator)
+left join exact_risks using (study, model, action, doc)

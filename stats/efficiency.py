@@ -1,0 +1,214 @@
+"""What residual branching (SWRB) estimates, what it costs and what it gains over plain coupling, with intervals.
+
+Documents are resampled by the same draws as for every other estimate; the means, variances and costs of their
+replicates are pooled (definitions, "Pooling") and ratios are taken after that. The variance is that of one replicate
+given its document, the cost that of one replicate: efficiency = variance ratio / cost ratio says by what factor Monte
+Carlo variance falls at equal cost (definitions, "Residual-branch conditional Monte Carlo"; paper, sec. "swrb").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.errors import InputError
+from stats.bootstrap import BLOCK
+from stats.clusters import ClusterDraws
+from stats.intervals import COLUMNS, Estimates, nullable, percentile_intervals
+from stats.moments import POOLED, Float, MeasuredDocuments, standardize
+from stats.pooling import pooled_means
+from stats.registry import ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# Of one document, action and estimator: means over its replicates, and the variance and cost of one. View ``swrb``.
+MEASURED: dict[str, str] = {
+    "risk": "R: mean of sum_t I_t / H, or of Z^R",
+    "risk_variance": "sample variance of one replicate's risk; NaN with one replicate",
+    "occurrence": "O: mean of 1{tau <= H} / H, or of Z^O",
+    "occupation": "Pi: mean of sum_{t > tau} I_t / H, or of Z^Pi",
+    "divergence_probability": "P(tau <= H): mean of 1{tau <= H}, or of M",
+    "evaluations": "kernel pairs evaluated per replicate; NaN where unknown",
+    "seconds": "decoding seconds per replicate; NaN where unknown",
+}
+_ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known wherever risk is
+
+Support = Literal["branched", "both"]
+
+
+@dataclass(frozen=True, eq=False)
+class BranchingMoments(MeasuredDocuments):
+    """What documents' replicates of both estimators came to.
+
+    ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]; all are NaN where a document has no replicates
+    of the estimator under the action. Raises InputError for wrong shapes or names, or where only some of them are.
+    """
+
+    plain: Mapping[str, Float]
+    swrb: Mapping[str, Float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = (len(self.documents), len(self.actions))
+        for field, given in (("plain", self.plain), ("swrb", self.swrb)):
+            values = standardize(field, given, MEASURED, shape)
+            object.__setattr__(self, field, values)
+            absent = np.isnan(values["risk"])
+            for name in MEASURED:
+                wrong = (absent & ~np.isnan(values[name])) | (name in _ALWAYS) & ~absent & np.isnan(values[name])
+                if wrong.any():
+                    document, action = np.argwhere(wrong)[0]
+                    raise InputError(
+                        f"{field}: '{name}' of document '{self.documents[document]}' under '{self.actions[action]}' is "
+                        "null where its risk is not, or the reverse"
+                    )
+
+    @cached_property
+    def supports(self) -> dict[Support, NDArray[np.bool_]]:
+        """Documents behind an action's quantities, bool [D, A]: SWRB replicates; at least two of each estimator."""
+        both = ~np.isnan(self.plain["risk_variance"]) & ~np.isnan(self.swrb["risk_variance"])
+        return {"branched": ~np.isnan(self.swrb["risk"]), "both": both}
+
+
+@dataclass(frozen=True)
+class BranchingQuantity:
+    """One reported quantity: a function of pooled moments (``plain_`` or ``swrb_`` and a name of MEASURED).
+
+    ``support`` says which documents they are pooled over; ``view`` and ``column`` where SQL has the same number, None
+    where no view has it.
+    """
+
+    name: str
+    support: Support
+    function: Callable[[Mapping[str, Float]], Float]
+    meaning: str
+    view: str | None
+    column: str
+
+
+def _mean(name: str, support: Support, moment: str, meaning: str, column: str = "") -> BranchingQuantity:
+    return BranchingQuantity(
+        name, support, lambda m: m[moment], meaning, "swrb_risk" if column else None, column or name
+    )
+
+
+def _gain(name: str, function: Callable[[Mapping[str, Float]], Float], meaning: str) -> BranchingQuantity:
+    return BranchingQuantity(name, "both", function, meaning, "swrb_efficiency", name)
+
+
+def _variance_ratio(m: Mapping[str, Float]) -> Float:
+    return ratio(m["plain_risk_variance"], m["swrb_risk_variance"])
+
+
+def _evaluation_ratio(m: Mapping[str, Float]) -> Float:
+    return ratio(m["swrb_evaluations"], m["plain_evaluations"])
+
+
+def _second_ratio(m: Mapping[str, Float]) -> Float:
+    return ratio(m["swrb_seconds"], m["plain_seconds"])
+
+
+def _efficiency(m: Mapping[str, Float]) -> Float:
+    return ratio(_variance_ratio(m), _evaluation_ratio(m))
+
+
+def _efficiency_in_seconds(m: Mapping[str, Float]) -> Float:
+    return ratio(_variance_ratio(m), _second_ratio(m))
+
+
+BRANCHING_QUANTITIES: Mapping[str, BranchingQuantity] = {
+    quantity.name: quantity
+    for quantity in (
+        _mean("swrb_mismatch", "branched", "swrb_risk", "R by residual branching: M(Z^R)", "mismatch"),
+        _mean("swrb_occurrence", "branched", "swrb_occurrence", "O: M(Z^O)", "occurrence"),
+        _mean("swrb_occupation", "branched", "swrb_occupation", "Pi: M(Z^Pi)", "occupation"),
+        _mean(
+            "swrb_divergence_probability", "branched", "swrb_divergence_probability", "P(tau <= H): M(M)",
+            "divergence_probability",
+        ),
+        _mean("plain_mismatch", "branched", "plain_risk", "R from the same documents' coupled pairs", "plain_mismatch"),
+        _mean("plain_variance", "both", "plain_risk_variance", "variance of one coupled pair's risk"),
+        _mean("swrb_variance", "both", "swrb_risk_variance", "variance of one SWRB replicate's risk"),
+        _mean("plain_evaluations", "both", "plain_evaluations", "kernel pairs evaluated per coupled pair"),
+        _mean("swrb_evaluations", "both", "swrb_evaluations", "kernel pairs evaluated per SWRB replicate"),
+        _mean("plain_seconds", "both", "plain_seconds", "decoding seconds per coupled pair"),
+        _mean("swrb_seconds", "both", "swrb_seconds", "decoding seconds per SWRB replicate"),
+        _gain("variance_ratio", _variance_ratio, "plain_variance / swrb_variance"),
+        _gain("evaluation_ratio", _evaluation_ratio, "swrb_evaluations / plain_evaluations"),
+        _gain("second_ratio", _second_ratio, "swrb_seconds / plain_seconds"),
+        _gain("efficiency", _efficiency, "variance_ratio / evaluation_ratio"),
+        _gain("efficiency_in_seconds", _efficiency_in_seconds, "variance_ratio / second_ratio"),
+    )
+}  # fmt: skip
+
+
+def observed_branching(moments: BranchingMoments) -> dict[str, Float]:
+    """Point estimates, every document counted once: name -> float64 [rows, A], ``pooled`` before the sorted strata."""
+    return {name: value[0] for name, value in _evaluate(moments, np.ones((1, len(moments.documents)))).items()}
+
+
+def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> dict[str, Float]:
+    """The same of the draws 0..draws - 1 of documents: name -> float64 [draws, rows, A]; NaN where undefined.
+
+    Draws are those of ``stats.bootstrap.resample`` over the same documents. InputError for no draws.
+    """
+    if draws < 1:
+        raise InputError(f"{draws} draws: give 1 or more")
+    clusters = ClusterDraws(moments.strata, moments.clusters)
+    # Whole blocks, as in stats.bootstrap: BLAS may round otherwise for another number of rows.
+    blocks = [_evaluate(moments, clusters.counts(seed, first, first + BLOCK)) for first in range(0, draws, BLOCK)]
+    return {name: np.concatenate([block[name] for block in blocks])[:draws] for name in BRANCHING_QUANTITIES}
+
+
+def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
+    """Every quantity of every action, pooled and per stratum, with percentile intervals, as ``results`` has them.
+
+    All are exploratory: no plan names them. Rows over no document at all are left out.
+    """
+    sample, points = resample_branching(moments, draws=draws, seed=seed), observed_branching(moments)
+    columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    rows = (POOLED, *moments.stratum_names)
+    for name, quantity in BRANCHING_QUANTITIES.items():
+        documents = _documents(moments, quantity.support)
+        row, action = np.nonzero(documents)
+        count, point = len(row), points[name][row, action]
+        low, high = percentile_intervals(sample[name][:, row, action], np.full(count, level))
+        undefined = np.isnan(point)
+        columns["stratum"] += [rows[i] for i in row]
+        columns["action"] += [moments.actions[i] for i in action]
+        columns["quantity"] += [name] * count
+        columns["estimate"] += nullable(point)
+        columns["low"] += nullable(np.where(undefined, np.nan, low))
+        columns["high"] += nullable(np.where(undefined, np.nan, high))
+        columns["documents"] += documents[row, action].tolist()
+        for constant, value in (("level", level), ("draws", draws), ("status", "exploratory")):
+            columns[constant] += [value] * count
+        for absent in ("baseline", "x", "family"):
+            columns[absent] += [None] * count
+    return Estimates(columns)
+
+
+def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
+    """Every quantity under weightings [B, D], documents in the moments' order: name -> float64 [B, rows, A]."""
+    order = moments.canonical_order
+    members = [np.flatnonzero(moments.strata[order] == name) for name in moments.stratum_names]
+    names = [(f"{kind}_{name}", kind, name) for kind in ("plain", "swrb") for name in MEASURED]
+    stacked = np.stack([getattr(moments, kind)[name][order] for _, kind, name in names], axis=-1)  # [D, A, V]
+    pooled = {}
+    for support, whole in moments.supports.items():
+        mask = whole[order]
+        means = pooled_means(np.where(mask[..., None], stacked, 0.0), mask, members, counts[:, order])
+        pooled[support] = {name: means[..., place] for place, (name, _, _) in enumerate(names)}
+    return {name: quantity.function(pooled[quantity.support]) for name, quantity in BRANCHING_QUANTITIES.items()}
+
+
+def _documents(moments: BranchingMoments, support: Support) -> NDArray[np.int64]:
+    """How many documents stand behind a row: int64 [rows, A], ``pooled`` first."""
+    mask = moments.supports[support]
+    own = [mask[moments.strata == name].sum(axis=0) for name in moments.stratum_names]
+    return np.stack([mask.sum(axis=0), *own]).astype(np.int64)

@@ -1,0 +1,115 @@
+"""The systems that the theorems construct have the profile and the risk that the theorems say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from generator.finite.constructions import fixed_reference_system, sharp_system
+from generator.finite.enumeration import exact_quantities
+from schema.errors import InputError
+
+# A few hundred paths, whose probabilities are products of up to 8 factors: some 1e-15.
+ROUNDING = 1e-12
+
+
+def random_profile(random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """An admissible (p, rho), H 1..7: with and without unused positions, survivors to the end, and rates 0 and 1."""
+    horizon = int(random.integers(1, 8))
+    depth = int(random.integers(1, horizon + 1))
+    p = random.gamma(0.5, size=horizon) * (random.random(horizon) < 0.7)
+    if p.sum() > 0:
+        p *= random.choice([1.0, random.random()]) / p.sum()
+    s, j = np.arange(1, horizon + 1)[:, None], np.arange(depth)
+    rho = np.clip(random.uniform(-0.3, 1.3, (horizon, depth)), 0.0, 1.0)
+    rho[:, 0] = 1.0
+    return p, np.where((s + j <= horizon) & (p[:, None] > 0), rho, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_risk_of_the_interval_is_attained(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    p, rho = random_profile(random)
+    horizon, depth = rho.shape
+    observed = (p[:, None] * rho).sum() / horizon
+    capacity = sum(mass * max(horizon - s - depth + 1, 0) for s, mass in enumerate(p, start=1)) / horizon
+    alphabet = int(random.integers(2, 4))
+    for alpha in (0.0, 1.0, random.random()):
+        found = exact_quantities(sharp_system(p, rho, alpha, alphabet=alphabet), "constructed")
+        assert found.mismatch == pytest.approx(observed + alpha * capacity, abs=ROUNDING)
+        assert found.p == pytest.approx(p, abs=ROUNDING)
+        # A rate is a quotient by p_s, whose rounding a small p_s magnifies.
+        assert found.p[:, None] * found.rho[:, :depth] == pytest.approx(p[:, None] * rho, abs=ROUNDING)
+        assert found.observed[depth - 1] == pytest.approx(observed, abs=ROUNDING)
+        assert found.capacity[depth - 1] == pytest.approx(capacity, abs=ROUNDING)
+
+
+def test_the_paper_s_figure() -> None:
+    """H = 6, L = 3, p_1 = 1: one profile, risks from 2/6 to 5/6."""
+    p, rho = np.eye(6)[0], np.zeros((6, 3))
+    rho[0] = [1, 0, 1]
+    for alpha, risk in ((0.0, 2 / 6), (0.5, 3.5 / 6), (1.0, 5 / 6)):
+        found = exact_quantities(sharp_system(p, rho, alpha), "constructed")
+        assert found.mismatch == pytest.approx(risk, abs=ROUNDING)
+
+
+def test_more_tokens_change_nothing() -> None:
+    rho = [[1.0, 0.25], [1.0, 0.5], [1.0, 0.0]]
+    few, many = (sharp_system([0.25, 0.5, 0.125], rho, 0.75, alphabet=size) for size in (2, 4))
+    assert exact_quantities(many, "constructed").rho == pytest.approx(
+        exact_quantities(few, "constructed").rho, abs=ROUNDING
+    )
+    assert not any(laws[:, 2:].any() for laws in (*many.reference, *many.actions["constructed"]))
+
+
+@pytest.mark.parametrize(
+    ("p", "rho", "alpha", "line"),
+    [
+        ([0.5, 0.5], [[1.0]], 0.5, "p [2] and rho [1, 1] are not [H] and [H, L] with 1 <= L <= H"),
+        ([0.5], [[1.0, 0.5]], 0.5, "p [1] and rho [1, 2] are not [H] and [H, L] with 1 <= L <= H"),
+        ([], [], 0.5, "p [0] and rho [0] are not [H] and [H, L] with 1 <= L <= H"),
+        ([0.5, -0.1], [[1.0], [1.0]], 0.5, "p_2 = -0.1; a probability is at least 0"),
+        ([float("nan")], [[1.0]], 0.5, "p_1 = nan; a probability is at least 0"),
+        ([0.5, 0.75], [[1.0], [1.0]], 0.5, "p sums to 1.25, more than 1"),
+        ([0.5], [[0.9]], 0.5, "rho_{1,0} = 0.9 is not 1: the first mismatch counts"),
+        ([0.5, 0.0], [[1.0], [1.0]], 0.5, "rho_{2,0} = 1.0 is not 0, where p_2 = 0"),
+        ([0.5, 0.5], [[1.0, 1.5], [1.0, 0.0]], 0.5, "rho_{1,1} = 1.5 is not in [0, 1]"),
+        ([0.5, 0.5], [[1.0, 0.5], [1.0, 0.5]], 0.5, "rho_{2,1} = 0.5 is not 0, beyond the horizon"),
+        ([0.5], [[1.0]], 1.5, "alpha = 1.5 is not in [0, 1]"),
+    ],
+)
+def test_profiles_that_are_not_admissible(p: Any, rho: Any, alpha: float, line: str) -> None:
+    with pytest.raises(InputError) as error:
+        sharp_system(p, rho, alpha)
+    assert str(error.value) == f"system 'sharp': {line}"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 0.4999])
+def test_fixed_reference(epsilon: float, sign: int) -> None:
+    """The risk is the interval's lower end: strictly inside all that the profile alone allows."""
+    found = exact_quantities(fixed_reference_system(epsilon, sign), "tilted")
+    assert found.p == pytest.approx([epsilon, 0.0], abs=ROUNDING)
+    assert found.mismatch == pytest.approx(epsilon / 2, abs=ROUNDING)
+    assert found.observed[0] == pytest.approx(epsilon / 2, abs=ROUNDING)
+    assert found.observed[0] + found.capacity[0] == pytest.approx(epsilon, abs=ROUNDING)
+    # What the theorem's own kernels attain at this profile, with a reference of their choosing.
+    free = exact_quantities(sharp_system([epsilon, 0.0], [[1.0], [0.0]], 1.0), "constructed")
+    assert free.mismatch == pytest.approx(epsilon, abs=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "sign", "line"),
+    [
+        (0.5, 1, "epsilon = 0.5 is not inside (0, 1/2)"),
+        (0.0, 1, "epsilon = 0.0 is not inside (0, 1/2)"),
+        (0.1, 0, "sign = 0 is neither 1 nor -1"),
+    ],
+)
+def test_what_is_no_counterexample(epsilon: float, sign: int, line: str) -> None:
+    with pytest.raises(InputError) as error:
+        fixed_reference_system(epsilon, sign)
+    assert str(error.value) == f"system 'fixed-reference': {line}"
