@@ -53,7 +53,7 @@ class Windows:
     saturation_threshold: float = 0.1
 
 
-# Windows that are as little empty as the horizon allows; block 2 of H = 2, and everything of H = 1, has to be.
+# Windows that are as little empty as the horizon allows; block 2 of H = 2, and all but block 3 of H = 1, have to be.
 WINDOWS = {
     1: Windows(1, 0, 0, 1, 0, 0, 1),
     2: Windows(2, 1, 1, 1, 1, 1, 1),
@@ -182,6 +182,7 @@ LEFT_OUT = {
     "branching_depths": "single replicates: swrb_windows has their means",
     "branchings": "single replicates: swrb has their means",
     "calibration": "verdicts of an analysis",
+    "depth_intervals": "identified_interval and swrb_windows are its two halves",
     "documents": "what was measured",
     "estimates": "an analysis: columns of the other views with intervals (test_coverage)",
     "events": "single steps",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from swrb_events import Laws, plain_replicate, random_laws, swrb_replicate, unit
-from view_definitions import POOLED, Analysis, Log, Row, declared_study, document, occupation
+from view_definitions import POOLED, Analysis, Log, Row, declared_study, document, identified_interval, occupation
 
 NAMES = ("study", "model", "doc", "action", "replicate")
 
@@ -358,6 +358,14 @@ def swrb_windows(analysis: Analysis) -> list[Row]:
     return rows
 
 
+def depth_intervals(analysis: Analysis) -> list[Row]:
+    return [
+        {**row, "estimator": estimator}
+        for estimator, rows in (("plain", identified_interval(analysis)), ("swrb", swrb_windows(analysis)))
+        for row in rows
+    ]
+
+
 SWRB_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     function.__name__: function
     for function in (
@@ -368,6 +376,7 @@ SWRB_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
         swrb_efficiency,
         swrb_risk,
         swrb_windows,
+        depth_intervals,
     )
 }
 

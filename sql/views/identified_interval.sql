@@ -1,71 +1,8 @@
--- What a branch window of depth L says of R: the identified interval [R_L, R_L + B_L] with its minimax point, the
--- realized tail R_H - R_L, and the Hoeffding enclosure of R that counts the sampling of documents as well. The
--- enclosure takes documents as independent (clusters of several documents are not) and its level is 1 - alpha = .95.
+-- What a branch window of depth L says of R, by coupled pairs: see depth_intervals.
 with
 
-depth_moments as (
-    select * from main.depth_moments
-),
-
-strata as materialized (
-    select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        depth,
-        count(*) as documents,
-        1 / count(*) as squared_weights,
-        avg(observed) as observed,
-        avg(capacity) as capacity
-    from depth_moments
-    group by study, model, split, stratum, action, depth
-),
-
-pooled as (
-    select
-        study,
-        model,
-        split,
-        'pooled' as stratum,
-        action,
-        depth,
-        cast(sum(documents) as bigint) as documents,
-        sum(squared_weights) / (count(*) * count(*)) as squared_weights,
-        avg(observed) as observed,
-        avg(capacity) as capacity
-    from strata
-    group by study, model, split, action, depth
-),
-
-windows_of_depth as (
-    select * from strata
-    union all by name
-    select * from pooled
-),
-
-intervals as (
-    select
-        *,
-        observed as lower,
-        observed + capacity as upper,
-        observed + capacity / 2 as midpoint,
-        capacity / 2 as half_width,
-        last_value(observed) over (
-            partition by study, model, split, stratum, action
-            order by depth
-            rows between unbounded preceding and unbounded following
-        ) - observed as realized_tail,
-        cast(0.95 as double) as level
-    from windows_of_depth
-),
-
-enclosures as (
-    select
-        *,
-        sqrt(ln(4 / (1 - level)) * squared_weights / 2) as epsilon
-    from intervals
+depth_intervals as (
+    select * from main.depth_intervals
 )
 
 select
@@ -83,7 +20,8 @@ select
     midpoint,
     half_width,
     realized_tail,
-    greatest(0, lower - epsilon) as enclosure_low,
-    least(1, upper + epsilon) as enclosure_high,
+    enclosure_low,
+    enclosure_high,
     level
-from enclosures
+from depth_intervals
+where estimator = 'plain'

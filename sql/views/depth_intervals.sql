@@ -1,0 +1,146 @@
+-- What a branch window of depth L says of R, by coupled pairs ('plain') and by residual branching ('swrb'): the identified
+-- interval [R_L, R_L + B_L] with its minimax point, the realized tail R_H - R_L, and the Hoeffding enclosure of R that
+-- counts the sampling of documents as well. The enclosure takes documents as independent (clusters of several documents
+-- are not) and its level is 1 - alpha = .95.
+with
+
+depth_moments as (
+    select * from main.depth_moments
+),
+
+branchings as (
+    select * from main.analyzed_branchings
+),
+
+branching_depths as (
+    select * from main.branching_depths
+),
+
+coupled as (
+    select
+        'plain' as estimator,
+        study,
+        model,
+        split,
+        stratum,
+        doc,
+        action,
+        depth,
+        observed,
+        capacity
+    from depth_moments
+),
+
+branched as (
+    select
+        'swrb' as estimator,
+        branchings.study,
+        branchings.model,
+        branchings.split,
+        branchings.stratum,
+        branchings.doc,
+        branchings.action,
+        branching_depths.depth,
+        avg(branching_depths.observed) as observed,
+        avg(branching_depths.capacity) as capacity
+    from branching_depths
+    inner join branchings using (study, model, doc, action, replicate)
+    group by
+        branchings.study,
+        branchings.model,
+        branchings.split,
+        branchings.stratum,
+        branchings.doc,
+        branchings.action,
+        branching_depths.depth
+),
+
+documents as (
+    select * from coupled
+    union all by name
+    select * from branched
+),
+
+strata as materialized (
+    select
+        study,
+        model,
+        split,
+        stratum,
+        action,
+        estimator,
+        depth,
+        count(*) as documents,
+        1 / count(*) as squared_weights,
+        avg(observed) as observed,
+        avg(capacity) as capacity
+    from documents
+    group by study, model, split, stratum, action, estimator, depth
+),
+
+pooled as (
+    select
+        study,
+        model,
+        split,
+        'pooled' as stratum,
+        action,
+        estimator,
+        depth,
+        cast(sum(documents) as bigint) as documents,
+        sum(squared_weights) / (count(*) * count(*)) as squared_weights,
+        avg(observed) as observed,
+        avg(capacity) as capacity
+    from strata
+    group by study, model, split, action, estimator, depth
+),
+
+windows_of_depth as (
+    select * from strata
+    union all by name
+    select * from pooled
+),
+
+intervals as (
+    select
+        *,
+        observed as lower,
+        observed + capacity as upper,
+        observed + capacity / 2 as midpoint,
+        capacity / 2 as half_width,
+        last_value(observed) over (
+            partition by study, model, split, stratum, action, estimator
+            order by depth
+            rows between unbounded preceding and unbounded following
+        ) - observed as realized_tail,
+        cast(0.95 as double) as level
+    from windows_of_depth
+),
+
+enclosures as (
+    select
+        *,
+        sqrt(ln(4 / (1 - level)) * squared_weights / 2) as epsilon
+    from intervals
+)
+
+select
+    study,
+    model,
+    split,
+    stratum,
+    action,
+    estimator,
+    depth,
+    documents,
+    observed,
+    capacity,
+    lower,
+    upper,
+    midpoint,
+    half_width,
+    realized_tail,
+    greatest(0, lower - epsilon) as enclosure_low,
+    least(1, upper + epsilon) as enclosure_high,
+    level
+from enclosures
