@@ -16,7 +16,7 @@ from kvdrift.command import main
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError
 
-COMMANDS = ("run", "serve", "status", "sql", "ingest", "derive", "analyze", "report", "list")
+COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "list")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
