@@ -14,8 +14,8 @@ entries. Parts, each run in a process of its own, in turn with the others, ``--r
 
 "all" is the prompt (prefill and eviction) with decoding, "decode" the latter alone. Seconds are the least, ratios those
 of the least and, below, of the medians. Where K copies do not fit into memory, as many as do are decoded, the row says
-how many, and ratios compare seconds per replicate. The rate is in steps of one pair. On CUDA the peak is of device
-memory, without the libraries' own; on a CPU it is that of the process.
+how many, and ratios compare seconds per replicate. The rate is in steps of one pair. On a CPU the peak is that of the
+process, on CUDA that of device memory, without the libraries' own. The presets on CUDA have not been measured yet.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from generator.observation import Gathered, Gathering, Statistic
-from generator.partial_attention import attend_part, join_parts
+from generator.partial_attention import attend_causally
 
 IMPLEMENTATION = "kvdrift"
 
@@ -98,7 +98,7 @@ class PromptRecording:
         start = self.entries - record.window_query.shape[1]
         if last > start:
             record.window_query[:, max(first - start, 0) : last - start] = query[0, :, max(start - first, 0) :]
-        return _causal(query, key, value, *so_far, scaling)
+        return attend_causally(query, *so_far, scaling)
 
     def _begin(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
         heads, size, kv_heads = query.shape[1], query.shape[3], key.shape[1]
@@ -114,22 +114,6 @@ class PromptRecording:
                 self.gathering.of(layer),
             )
         )
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, all_keys: Tensor, all_values: Tensor, scaling: float) -> Tensor:
-    """Attention of a chunk's queries to its own keys and values, causally, and to all that came before."""
-    _, heads, length, size = query.shape
-    kv_heads, last, _ = all_keys.shape
-    if last == length:
-        return nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
-    group, before = heads // kv_heads, last - length
-    repeated = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    own = attend_part(query, *repeated, scaling, causal=True)
-    grouped = query.reshape(1, kv_heads, group * length, size)
-    earlier, mass = attend_part(grouped, all_keys[None, :, :before], all_values[None, :, :before], scaling)
-    return join_parts(own, (earlier.reshape(query.shape), mass.reshape(own[1].shape))).to(query.dtype)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ vocabulary is large: sums are then float64 from blocks of tokens on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -20,7 +22,12 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
     Half the absolute difference, not 1 minus the overlap: the latter rounds away from 0 on equal laws.
     """
-    return (0.5 * _block_sums((p - q).abs_()).sum(-1)).clamp_(max=1.0)
+    return _distance(_block_sums((p - q).abs_()))
+
+
+def _distance(apart: Tensor) -> Tensor:
+    """TV by sums of |p - q| over blocks."""
+    return (0.5 * apart.sum(-1)).clamp_(max=1.0)
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
@@ -29,13 +36,16 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     Returns int64 [B]. A token of weight 0 is never drawn: the first position whose cumulative weight exceeds u times
     the total has positive weight, and u times the total is kept below the total where rounding would reach it.
     """
-    sums = _block_sums(weights)
+    return _draw(_block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
+
+
+def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """``draw`` by sums of blocks [B, blocks], and the weights of some tokens [B, tokens] -> [B, tokens]."""
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
-    size = weights.shape[-1]
-    token = block * BLOCK + torch.arange(min(BLOCK, size), device=weights.device)
-    inside = weights.gather(-1, token.clamp(max=size - 1)) * (token < size)
+    token = block * BLOCK + torch.arange(min(BLOCK, size), device=sums.device)
+    inside = weights_of(token.clamp(max=size - 1)) * (token < size)
     place, _ = _first_above(_cumulative(inside.double()), (target - before).clamp_(min=0.0))
     return token.gather(-1, place).squeeze(-1)
 
@@ -86,7 +96,7 @@ class LawTable:
     """Laws [rows, V] from which pairs take theirs by row number, int64 on the CPU; row -1 is an absorbed side's.
 
     Pairs are taken some at a time, so that what is computed of them stays small: in a processor's cache, or beside the
-    laws on an accelerator.
+    laws on an accelerator. On CUDA with Triton one pass over the laws does for all pairs, and nothing waits for it.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
@@ -94,6 +104,7 @@ class LawTable:
         self._absorbed_token = absorbed_token
         room = _CUDA_BYTES if laws.is_cuda else _CPU_BYTES
         self._at_once = max(room // max(laws[:1].nbytes, 1), 1)
+        self._fused = laws.is_cuda and find_spec("triton") is not None
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
         """One token per entry of ``rows``, int64 [B]."""
@@ -101,10 +112,14 @@ class LawTable:
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
         """TV of the laws of two rows, float64 [B]."""
+        if self._fused:
+            return _distance(self._sums(left, right)[0])
         return torch.cat([total_variation(p, q) for _, p, q in self.pairs(left, right)])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """The compressed side's token given the reference's, and the distance of their laws; ``u`` [B, 2]."""
+        if self._fused:
+            return self._couple_fused(left, right, x, u)
         tokens, distances = [], []
         for part, p, q in self.pairs(left, right):
             tokens.append(couple(p, q, x[part], u[part, 0], u[part, 1]))
@@ -116,12 +131,36 @@ class LawTable:
         for part in self._parts(len(left)):
             yield part, self._take(left[part]), self._take(right[part])
 
+    def _couple_fused(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        apart, excess = self._sums(left, right)
+        p, q = (self._probabilities(rows, x[:, None]).squeeze(-1).double() for rows in (left, right))
+        y = _draw(
+            excess,
+            u[:, 1],
+            self._laws.shape[-1],
+            lambda token: (self._probabilities(right, token) - self._probabilities(left, token)).clamp_(min=0.0),
+        )
+        keep = (u[:, 0] * p < q) | (excess.sum(-1) <= 0.0)
+        return torch.where(keep, x, y), _distance(apart)
+
+    def _sums(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        pair_sums = import_module("generator.fused_sums").pair_sums
+        rows = (part.to(self._laws.device) for part in (left, right))
+        sums: tuple[Tensor, Tensor] = pair_sums(self._laws, *rows, self._absorbed_token, BLOCK)
+        return sums
+
+    def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Those of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
+        rows = rows.to(self._laws.device)[:, None]
+        point = (tokens == self._absorbed_token).to(self._laws.dtype)
+        return torch.where(rows < 0, point, self._laws[rows.clamp(min=0), tokens])
+
     def _parts(self, entries: int) -> list[slice]:
         return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]
 
     def _take(self, rows: Tensor) -> Tensor:
         laws = self._laws[rows.clamp(min=0).to(self._laws.device)]
-        absorbed = (rows < 0).nonzero().squeeze(-1)
+        absorbed = (rows < 0).nonzero().squeeze(-1).to(laws.device)
         if len(absorbed):
             laws[absorbed] = 0.0
             laws[absorbed, self._absorbed_token] = 1.0

@@ -49,8 +49,8 @@ class PendingUnit:
 class PreparedDocument(Protocol):
     """One document made ready for some actions: their caches, and what is known of them."""
 
-    def kernels(self, savings: Savings) -> StreamKernels:
-        """New kernels of the document; cache a is that of the a-th action, from 1."""
+    def kernels(self, streams: int, savings: Savings) -> StreamKernels:
+        """New kernels of the document for so many open streams; cache a is that of the a-th action, from 1."""
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions there is room for now; at least one."""
@@ -145,7 +145,7 @@ def _results(
     parts: list[list[_Result]] = [[] for _ in items]
     for batch in _batches(items, prepared.replicates_at_once(len(items), items[0].estimator)):
         numbered = [(number, item) for number, item in enumerate(batch, start=first) if item.count]
-        results = run(prepared.kernels(savings), numbered, draws, savings)
+        results = run(prepared, numbered, draws, savings)
         for (number, _), result in zip(numbered, results, strict=True):
             parts[number - first].append(result)
     return [_joined(found) for found in parts]
@@ -160,23 +160,27 @@ def _batches(items: Sequence[PendingUnit], at_once: int) -> Iterator[list[Pendin
 
 
 def _coupled(
-    kernels: StreamKernels, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
+    prepared: PreparedDocument, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
 ) -> Sequence[_Result]:
     reference = sorted({replicate for _, item in items for replicate in item.replicates})
     actions = [
         ActionReplicates(number, tuple(item.replicates), draws.table(item.action.name, item.replicates, 2))
         for number, item in items
     ]
+    pairs = sum(item.count for _, item in items)
+    streams = 2 * pairs + (len(reference) if savings.share_reference else pairs)
+    kernels = prepared.kernels(streams, savings)
     return rollout(kernels, actions, reference, draws.table(None, reference, 1), draws.horizon, savings)
 
 
 def _branched(
-    kernels: StreamKernels, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
+    prepared: PreparedDocument, items: Sequence[tuple[int, PendingUnit]], draws: _Draws, savings: Savings
 ) -> Sequence[_Result]:
     actions = [
         ActionReplicates(number, tuple(item.replicates), draws.table(item.action.name, item.replicates, PURPOSES, SWRB))
         for number, item in items
     ]
+    kernels = prepared.kernels(3 * sum(item.count for _, item in items), savings)
     return branch_replicates(kernels, actions, draws.horizon, savings)
 
 

@@ -3,6 +3,9 @@
 A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 that of the a-th action. All
 open streams of a document stand at the same position, so one call advances them together. Transformers implement this
 protocol, and so do systems whose laws are tables.
+
+Laws lie on the kernels' device; tokens and stream numbers are int64 on the CPU, where it is decided who needs which
+stream.
 """
 
 from __future__ import annotations
@@ -14,11 +17,10 @@ from torch import Tensor
 
 
 class StreamKernels(Protocol):
-    """Next-token laws of one document's streams, in float64, full vocabulary, temperature 1."""
+    """Next-token laws of one document's streams over the full vocabulary, at temperature 1.
 
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the number of tokens a law ranges over."""
+    They are float64, or float32 where V is large.
+    """
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
@@ -35,20 +37,20 @@ class StreamKernels(Protocol):
         """
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream (int64 [streams]) and return the next laws, float64 [streams, V].
+        """Append one token to each open stream, [streams], and return the next laws, [streams, V].
 
-        Without open streams the position alone moves on.
+        They are there until the next call. Without open streams the position alone moves on.
         """
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i goes on from old stream ``rows[i]`` (int64), which may recur or not.
+        """Replace the open streams: new stream i goes on from old stream ``rows[i]``, which may recur or not.
 
         With n streams open, row n + i is the i-th parked stream, which enters with its history up to the present
         position. Rows must come grouped by cache in ascending order.
         """
 
     def park(self, rows: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` (int64) for a later ``select``, in order after those parked."""
+        """Keep the histories of open streams ``rows`` for a later ``select``, in order after those parked."""
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""

@@ -161,10 +161,11 @@ class CoupledPairs:
 
         drawn, coupled = (reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
         forced = ((on_x >= 0) & (on_x != on_y)).nonzero().squeeze(-1)
-        table = LawTable(laws, self._absent)
-        x = torch.full_like(self._x, self._absent).to(laws.device)
-        x[drawn] = table.draw(reference[drawn], u_x[drawn])
-        y, distance = table.couple(p[coupled], on_y[coupled], x[self._pair_reference[coupled]], u_pair[coupled])
+        table, device = LawTable(laws, self._absent), laws.device
+        x = torch.full_like(self._x, self._absent, device=device)
+        x[drawn.to(device)] = table.draw(reference[drawn], u_x[drawn.to(device)])
+        pair_x = x[self._pair_reference[coupled].to(device)]
+        y, distance = table.couple(p[coupled], on_y[coupled], pair_x, u_pair[coupled.to(device)])
         forced_distance = table.distance(p[forced], on_x[forced])
 
         self._x, self._y = x.cpu(), torch.full_like(self._y, self._absent)
@@ -175,7 +176,7 @@ class CoupledPairs:
         f[forced] = forced_distance.cpu()
         self._x_done |= torch.isin(self._x, self._eos_tokens)
         self._y_done |= torch.isin(self._y, self._eos_tokens)
-        pair_x, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
+        x_token, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
         self.record.write(
-            column, slice(None), x_token=pair_x, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
+            column, slice(None), x_token=x_token, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
         )  # fmt: skip

@@ -13,8 +13,8 @@ from torch import Tensor
 from generator.onednn import has_product, product
 
 _aten = torch.ops.aten
-_MANY_KEYS = 256
-_ROWS = 128
+_MANY_KEYS = 256  # from which on oneDNN's calls gain more than they cost
+_ROWS = 128  # of queries, whose scores are computed at once
 
 
 def attend_part(
@@ -26,8 +26,6 @@ def attend_part(
     ``causal``, with T = S, keeps query t from keys after t. These are torch's fused attention kernels, called by name
     since the public function does not return the sums.
     """
-    if query.device.type == "cpu" and _by_onednn(query, key, causal=causal):
-        return _attend_by_onednn(query[0] * scaling, key[0], value[0])
     if query.device.type == "cpu":
         output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
             query, key, value, 0.0, causal, scale=scaling
@@ -44,14 +42,52 @@ def attend_part(
     return output, mass
 
 
-def _by_onednn(query: Tensor, key: Tensor, *, causal: bool) -> bool:
-    """Whether oneDNN's products are faster than the fused kernel's, which are MKL's."""
-    large = len(query) == 1 and key.shape[2] >= _MANY_KEYS
-    return large and not causal and query.dtype == torch.float32 and has_product()
+def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """``attend_part`` of [heads, T or S, size], without a batch: by oneDNN where that is faster."""
+    if _by_onednn(query, key):
+        return _attend_by_onednn(query * scaling, key, value)
+    output, mass = attend_part(query[None], key[None], value[None], scaling)
+    return output[0], mass[0]
+
+
+def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """The attention over the keys of both parts, each as ``attend_part`` returns it; float32."""
+    (output, mass), (other, other_mass) = first, second
+    joint = torch.logaddexp(mass, other_mass)
+    weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
+    return weight[..., None] * output + other_weight[..., None] * other
+
+
+def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Attention of the last T of S positions to all up to their own, shaped as the query.
+
+    ``query`` is [1, heads, T, size], ``key`` and ``value`` [KV heads, S, size].
+    """
+    _, heads, length, size = query.shape
+    kv_heads, positions, _ = key.shape
+    group, before = heads // kv_heads, positions - length
+    if _by_onednn(query, key):
+        grouped = (query * scaling).view(kv_heads, group, length, size)
+        return _attend_causally_by_onednn(grouped, key, value).view(query.shape)
+    if not before:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key[None], value[None], is_causal=True, scale=scaling, enable_gqa=True
+        )
+    own_key, own_value = (part[None, :, before:].repeat_interleave(group, 1) for part in (key, value))
+    own = attend_part(query, own_key, own_value, scaling, causal=True)
+    grouped = query.reshape(kv_heads, group * length, size)
+    earlier, mass = attend_prompt(grouped, key[:, :before], value[:, :before], scaling)
+    return join_parts(own, (earlier.reshape(query.shape), mass.reshape(own[1].shape))).to(query.dtype)
+
+
+def _by_onednn(query: Tensor, key: Tensor) -> bool:
+    """Whether oneDNN's products are there and faster than the fused kernels, whose products are MKL's."""
+    fitting = query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[1] >= _MANY_KEYS
+    return fitting and has_product()
 
 
 def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """``attend_part`` of one batch entry, [heads, T or S, size], by rows whose scores stay in the cache."""
+    """``attend_prompt`` of scaled queries, by rows whose scores stay in the processor's cache."""
     output, mass = torch.empty_like(query), query.new_empty(query.shape[:2])
     for head, (head_key, head_value) in enumerate(zip(key, value, strict=True)):
         for first in range(0, query.shape[1], _ROWS):
@@ -61,12 +97,21 @@ def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
             torch.softmax(scores, -1, out=scores)
             mass[head, rows] = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
             output[head, rows] = product(scores, head_value.t())
-    return output[None], mass[None]
+    return output, mass
 
 
-def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """The attention over the keys of both parts, each as ``attend_part`` returns it; float32."""
-    (output, mass), (other, other_mass) = first, second
-    joint = torch.logaddexp(mass, other_mass)
-    weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
-    return weight[..., None] * output + other_weight[..., None] * other
+def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """``attend_causally`` of scaled queries [KV heads, group, T, size], by rows as above."""
+    output = torch.empty_like(query)
+    _, group, length, size = query.shape
+    before = key.shape[1] - length
+    ahead = torch.full((_ROWS, _ROWS), -torch.inf).triu_(1)
+    for head, (head_key, head_value) in enumerate(zip(key, value, strict=True)):
+        for first in range(0, length, _ROWS):
+            last = min(first + _ROWS, length)
+            scores = product(query[head, :, first:last].reshape(-1, size), head_key[: before + last])
+            own = scores.view(group, last - first, -1)[:, :, before + first :]
+            own += ahead[: last - first, : last - first]
+            torch.softmax(scores, -1, out=scores)
+            output[head, :, first:last] = product(scores, head_value[: before + last].t()).view(group, -1, size)
+    return output

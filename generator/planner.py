@@ -84,8 +84,7 @@ class ModelShape:
         """
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
         suffix = self.entry_bytes * horizon
-        growing = suffix // self.layers  # one layer's suffixes are there twice while they grow
-        return streams * (suffix + growing + self.law_bytes + self.activation_bytes) + kept * suffix
+        return streams * (suffix + self.law_bytes + self.activation_bytes) + kept * suffix
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class _Scan:
         streams = self._streams(live, torch.zeros_like(live))
         laws = self._kernels.open(streams.cache.tolist())
         for column in range(self.token.shape[1]):
-            goes_on, token = self._position(live, column, laws, uniforms[live, column])
+            goes_on, token = self._position(live, column, laws, uniforms[live.to(laws.device), column])
             stays = goes_on.nonzero().squeeze(-1)
             if column + 1 == self.token.shape[1]:
                 stays = stays[:0]

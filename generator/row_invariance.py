@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from generator.partial_attention import attend_part
+from generator.partial_attention import attend_prompt
 from generator.shared_prefix import TILE
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one attention to a prompt always has one shape
@@ -73,15 +73,15 @@ def _attention_deviations(network: Any, multiple: int, generator: torch.Generato
     group = attention.num_key_value_groups
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
     query, key, value = (
-        torch.randn(1, kv_heads, entries, size, generator=generator).to(weight.device, weight.dtype)
+        torch.randn(kv_heads, entries, size, generator=generator).to(weight.device, weight.dtype)
         for entries in (TILE * group, _ENTRIES, _ENTRIES)
     )
     scaling = attention.scaling
-    whole = attend_part(query, key, value, scaling)
+    whole = attend_prompt(query, key, value, scaling)
     for count in range(multiple, TILE, multiple):
         for part in (slice(count * group), slice(-count * group, None)):
-            for one, all_rows in zip(attend_part(query[:, :, part], key, value, scaling), whole, strict=True):
-                yield _relative(one, all_rows[:, :, part])
+            for one, all_rows in zip(attend_prompt(query[:, part], key, value, scaling), whole, strict=True):
+                yield _relative(one, all_rows[:, part])
 
 
 def _relative(part: Tensor, whole: Tensor) -> float:

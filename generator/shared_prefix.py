@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from generator.attention import PrefixLayer
-from generator.partial_attention import attend_part, join_parts
+from generator.partial_attention import attend_part, attend_prompt, join_parts
 
 TILE = 64  # streams that meet a prompt at once, at most
-_GROWTH = 32  # slots added at once when streams outgrow their suffixes
 
 _Suffixes = tuple[Tensor, ...]  # keys and values of one layer
 
@@ -33,13 +32,20 @@ class _Tile:
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    Stream i lies in slot ``slots[i]``, an open stream keeps its slot as long as there is one with that number, and
-    only streams that must move or fork are copied. The slots are 0 .. streams - 1; the model computes ``rows`` rows,
-    the slots and then as many more as make a multiple of ``row_multiple``.
+    At most ``streams`` are open at once. Stream i lies in slot ``slots[i]``, an open stream keeps its slot as long as
+    there is one with that number, and only streams that must move or fork are copied. The slots are 0 .. n - 1 of n
+    open streams; the model computes ``rows`` rows, the slots and then as many more as make a multiple of
+    ``row_multiple``.
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[PrefixLayer]], horizon: int, row_multiple: int, *, share_reads: bool = True
+        self,
+        caches: Sequence[Sequence[PrefixLayer]],
+        streams: int,
+        horizon: int,
+        row_multiple: int,
+        *,
+        share_reads: bool = True,
     ) -> None:
         self._caches = caches
         self._row_multiple = row_multiple
@@ -49,9 +55,9 @@ class SharedPrefix:
         none = torch.empty(0, dtype=torch.int64)
         self.slots = none  # int64 [streams], on the CPU as all bookkeeping is
         self._stream_cache = none  # [streams]
-        # Of each layer keys and values [slots and more, KV heads, H, size].
+        # Of each layer keys and values [streams, KV heads, H, size].
         self._suffix: list[_Suffixes] = [
-            tuple(part.new_empty((0, part.shape[0], horizon, part.shape[2])) for part in (layer.key, layer.value))
+            tuple(part.new_empty((streams, part.shape[0], horizon, part.shape[2])) for part in (layer.key, layer.value))
             for layer in caches[0]
         ]
         self._parked: list[list[_Suffixes]] = []  # per call and layer, [streams, KV heads, length, size]
@@ -69,7 +75,6 @@ class SharedPrefix:
         self.rewind()
         self._stream_cache = torch.tensor(caches)
         self.slots = torch.arange(len(caches))
-        self._reserve(len(caches))
         self._pack()
 
     def select(self, rows: Tensor) -> None:
@@ -86,7 +91,6 @@ class SharedPrefix:
         free = torch.ones(count, dtype=torch.bool)
         free[source[stays]] = False
         self.slots = torch.where(stays, source, 0).masked_scatter_(~stays, free.nonzero())
-        self._reserve(count)
         self._copy(source[~stays], self.slots[~stays], streams)
         self._pack()
 
@@ -121,15 +125,15 @@ class SharedPrefix:
             grouped[:streams], suffix_key[:streams, :, :length], suffix_value[:streams, :, :length], scaling
         )
 
-        # [1, KV heads, packed rows x group, size]
-        packed = grouped[self._packed[query.device]].transpose(0, 1).reshape(1, kv_heads, -1, size)
+        # [KV heads, packed rows x group, size]
+        packed = grouped[self._packed[query.device]].transpose(0, 1).reshape(kv_heads, -1, size)
         outputs, masses = [], []
         for tile in self._tiles:
             prefix = self._caches[tile.cache][layer]
-            part = packed[:, :, tile.first * group : tile.last * group]
-            output, mass = attend_part(part, prefix.key[None], prefix.value[None], scaling)
-            outputs.append(output[0])
-            masses.append(mass[0])
+            part = packed[:, tile.first * group : tile.last * group]
+            output, mass = attend_prompt(part, prefix.key, prefix.value, scaling)
+            outputs.append(output)
+            masses.append(mass)
         output, mass, unpacked = torch.cat(outputs, 1), torch.cat(masses, 1), self._unpacked[query.device]
         shared = (
             output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
@@ -173,18 +177,6 @@ class SharedPrefix:
     def _everywhere(self, index: Tensor) -> dict[torch.device, Tensor]:
         """An index on every device that layers lie on."""
         return {device: index.to(device) for device in self._devices}
-
-    def _reserve(self, slots: int) -> None:
-        """Have room for that many slots, and keep what lies in those there are."""
-        old = len(self._suffix[0][0])
-        if slots <= old:
-            return
-        room = _rounded(slots, _GROWTH)
-        for layer, parts in enumerate(self._suffix):
-            grown = tuple(part.new_empty((room, *part.shape[1:])) for part in parts)
-            for new, part in zip(grown, parts, strict=True):
-                new[:old, :, : self._length] = part[:, :, : self._length]
-            self._suffix[layer] = grown
 
 
 def _rounded(count: int, multiple: int) -> int:

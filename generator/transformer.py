@@ -16,7 +16,7 @@ from generator.attention import PrefixLayer, PromptLayer, PromptRecording
 from generator.eviction import CompactCache, evict, kept_entries
 from generator.observation import Statistic
 from generator.planner import DOUBLE_VOCABULARY, PREFILL_CHUNK, available_bytes, replicates_within
-from generator.savings import ALL_SAVINGS, Savings
+from generator.savings import Savings
 from generator.shared_prefix import SharedPrefix
 from schema.document import Document
 
@@ -87,9 +87,9 @@ class PreparedPrompt:
             self._seconds.append(shared + time.perf_counter() - began)
         self._prompt.forget_statistics()
 
-    def kernels(self, savings: Savings = ALL_SAVINGS) -> TransformerKernels:
+    def kernels(self, streams: int, savings: Savings) -> TransformerKernels:
         """See ``PreparedDocument``; kernels share the prompt's and the caches' memory."""
-        return TransformerKernels(self._model, self._prompt, self._caches, self._horizon, savings)
+        return TransformerKernels(self._model, self._prompt, self._caches, streams, self._horizon, savings)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """See ``PreparedDocument``: as many as the memory that is left now has room for."""
@@ -124,7 +124,13 @@ class TransformerKernels:
     """``StreamKernels`` of one document: cache 0 is the whole prompt, cache a the a-th compact one."""
 
     def __init__(
-        self, model: LoadedModel, prompt: Prompt, caches: Sequence[CompactCache], horizon: int, savings: Savings
+        self,
+        model: LoadedModel,
+        prompt: Prompt,
+        caches: Sequence[CompactCache],
+        streams: int,
+        horizon: int,
+        savings: Savings,
     ) -> None:
         self._model = model
         self._prompt = prompt
@@ -132,16 +138,12 @@ class TransformerKernels:
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in prompt.layers)
         self._attention = SharedPrefix(
             [whole, *(cache.layers for cache in caches)],
+            streams,
             horizon,
             model.rows.multiple,
             share_reads=savings.share_prompt_reads,
         )
-        self._law_buffer = prompt.first_law[:0, None]
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, from the law of position 1."""
-        return len(self._prompt.first_law)
+        self._laws = prompt.first_law.new_empty((streams + model.rows.multiple, len(prompt.first_law)))
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
@@ -178,7 +180,7 @@ class TransformerKernels:
         attention.next_position()
         self._position += 1
         if not len(tokens):
-            return self._prompt.first_law.new_empty((0, self.vocabulary_size))
+            return self._laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
         with torch.inference_mode():
@@ -188,16 +190,14 @@ class TransformerKernels:
                 use_cache=False,
                 kvdrift_attention=attention,
             )[0].to(self.device)  # with a device map, the last layers may lie elsewhere
-            return self._laws(hidden[:, 0])
+            return self._stream_laws(hidden[:, 0])
 
-    def _laws(self, hidden: Tensor) -> Tensor:
+    def _stream_laws(self, hidden: Tensor) -> Tensor:
         """Laws of the streams, from the slots' last hidden states."""
         slots = self._attention.slots
         filled = torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
         hidden = hidden[filled.to(self.device)]
-        if len(self._law_buffer) < len(filled):
-            self._law_buffer = self._prompt.first_law.new_empty((len(filled), self.vocabulary_size))
-        laws = self._law_buffer[: len(filled)]
+        laws = self._laws[: len(filled)]
         for rows, some in zip(torch.split(hidden, _HEAD_ROWS), torch.split(laws, _HEAD_ROWS), strict=True):
             torch.softmax(self._model.network.lm_head(rows).to(self.device), -1, dtype=laws.dtype, out=some)
         return laws[: len(slots)]

@@ -35,8 +35,29 @@ def _attention(
     return (*kernel(query, key, value, dropout, is_causal, scale=scale), nothing, nothing)
 
 
+def _half_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's
+    return_debug_mask: bool = False,  # noqa: FBT001, FBT002
+    *,
+    scale: float | None = None,
+) -> Any:
+    assert query.dtype != torch.float32, "a kernel of 16 bits"
+    assert not return_debug_mask
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    nothing = torch.zeros((), dtype=torch.int64)
+    output, mass = kernel(query, key, value, dropout, is_causal, scale=scale)
+    return output, mass, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
+
+
 # What the CPU's kernel has another name for.
-_ON_THE_CPU = {torch.ops.aten._scaled_dot_product_efficient_attention.default: _attention}
+_ON_THE_CPU = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention.default: _half_attention,
+}
 
 
 class SecondDeviceTensor(Tensor):

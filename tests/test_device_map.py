@@ -16,7 +16,7 @@ from small_study import write_study
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.models import LoadedModel, load_model
-from generator.selectors import SELECTORS, Full
+from generator.selectors import SELECTORS, Full, SnapKV
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import Study, load_study
@@ -60,6 +60,31 @@ def test_two_devices_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> No
             columns = (unit.events[name].fill_null(0).to_numpy() for unit in (one, other))
             np.testing.assert_allclose(*columns, atol=1e-5)
         assert one.record["kept_sha256"] == other.record["kept_sha256"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws, too, lie on the second device, all decisions on the CPU; the control is exactly zero there."""
+    model = random_model("qwen2", dtype)
+    network = copy.deepcopy(model.network)
+    to_second_device(network)
+    half, control = (
+        Action("half", "snapkv", SnapKV(), Retention.parse("1/2")),
+        Action("f", "full", Full(), Retention(None)),
+    )
+    pending = [PendingUnit(half, 0, 5, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(control, 0, 2)]
+    whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    monkeypatch.setattr("generator.transformer.available_bytes", lambda _: 2**33)
+    with TwoDevices():
+        other = generate_units(replace(model, network=network, device=str(SECOND)), "s", DOCUMENT, pending, HORIZON, 3)
+    for one, twin in zip(whole, other, strict=True):
+        if one.record["action"] == "f":
+            assert not np.any(twin.events["delta"].to_numpy())
+        elif dtype == "float32":
+            for name in ("kind", "t", "x_token", "y_token"):
+                assert one.events[name].equals(twin.events[name])
+            np.testing.assert_allclose(*(unit.events["delta"].to_numpy() for unit in (one, twin)), atol=1e-5)
 
 
 def test_the_two_devices_do_refuse_each_other() -> None:

@@ -344,13 +344,13 @@ def test_the_self_test_measures_what_depends_on_the_batch(folder: Path, monkeypa
 
 def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of fewer than 64 streams' queries (two heads each) is off: only whole tiles are safe."""
-    attend = row_invariance.attend_part
+    attend = row_invariance.attend_prompt
 
     def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output, mass = attend(query, *others)
-        return output, mass * (1 + 2.0**-20) if query.shape[2] < 128 else mass
+        return output, mass * (1 + 2.0**-20) if query.shape[1] < 128 else mass
 
-    monkeypatch.setattr(row_invariance, "attend_part", other_rounding)
+    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
     assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
 
 

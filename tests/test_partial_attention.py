@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from generator import transformer
 from generator.observation import QueryChunk
 from generator.onednn import OneDNNLinear, product, replace_linear_layers
-from generator.partial_attention import attend_part, join_parts
+from generator.partial_attention import attend_causally, attend_part, attend_prompt, join_parts
 from generator.transformer import Prompt
 
 # float32 kernels round sums of up to 700 terms; bfloat16 has 8 bits.
@@ -41,11 +41,15 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE))
 @DTYPES
 @pytest.mark.parametrize(("keys", "queries"), [(1, 3), (40, 8), (255, 8), (256, 8), (700, 300), (300, 1)])
 def test_a_part(keys: int, queries: int, dtype: torch.dtype) -> None:
-    """Few keys take the fused kernel, many the products of oneDNN, 300 queries in more than one go."""
-    query, key, value = parts(keys, queries, dtype)
-    for found, wanted in zip(attend_part(query, key, value, 0.25), exact(query, key, value), strict=True):
+    """Prompts: few keys take the fused kernel, many the products of oneDNN, 300 queries in more than one go."""
+    query, key, value = parts(keys, queries, dtype, batch=2)
+    whole = exact(query, key, value)
+    for found, wanted in zip(attend_part(query, key, value, 0.25), whole, strict=True):
         assert found.shape == wanted.shape
         assert (found - wanted).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+    for found, wanted in zip(attend_prompt(query[1], key[1], value[1], 0.25), whole, strict=True):
+        assert found.shape == wanted[1].shape
+        assert (found - wanted[1]).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
 
 
 @DTYPES
@@ -58,21 +62,36 @@ def test_a_causal_part(length: int, dtype: torch.dtype) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize(("positions", "length"), [(1, 1), (50, 50), (60, 50), (300, 300), (300, 1), (700, 300)])
+def test_the_last_positions_attend_causally(positions: int, length: int, dtype: torch.dtype) -> None:
+    """Six query heads on two KV heads; as a whole prompt, and as its last chunk."""
+    _, key, value = parts(positions, 1, dtype)
+    query = torch.randn(1, 6, length, 16, generator=torch.Generator().manual_seed(length)).to(dtype)
+    found = attend_causally(query, key[0], value[0], 0.25)
+    wanted, _ = exact(query, *(part.repeat_interleave(3, 1) for part in (key, value)), causal=True)
+    assert found.shape == query.shape
+    assert found.dtype == dtype
+    assert (found - wanted).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+
+
+@DTYPES
 @pytest.mark.parametrize("cut", [1, 20, 299, 699])
 def test_joined_parts_are_the_whole(cut: int, dtype: torch.dtype) -> None:
     """Any cut; scores of the two parts may be far apart."""
     query, key, value = parts(700, 8, dtype)
     key[:, :, :cut] *= 8
-    halves = [attend_part(query, key[:, :, part], value[:, :, part], 0.25) for part in (slice(cut), slice(cut, None))]
-    whole, _ = exact(query, key, value)
+    halves = [
+        attend_prompt(query[0], key[0, :, part], value[0, :, part], 0.25) for part in (slice(cut), slice(cut, None))
+    ]
+    whole = exact(query, key, value)[0][0]
     assert (join_parts(*halves) - whole).abs().max() < TOLERANCE[dtype] * whole.abs().max()
 
 
 def test_scores_far_from_zero_do_not_overflow() -> None:
     query, key, value = parts(300, 8, torch.float32)
     key = key + 1000 * query[:, :, :1] / query[:, :, :1].norm(dim=-1, keepdim=True)
-    output, mass = attend_part(query, key, value, 1.0)
-    wanted = (query.double() @ key.double().transpose(-1, -2)).logsumexp(-1)
+    output, mass = attend_prompt(query[0], key[0], value[0], 1.0)
+    wanted = (query[0].double() @ key[0].double().transpose(-1, -2)).logsumexp(-1)
     assert bool(output.isfinite().all())
     assert ((mass - wanted) / wanted).abs().max() < 1e-5
 
@@ -80,15 +99,15 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
 @pytest.mark.parametrize("keys", [200, 600])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_queries_do_not_depend_on_those_beside_them(keys: int, threads: int) -> None:
-    query, key, value = parts(keys, 256, torch.float32)
+    query, key, value = (part[0] for part in parts(keys, 256, torch.float32))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = attend_part(query, key, value, 0.25)
+        whole = attend_prompt(query, key, value, 0.25)
         for count in range(8, 256, 24):
             for part in (slice(count), slice(-count, None)):
-                for some, everything in zip(attend_part(query[:, :, part], key, value, 0.25), whole, strict=True):
-                    assert torch.equal(some, everything[:, :, part])
+                for some, everything in zip(attend_prompt(query[:, part], key, value, 0.25), whole, strict=True):
+                    assert torch.equal(some, everything[:, part])
     finally:
         torch.set_num_threads(before)
 

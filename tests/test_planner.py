@@ -95,7 +95,7 @@ def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("generator.transformer.available_bytes", lambda device: {"cpu": room}[device])
     opened = []
     kernels = PreparedPrompt.kernels
-    monkeypatch.setattr(PreparedPrompt, "kernels", lambda self, savings: opened.append(1) or kernels(self, savings))
+    monkeypatch.setattr(PreparedPrompt, "kernels", lambda self, *given: opened.append(1) or kernels(self, *given))
     actions = [Action(name, "recent", Recent(), Retention(100)) for name in ("one", "two")]
     units = [PendingUnit(actions[0], 0, 5), PendingUnit(actions[1], 3, 2)]
     generate_units(model, "s", random_document("d150", 150), units, horizon, 3)

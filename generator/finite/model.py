@@ -48,7 +48,7 @@ class PreparedSystem:
     system: FiniteSystem
     actions: list[str]
 
-    def kernels(self, savings: Savings) -> FiniteKernels:  # noqa: ARG002 - no prompt is read
+    def kernels(self, streams: int, savings: Savings) -> FiniteKernels:  # noqa: ARG002 - they take no room
         """See ``PreparedDocument``."""
         return FiniteKernels(self.system, self.actions)
 
