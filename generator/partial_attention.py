@@ -7,6 +7,8 @@ attended to apart and joined.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,12 @@ from generator.onednn import has_product, product
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # from which on oneDNN's calls gain more than they cost
-_ROWS = 128  # of queries, whose scores are computed at once
+_ROWS, _KEYS = 128, 4096  # queries, or positions of them, and keys whose scores are computed at once
+
+Part = tuple[Tensor, Tensor]  # an output, and the logarithm of its sum of exponentials
 
 
-def attend_part(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False
-) -> tuple[Tensor, Tensor]:
+def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False) -> Part:
     """Attention of ``query`` [B, heads, T, size] to ``key`` and ``value`` [B, heads, S, size].
 
     Returns the output, shaped as the query, and the logarithm of the sum of exponentials, float32 [B, heads, T].
@@ -42,7 +44,7 @@ def attend_part(
     return output, mass
 
 
-def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Part:
     """``attend_part`` of [heads, T or S, size], without a batch: by oneDNN where that is faster."""
     if _by_onednn(query, key):
         return _attend_by_onednn(query * scaling, key, value)
@@ -50,12 +52,12 @@ def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> 
     return output[0], mass[0]
 
 
-def join_parts(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """The attention over the keys of both parts, each as ``attend_part`` returns it; float32."""
+def join_parts(first: Part, second: Part) -> Part:
+    """The attention over the keys of both parts, in float32."""
     (output, mass), (other, other_mass) = first, second
     joint = torch.logaddexp(mass, other_mass)
     weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
-    return weight[..., None] * output + other_weight[..., None] * other
+    return weight[..., None] * output + other_weight[..., None] * other, joint
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -77,7 +79,8 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
     own = attend_part(query, own_key, own_value, scaling, causal=True)
     grouped = query.reshape(kv_heads, group * length, size)
     earlier, mass = attend_prompt(grouped, key[:, :before], value[:, :before], scaling)
-    return join_parts(own, (earlier.reshape(query.shape), mass.reshape(own[1].shape))).to(query.dtype)
+    output, _ = join_parts(own, (earlier.reshape(query.shape), mass.reshape(own[1].shape)))
+    return output.to(query.dtype)
 
 
 def _by_onednn(query: Tensor, key: Tensor) -> bool:
@@ -86,17 +89,13 @@ def _by_onednn(query: Tensor, key: Tensor) -> bool:
     return fitting and has_product()
 
 
-def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Part:
     """``attend_prompt`` of scaled queries, by rows whose scores stay in the processor's cache."""
     output, mass = torch.empty_like(query), query.new_empty(query.shape[:2])
-    for head, (head_key, head_value) in enumerate(zip(key, value, strict=True)):
+    for head, keys_and_values in enumerate(zip(key, value, strict=True)):
         for first in range(0, query.shape[1], _ROWS):
             rows = slice(first, first + _ROWS)
-            scores = product(query[head, rows], head_key)
-            top = scores.amax(-1)
-            torch.softmax(scores, -1, out=scores)
-            mass[head, rows] = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
-            output[head, rows] = product(scores, head_value.t())
+            output[head, rows], mass[head, rows] = _attend_rows(query[head, rows], *keys_and_values)
     return output, mass
 
 
@@ -109,9 +108,29 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
     for head, (head_key, head_value) in enumerate(zip(key, value, strict=True)):
         for first in range(0, length, _ROWS):
             last = min(first + _ROWS, length)
-            scores = product(query[head, :, first:last].reshape(-1, size), head_key[: before + last])
-            own = scores.view(group, last - first, -1)[:, :, before + first :]
-            own += ahead[: last - first, : last - first]
-            torch.softmax(scores, -1, out=scores)
-            output[head, :, first:last] = product(scores, head_value[: before + last].t()).view(group, -1, size)
+            rows = query[head, :, first:last].reshape(-1, size)
+            own = slice(before + first, before + last)
+            scores = product(rows, head_key[own])
+            scores.view(group, last - first, -1).add_(ahead[: last - first, : last - first])
+            part = _weigh(scores, head_value[own])
+            if own.start:
+                part = join_parts(_attend_rows(rows, head_key[: own.start], head_value[: own.start]), part)
+            output[head, :, first:last] = part[0].view(group, -1, size)
     return output
+
+
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    """Attention of scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
+    parts = (
+        _weigh(product(query, some_keys), some_values)
+        for some_keys, some_values in zip(torch.split(key, _KEYS), torch.split(value, _KEYS), strict=True)
+    )
+    return reduce(join_parts, parts)
+
+
+def _weigh(scores: Tensor, value: Tensor) -> Part:
+    """Values [S, size] weighed by the softmax of scores [rows, S], which are overwritten."""
+    top = scores.amax(-1)
+    torch.softmax(scores, -1, out=scores)
+    mass = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
+    return product(scores, value.t()), mass

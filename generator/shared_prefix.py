@@ -140,7 +140,8 @@ class SharedPrefix:
             mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
         )
         result = query.new_zeros((rows, heads, 1, size))
-        result[:streams] = join_parts(own, shared).reshape(streams, heads, 1, size)
+        output, _ = join_parts(own, shared)
+        result[:streams] = output.reshape(streams, heads, 1, size)
         return result
 
     def _pack(self) -> None:

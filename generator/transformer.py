@@ -23,7 +23,7 @@ from schema.document import Document
 if TYPE_CHECKING:  # models make prepared prompts
     from generator.models import LoadedModel
 
-_HEAD_ROWS = 256  # whose logits are computed at once: more do not fit a processor's cache
+_HEAD_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
 
 
 class Prompt:
@@ -198,7 +198,9 @@ class TransformerKernels:
         filled = torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
         hidden = hidden[filled.to(self.device)]
         laws = self._laws[: len(filled)]
-        for rows, some in zip(torch.split(hidden, _HEAD_ROWS), torch.split(laws, _HEAD_ROWS), strict=True):
+        # Elsewhere than on a CPU products of other numbers of rows may round differently: there all go together.
+        at_once = _HEAD_ROWS if hidden.device.type == "cpu" else len(filled)
+        for rows, some in zip(torch.split(hidden, at_once), torch.split(laws, at_once), strict=True):
             torch.softmax(self._model.network.lm_head(rows).to(self.device), -1, dtype=laws.dtype, out=some)
         return laws[: len(slots)]
 

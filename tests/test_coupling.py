@@ -304,21 +304,3 @@ def test_a_table_of_laws(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ] == [0] * 3
     assert bool((x[left < 0] == absorbed).all())
     assert bool((y[right < 0] == absorbed).all())
-
-
-@pytest.mark.gpu
-def test_sums_of_pairs_in_one_pass() -> None:
-    """The Triton kernel against sums of copies, within float32's rounding; bitwise equal laws are not apart at all."""
-    laws = large_laws(10_007, 6, torch.float32).cuda()
-    random = np.random.default_rng(4)
-    left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
-    right[0] = left[0]
-    u = torch.from_numpy(random.random((40, 3))).cuda()
-    fused, plain = LawTable(laws, 17), LawTable(laws.cpu(), 17)
-    x = plain.draw(left, u[:, 0].cpu())
-    y, distance = fused.couple(left, right, x.cuda(), u[:, 1:])
-    wanted_y, wanted = plain.couple(left, right, x, u[:, 1:].cpu())
-    assert torch.equal(y.cpu(), wanted_y)
-    assert (distance.cpu() - wanted).abs().max() < 2e-7
-    assert (fused.distance(left, right).cpu() - wanted).abs().max() < 2e-7
-    assert float(distance[0]) == 0.0
