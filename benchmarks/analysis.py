@@ -33,8 +33,8 @@ import scipy.stats
 import kvdrift
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
-from flows.analysis import Analysis, document_moments, estimate_part, in_sequence, parts_of
-from schema.store import Store
+from flows.analysis.estimation import Analysis, document_moments, estimate_part, in_sequence, parts_of
+from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats.intervals import Request
 from stats.moments import DocumentMoments

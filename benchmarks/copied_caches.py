@@ -18,12 +18,12 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from generator.actions import Action
-from generator.attention import PrefixLayer
-from generator.coupling import couple, draw, total_variation
-from generator.eviction import evict
-from generator.models import LoadedModel
-from generator.transformer import Prompt
-from generator.uniforms import uniform_table
+from generator.attention.attention import PrefixLayer
+from generator.coupling.laws import couple, draw, total_variation
+from generator.coupling.uniforms import uniform_table
+from generator.transformer.eviction import evict
+from generator.transformer.loading import LoadedModel
+from generator.transformer.prompt import Prompt
 from schema.document import Document
 
 

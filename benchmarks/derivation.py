@@ -23,7 +23,7 @@ import duckdb
 
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
-from schema.store import Store
+from schema.store.store import Store
 from transforms.derivation import derive
 from transforms.pipeline import run_derivation
 from transforms.segments import read_events

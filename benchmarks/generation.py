@@ -35,15 +35,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from generator.actions import Action
-from generator.activation import replace_activations
-from generator.attention import IMPLEMENTATION
+from generator.attention.activation import replace_activations
+from generator.attention.attention import IMPLEMENTATION
+from generator.attention.onednn import replace_linear_layers
+from generator.attention.row_invariance import find_row_multiple
 from generator.generation import PendingUnit, generate_units
-from generator.models import DTYPES, LoadedModel
-from generator.onednn import replace_linear_layers
-from generator.planner import ModelShape, available_bytes
-from generator.row_invariance import find_row_multiple
 from generator.selectors import Recent, SnapKV
-from generator.transformer import Prompt
+from generator.transformer.loading import DTYPES, LoadedModel
+from generator.transformer.memory import ModelShape, available_bytes
+from generator.transformer.prompt import Prompt
 from schema.document import Document
 from schema.retention import Retention
 

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from schema.store import Store, Unit
+from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
 from transforms.pipeline import run_derivation
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from flows.preparation import Material
+from flows.material import Material
 from schema.errors import ControlError, OperationError
-from schema.store import Store
+from schema.store.store import Store
 from schema.study import CONTROL_ACTION
 from schema.tables import PLAIN
 

@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 
+from flows.material import Material, replicates_of
 from flows.plan import require_plan
-from flows.preparation import Material, replicates_of
-from flows.progress import progress
 from generator.finite.model import finite_model
 from generator.generation import Model, PendingUnit, generate_units
-from generator.models import LoadedModel, load_model
+from generator.transformer.loading import LoadedModel, load_model
 from schema.document import Document
-from schema.store import Store, Unit
+from schema.progress import progress
+from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, ModelSection, Study
 from schema.tables import PLAIN, SWRB
 

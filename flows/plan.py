@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.preparation import Material
+from flows.material import Material
 from schema.document import Document
 from schema.errors import OperationError, PlanError
-from schema.store import Store
+from schema.store.store import Store
 from schema.study import Study, values_of
 from schema.tables import PLAIN, PLANS, SWRB
 from stats.allocation import Allocation, allocate

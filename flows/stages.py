@@ -11,20 +11,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.analysis import Analysis, Runner, analyzed_splits, estimate_study, in_sequence, replicate_moments
-from flows.calibration import calibrate_study
+from flows.analysis.calibration import calibrate_study
+from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence, replicate_moments
 from flows.checks import check_controls, check_equal_bytes
 from flows.generation import generate_development, generate_evaluation, pending_development, pending_evaluation
+from flows.material import Material, gather_material, record_material
 from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan
-from flows.preparation import Material, gather_material, record_material
-from flows.progress import progress
 from generator.finite.model import exact_value_rows, finite_model
-from generator.models import check_model, check_positions, position_limit, token_reader
+from generator.transformer.loading import check_model, check_positions, position_limit, token_reader
 from report.page import build_report
-from report.source import Provenance
+from report.reading.source import Provenance
 from schema.document import SPLITS
 from schema.errors import InputError
-from schema.store import Store
+from schema.progress import progress
+from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from transforms.pipeline import run_derivation

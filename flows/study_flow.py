@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import stages
-from flows.analysis import Part, estimate_part
+from flows.analysis.estimation import Part, estimate_part
 from schema.study import Study
 from stats.intervals import Estimates
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from generator.actions import Action
-from generator.kernels import StreamKernels
-from generator.residual_branching import PURPOSES, ResidualBranches, branch_replicates
-from generator.rollout import ActionReplicates, CoupledSteps, rollout
-from generator.savings import ALL_SAVINGS, Savings
-from generator.uniforms import uniform_table
+from generator.coupling.kernels import StreamKernels
+from generator.coupling.residual_branching import PURPOSES, ResidualBranches, branch_replicates
+from generator.coupling.rollout import ActionReplicates, CoupledSteps, rollout
+from generator.coupling.streams import ALL_SAVINGS, Savings
+from generator.coupling.uniforms import uniform_table
 from schema.document import Document
-from schema.store import Unit
+from schema.store.store import Unit
 from schema.tables import BRANCH, COUPLED, EVENTS, PLAIN, SCAN, SWRB
 
 

@@ -22,7 +22,7 @@ def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like th
     All cores work on a query; what is stored as an estimate is computed on one, so that it has the same last bits in
     every run. InputError where there is no store.
     """
-    from schema.store import Store
+    from schema.store.store import Store
     from sql.catalog import open_views
 
     return open_views(Store.open(store), threads=os.cpu_count() or 1)
@@ -34,7 +34,7 @@ def run(study: str | Path, store: str | Path | None = None) -> Path:
     A file with several models has a report for each; the last one's path is returned. ``store`` defaults to
     ``stores/NAME`` in the working folder. Raises the errors of ``schema.errors``.
     """
-    from kvdrift.running import run_studies
+    from kvdrift.commands.run import run_studies
     from schema.study import load_studies
 
     return run_studies(load_studies(Path(study)), store).reports[-1]

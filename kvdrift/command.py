@@ -70,21 +70,21 @@ def run(
 
     Without --endpoint, this process generates the events; they are the same either way.
     """
+    from kvdrift.commands.run import default_location, run_studies
     from kvdrift.console import ConsoleProgress
-    from kvdrift.running import default_location, run_studies
     from schema.study import load_studies
 
     loaded = load_studies(study)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
-        from kvdrift.dry_run import describe_study
+        from kvdrift.commands.dry_run import describe_study
 
         for one in loaded:
             for line in describe_study(one, store or default_location(one)):
                 typer.echo(line)
         return
-    from flows.progress import listening
-    from kvdrift.serving import endpoints_of
+    from kvdrift.commands.serve import endpoints_of
+    from schema.progress import listening
 
     endpoints = endpoints_of(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
     with ConsoleProgress() as console, listening(console):
@@ -121,7 +121,7 @@ def serve(
     ] = 2**24,
 ) -> None:
     """Serve a model as generator to studies run with --endpoint, until interrupted."""
-    from kvdrift.serving import serve_model
+    from kvdrift.commands.serve import serve_model
 
     serve_model(
         model,
@@ -141,8 +141,8 @@ def serve(
 @app.command()
 def status(store: StoreArgument) -> None:
     """Show what a store holds and what is left to derive and to estimate."""
-    from kvdrift.status import store_status
-    from schema.store import Store
+    from kvdrift.commands.status import store_status
+    from schema.store.store import Store
 
     typer.echo(store_status(Store.open(store)))
 
@@ -150,7 +150,7 @@ def status(store: StoreArgument) -> None:
 @app.command()
 def verify(store: StoreArgument) -> None:
     """Read everything in a store and hold it against the log and what it was made from; changes nothing."""
-    from kvdrift.verifying import verify_store
+    from kvdrift.commands.verify import verify_store
 
     raise typer.Exit(verify_store(store))
 
@@ -165,7 +165,7 @@ def sql(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running."""
-    from kvdrift.query import FORMATS, answer, prompt
+    from kvdrift.commands.sql import FORMATS, answer, prompt
     from schema.errors import nearest
 
     if output_format not in FORMATS:
@@ -191,7 +191,7 @@ def ingest(
     ] = None,
 ) -> None:
     """Append events that another generator made, after checking every one of them."""
-    from kvdrift.ingesting import ingest_files
+    from kvdrift.commands.ingest import ingest_files
 
     raise typer.Exit(ingest_files(files, store, documents))
 
@@ -204,7 +204,7 @@ def derive(
     interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
 ) -> None:
     """Derive trajectories and steps of all events that lack them."""
-    from kvdrift.deriving import derive_once, derive_watching
+    from kvdrift.commands.derive import derive_once, derive_watching
 
     typer.echo(derive_watching(store, interval) if watch else derive_once(store, runner))
 
@@ -212,10 +212,10 @@ def derive(
 @app.command()
 def analyze(store: StoreArgument) -> None:
     """Bootstrap every study of a store whose estimates are not up to date; without a frozen plan, as exploratory."""
-    from flows.progress import listening
     from flows.stages import analyze_stored
     from kvdrift.console import ConsoleProgress
-    from schema.store import Store
+    from schema.progress import listening
+    from schema.store.store import Store
 
     opened = Store.open(store)
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
@@ -241,7 +241,7 @@ def report(
     """Write the report of a store's studies: one page each, with figures and tables as files."""
     # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from kvdrift.reporting import report_store
+    from kvdrift.commands.report import report_store
 
     for page in report_store(store, output, study, output_format):
         typer.echo(f"report: {page}")
@@ -252,7 +252,7 @@ def list_(
     what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models", help="What to list.")],
 ) -> None:
     """List what can be named in a study file or a query."""
-    from kvdrift.listing import listing
+    from kvdrift.commands.list import listing
 
     typer.echo(listing(what))
 

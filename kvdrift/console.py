@@ -14,7 +14,7 @@ _PLAIN_SECONDS = 10.0  # without a terminal: seconds between lines
 
 
 class ConsoleProgress:
-    """A listener for ``flows.progress``: a live bar on a terminal, a line now and then elsewhere."""
+    """A listener for ``schema.progress``: a live bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -7,6 +7,6 @@ build_report(views, study="quickstart", model="kvdrift/tiny", folder=Path("repor
 from __future__ import annotations
 
 from report.page import build_report
-from report.source import Provenance, ViewSource
+from report.reading.source import Provenance, ViewSource
 
 __all__ = ["Provenance", "ViewSource", "build_report"]

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import jinja2
 
-from report.blocks import write_records
-from report.branching import pay_sentences, read_branching
-from report.branching_systems import read_systems
-from report.calibration import read_calibration
-from report.canvas import drawing, save
-from report.depth import read_depths
-from report.estimates import ESTIMATE_COLUMNS, Estimates, read_estimates
-from report.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
-from report.headline import exposure_sentence, sentences
-from report.latex import write_tex
-from report.plan_rows import plan_rows
-from report.published import read_published
-from report.quantities import POOLED
+from report.parts.branching import pay_sentences, read_branching
+from report.parts.branching_systems import read_systems
+from report.parts.calibration import read_calibration
+from report.parts.depth import read_depths
+from report.parts.headline import exposure_sentence, sentences
+from report.parts.plan_rows import plan_rows
+from report.parts.study_tables import study_rows
+from report.parts.trajectories_text import read_examples
+from report.printing.blocks import write_records
+from report.printing.canvas import drawing, save
+from report.printing.latex import write_tex
+from report.reading.estimates import ESTIMATE_COLUMNS, Estimates, read_estimates
+from report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
+from report.reading.published import read_published
+from report.reading.quantities import POOLED
+from report.reading.source import Provenance, StudyRows, ViewSource
 from report.sections import Material, drawings, sections, tables
-from report.source import Provenance, StudyRows, ViewSource
-from report.study_tables import study_rows
-from report.trajectories_text import read_examples
 from schema.errors import InputError, nearest
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -9,23 +9,23 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from report import figures
-from report import tables as made
-from report.blocks import Table
-from report.branching import Branching, cost_table, gain_table, risk_table
-from report.branching_figures import gain_figure, systems_figure, windows_figure
-from report.branching_systems import Systems, ratios_table, systems_table, validation_table
-from report.calibration import calibration_figure, calibration_table
-from report.canvas import action_styles
-from report.depth import Depths, depth_figure, depth_table, ordering_table
-from report.estimates import Estimates
-from report.facts import Facts
-from report.listings import differences_table, other_table, primary_table, uncalibrated_table
-from report.plan_rows import cost_curve, cost_curve_table, cost_figure, plan_endpoints
-from report.published import PublishedStudy
-from report.source import Row
-from report.study_tables import actions_table, documents_table
-from report.term_bars import EOS, GAP, Bar, term_bars
+from report.parts import figures
+from report.parts import tables as made
+from report.parts.branching import Branching, cost_table, gain_table, risk_table
+from report.parts.branching_figures import gain_figure, systems_figure, windows_figure
+from report.parts.branching_systems import Systems, ratios_table, systems_table, validation_table
+from report.parts.calibration import calibration_figure, calibration_table
+from report.parts.depth import Depths, depth_figure, depth_table, ordering_table
+from report.parts.listings import differences_table, other_table, primary_table, uncalibrated_table
+from report.parts.plan_rows import cost_curve, cost_curve_table, cost_figure, plan_endpoints
+from report.parts.study_tables import actions_table, documents_table
+from report.parts.term_bars import EOS, GAP, Bar, term_bars
+from report.printing.blocks import Table
+from report.printing.canvas import action_styles
+from report.reading.estimates import Estimates
+from report.reading.facts import Facts
+from report.reading.published import PublishedStudy
+from report.reading.source import Row
 
 Drawing = tuple[str, Callable[[], Figure]]
 

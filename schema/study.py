@@ -61,7 +61,7 @@ class ModelSection(_Section):
 class DocumentsSection(_Section):
     """``[[documents]]``: one stratum; ``development`` and ``evaluation`` say how many documents it has at most.
 
-    Which of the optional keys a source takes or needs is the source's to say: ``generator.sources.check_source``.
+    Which of the optional keys a source takes or needs is checked by ``generator.documents.registry.check_source``.
     """
 
     source: str

@@ -21,7 +21,7 @@ import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.tables import TABLES
-from sql.contracts import Contract, contract, contracts
+from sql.contracts import Contract, contract, contracts, view_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from schema.store import Store
+    from schema.store.store import Store
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "write_catalog"]
 
@@ -199,12 +199,7 @@ def describe_views() -> tuple[Contract, ...]:
 @functools.cache
 def view_texts() -> Mapping[str, str]:
     """The SQL text of every view by name, each after the views that it reads."""
-    folder = resources.files("sql") / "views"
-    texts = {
-        file.name.removesuffix(".sql"): file.read_text("utf-8")
-        for file in folder.iterdir()
-        if file.name.endswith(".sql")
-    }
+    texts = view_files(".sql")
     reads = {name: re.findall(r"\bmain\.(\w+)", text) for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
 

@@ -58,9 +58,15 @@ class Contract:
 @functools.cache
 def contracts() -> Mapping[str, Contract]:
     """The contracts of all views by name, sorted."""
-    folder = resources.files("sql") / "contracts"
-    texts = {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name.endswith(".toml")}
-    return {view: _contract(view, texts[view].read_text("utf-8")) for view in sorted(texts)}
+    texts = view_files(".toml")
+    return {view: _contract(view, texts[view]) for view in sorted(texts)}
+
+
+def view_files(suffix: str) -> dict[str, str]:
+    """The texts of the files of the views' folders that end in ``suffix``, by the view's name."""
+    folders = [folder for folder in (resources.files("sql") / "views").iterdir() if folder.is_dir()]
+    files = [file for folder in folders for file in folder.iterdir() if file.name.endswith(suffix)]
+    return {file.name.removesuffix(suffix): file.read_text("utf-8") for file in files}
 
 
 def contract(view: str) -> Contract:

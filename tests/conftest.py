@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_study import run_command, write_study
+from fixtures.small_study import run_command, write_study
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
+from schema.store.unit_events import NOTHING_DRAWN
 from schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
-from schema.unit_events import NOTHING_DRAWN
 from transforms.event_columns import (
     NAMES,
     Flags,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from schema.errors import InputError, OperationError
-from schema.store import Store
+from schema.store.store import Store
 from transforms.records import read_records, record_folder, write_record
 from transforms.segments import DerivationReport, Outcome, Segment, commit, derive_segment, failure, pending
 

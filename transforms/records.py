@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs
 
-from schema.store import StoredFile
+from schema.store.store import StoredFile
 from transforms.segments import Outcome
 
 if TYPE_CHECKING:

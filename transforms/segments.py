@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from schema.appends import DERIVED, derived_tables
 from schema.errors import KvdriftError, OperationError
+from schema.store.appends import DERIVED, derived_tables
 from schema.tables import EVENTS, SWRB
 from transforms.branching import derive_branchings
 from transforms.derivation import derive
@@ -25,7 +25,7 @@ from transforms.event_columns import NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schema.store import Store, StoredFile
+    from schema.store.store import Store, StoredFile
 
 COVERED = "derive"  # application transaction: every segment of the events version it carries is derived
 PARTIAL = "derive-partial"  # likewise, for a commit after which segments of that version are still to do

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from schema.store import Store
+from schema.store.store import Store
 from transforms.segments import DerivationReport, commit, derive_segment, failure, pending
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Document sources, one module each; ``generator.sources`` chooses from them."""
+"""Document sources, one module each; ``generator.documents.registry`` chooses from them."""

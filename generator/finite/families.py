@@ -65,6 +65,6 @@ def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> 
 
 
 def _stream(seed: int, system: str, action: str | None) -> np.random.Generator:
-    """Uniforms of one kernel; keyed apart from those of ``generator.uniforms``, which the laws must not share."""
+    """Uniforms of one kernel, keyed apart from those of ``generator.coupling.uniforms``."""
     digest = hashlib.blake2b(json.dumps(["laws", seed, system, action]).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))

@@ -1,4 +1,4 @@
-"""A finite-state system as the rollouts see it: ``generator.kernels.StreamKernels`` with laws looked up in tables."""
+"""A finite-state system as ``generator.coupling.kernels.StreamKernels``: its laws are looked up in tables."""
 
 from __future__ import annotations
 

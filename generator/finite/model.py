@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from generator.actions import Action
+from generator.coupling.streams import Savings
 from generator.finite.enumeration import exact_rows
 from generator.finite.families import mixture_system
 from generator.finite.kernels import FiniteKernels
 from generator.finite.system import FiniteSystem
 from generator.finite.tables import read_systems
-from generator.savings import Savings
 from schema.document import SPLITS, Document
 from schema.errors import InputError
 from schema.study import FINITE_STATE, DocumentsSection, Study

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
-from generator.attention import PromptLayer
-from generator.observation import QueryChunk, Statistic
+from generator.attention.attention import PromptLayer
+from generator.attention.recording import QueryChunk, Statistic
 from generator.selectors.kvpress_presses import PRESSES, REFUSED, VERSION, Press, load_kvpress
 from generator.selectors.parameters import Value, check_kinds, unknown
 from generator.selectors.selector import Selector

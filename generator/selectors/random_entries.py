@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.attention import PromptLayer
+from generator.attention.attention import PromptLayer
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
 
@@ -30,7 +30,7 @@ class RandomEntries(ScoringSelector):
         at_least(0, seed=self.seed)
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Uniforms in [0, 1), float64 [KV heads, n]: Philox4x64-10 keyed by BLAKE2b, as in ``generator.uniforms``."""
+        """Uniforms in [0, 1), float64 [KV heads, n], keyed as in ``generator.coupling.uniforms``."""
         heads, entries, _ = layer.key.shape
         scores = np.empty((heads, entries))
         for head in range(heads):

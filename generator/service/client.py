@@ -26,7 +26,7 @@ from generator.service.protocol import (
     StreamMetadata,
 )
 from schema.errors import InputError, KvdriftError, OperationError
-from schema.store import Unit
+from schema.store.store import Unit
 from schema.tables import EVENTS
 
 TLS_SCHEME = "grpc+tls"

@@ -20,7 +20,7 @@ from generator.service.client import Call, Endpoint, EndpointLost, WorkFailed
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from schema.document import Document
 from schema.errors import InputError, OperationError, nearest
-from schema.store import Unit
+from schema.store.store import Unit
 from schema.study import TRANSFORMER, Study
 from schema.tables import SCHEMA_VERSION
 

@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 import torch
 
-from generator.models import LoadedModel
 from generator.service.protocol import PROTOCOL, Identity
+from generator.transformer.loading import LoadedModel
 from schema.tables import SCHEMA_VERSION
 
 _SAMPLED = 4096

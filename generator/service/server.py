@@ -20,7 +20,6 @@ import pyarrow as pa
 from pyarrow import flight
 
 from generator.generation import generate_units
-from generator.models import LoadedModel
 from generator.service.protocol import (
     FAILED,
     GENERATING,
@@ -37,8 +36,9 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
+from generator.transformer.loading import LoadedModel
 from schema.errors import InputError, KvdriftError
-from schema.store import Unit
+from schema.store.store import Unit
 from schema.tables import EVENTS
 
 log = logging.getLogger("kvdrift.serve")

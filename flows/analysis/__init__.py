@@ -1,0 +1,1 @@
+"""From views to stored estimates: moments as arrays, the bootstrap in parts, calibration, residual branching."""

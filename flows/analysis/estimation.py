@@ -1,0 +1,192 @@
+"""Estimates with intervals: SQL moments in, ``results`` rows out.
+
+An analysis is cut into parts whose draws fit into memory together, a handful at the paper's size. Parts do not depend
+on each other and their numbers do not depend on how they are run: one after the other here, as tasks in the flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+
+from flows.analysis.branching import branching_moments
+from flows.analysis.document_index import DocumentIndex, measured
+from flows.plan import FrozenPlan
+from schema.errors import InputError
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.store.store import Store
+from schema.tables import RESULTS
+from sql.catalog import Views
+from stats.bootstrap import estimate, groups
+from stats.efficiency import estimate_branching
+from stats.intervals import Estimates, Request
+from stats.moments import DocumentMoments, ReplicateMoments, Windows
+from stats.quantities import QUANTITIES
+
+EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is estimated of one study, model and split, and how.
+
+    ``draws`` are (quantities, draws), every quantity once, the exploratory ones last. ``plan_sha256`` is None where no
+    plan was frozen.
+    """
+
+    study: str
+    model: str
+    split: str
+    seed: int
+    draws: tuple[tuple[tuple[str, ...], int], ...]
+    request: Request
+    plan_sha256: str | None
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Draws of what no plan names."""
+        return self.draws[-1][1]
+
+    @classmethod
+    def planned(cls, plan: FrozenPlan) -> Self:
+        """The evaluation documents, as the frozen plan says.
+
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap").
+        """
+        primary = tuple(plan.primary)
+        others = tuple(name for name in QUANTITIES if name not in primary)
+        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions))
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
+
+    @classmethod
+    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
+        """A split of a log that nothing was fixed for beforehand; the seed is the study's, 0 where it has no row."""
+        stored = views.rows("studies", study=study, model=model).to_pylist()
+        seed = int(stored[0]["seed"]) if stored else 0
+        draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
+        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some quantities of an analysis: what one task estimates."""
+
+    moments: DocumentMoments
+    quantities: tuple[str, ...]
+    draws: int
+    seed: int
+    request: Request
+
+
+Runner = Callable[[Sequence[Part]], Sequence[Estimates]]
+
+
+def in_sequence(parts: Sequence[Part]) -> list[Estimates]:
+    """Estimate parts one after the other, in this thread."""
+    return [estimate_part(part) for part in parts]
+
+
+def estimate_part(part: Part) -> Estimates:
+    """Estimate the quantities of one part."""
+    return estimate(
+        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities
+    )  # fmt: skip
+
+
+def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[Part]:
+    """Cut an analysis into parts, in the order of its results."""
+    return [
+        Part(moments, names, draws, analysis.seed, analysis.request)
+        for quantities, draws in analysis.draws
+        for names in groups(moments, draws, quantities)
+    ]
+
+
+def estimate_study(
+    store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
+) -> int:
+    """Bootstrap the documents of an analysis and append the estimates to ``results``; returns how many there are.
+
+    Where the store holds replicates of residual branching, theirs stand with them.
+    """
+    moments = document_moments(views, analysis.study, analysis.model, analysis.split)
+    estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(views, analysis)]
+    # One commit for all of it: a row of this events version says that the analysis is done.
+    rows = _result_rows(Estimates.join(estimates), analysis, events_version)
+    store.append_rows("results", rows)
+    return int(rows.num_rows)
+
+
+def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
+    """Splits with documents that have complete trajectories of a measured action, sorted."""
+    rows = measured(views.rows("decomposition", study=study, model=model))
+    return sorted(set(rows["split"].to_pylist()))
+
+
+def study_windows(views: Views, study: str, model: str) -> Windows:
+    """The study's windows from the ``windows`` view."""
+    rows = views.rows("windows", study=study, model=model).to_pylist()
+    if not rows:
+        raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
+    (row,) = rows
+    return Windows(row["horizon"], row["cohort_bound"], row["early_last"], row["late_first"])
+
+
+def document_moments(views: Views, study: str, model: str, split: str) -> DocumentMoments:
+    """Moments of every document and action of a split, controls left out; InputError where there are none."""
+    windows = study_windows(views, study, model)
+    table = measured(views.rows("moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    scalars = index.spread(table, SCALAR_MOMENTS)
+    profiles = {}
+    for view, names, axis, length in (
+        ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
+        ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
+    ):
+        rows = measured(views.rows(view, study=study, model=model, split=split))
+        profiles[view] = index.spread(rows, names, axis, length)
+    return DocumentMoments(
+        index.documents, index.strata, index.clusters, index.actions, windows, scalars,
+        profiles["position_moments"], profiles["lag_moments"],
+    )  # fmt: skip
+
+
+def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
+    """Scalar moments of every replicate of a split, controls left out; InputError where there are none."""
+    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count, first=0)
+    windows = study_windows(views, study, model)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
+
+
+def _branching_estimates(views: Views, analysis: Analysis) -> list[Estimates]:
+    moments = branching_moments(views, analysis.study, analysis.model, analysis.split)
+    if moments is None:
+        return []
+    draws, level = analysis.exploratory_draws, analysis.request.level
+    return [estimate_branching(moments, draws=draws, seed=analysis.seed, level=level)]
+
+
+def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) -> pa.Table:
+    count = len(estimates)
+    constant: dict[str, Any] = {
+        "study": analysis.study,
+        "model": analysis.model,
+        "split": analysis.split,
+        "events_version": events_version,
+        "plan_sha256": analysis.plan_sha256,
+    }
+    columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
+    return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

@@ -1,0 +1,167 @@
+"""The overlap-residual maximal coupling of two next-token laws (definitions, "Coupling"; paper eq. coupling-kernel).
+
+Knows nothing of models, histories or caches: laws and uniforms in, tokens out. Laws are float64, or float32 where the
+vocabulary is large: sums are then float64 from blocks of tokens on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+BLOCK = 512  # tokens that are summed together: a draw looks at the sums first, and then at one block's tokens
+_CPU_BYTES, _CUDA_BYTES = 2**20, 2**28  # of laws taken at once
+
+
+def total_variation(p: Tensor, q: Tensor) -> Tensor:
+    """TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
+
+    Half the absolute difference, not 1 minus the overlap: the latter rounds away from 0 on equal laws.
+    """
+    return _distance(_block_sums((p - q).abs_()))
+
+
+def _distance(apart: Tensor) -> Tensor:
+    """TV by sums of |p - q| over blocks."""
+    return (0.5 * apart.sum(-1)).clamp_(max=1.0)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """One token per row by inverse distribution function: weights [B, V] (nonnegative, any sum > 0), u [B] in [0, 1).
+
+    Returns int64 [B]. A token of weight 0 is never drawn: the first position whose cumulative weight exceeds u times
+    the total has positive weight, and u times the total is kept below the total where rounding would reach it.
+    """
+    return _draw(_block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
+
+
+def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """``draw`` by sums of blocks [B, blocks], and the weights of some tokens [B, tokens] -> [B, tokens]."""
+    cumulative = _cumulative(sums)
+    block, target = _first_above(cumulative, u * cumulative[:, -1])
+    before = (cumulative - sums).gather(-1, block).squeeze(-1)
+    token = block * BLOCK + torch.arange(min(BLOCK, size), device=sums.device)
+    inside = weights_of(token.clamp(max=size - 1)) * (token < size)
+    place, _ = _first_above(_cumulative(inside.double()), (target - before).clamp_(min=0.0))
+    return token.gather(-1, place).squeeze(-1)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the rows beside it."""
+    whole = weights.shape[-1] // BLOCK * BLOCK
+    blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK, BLOCK)
+    sums = blocks.sum(-1).double()
+    if whole == weights.shape[-1]:
+        return sums
+    return torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True).double()], dim=-1)
+
+
+def _cumulative(weights: Tensor) -> Tensor:
+    cumulative = weights.cumsum(-1)
+    # A parallel scan may round a later sum below an earlier one; the search needs them in order.
+    return cumulative.cummax(-1).values if cumulative.is_cuda else cumulative
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place [B, 1] whose cumulative weight is above ``target`` [B], which is kept below the total."""
+    total = cumulative[:, -1]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    place = torch.searchsorted(cumulative, target[:, None], right=True)
+    return place.clamp_(max=cumulative.shape[-1] - 1), target
+
+
+def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
+    """The compressed side's token given the reference's, so that (x, y) has the coupling's law.
+
+    p, q: laws [B, V]; x: int64 [B], drawn from p; accept, residual: uniforms [B] in [0, 1). Returns y, int64 [B].
+    y = x with probability min(1, q(x)/p(x)), otherwise y is drawn from (q - min(p, q))/e; mismatch has probability
+    e = TV(p, q). The comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
+    """
+    column = x[:, None]
+    keep = accept * p.gather(-1, column).squeeze(-1).double() < q.gather(-1, column).squeeze(-1).double()
+    y = x.clone()
+    rows = (~keep).nonzero().squeeze(-1)
+    if len(rows):
+        excess = (q[rows] - p[rows]).clamp_(min=0.0)
+        # Where rounding leaves no excess mass the laws are equal but for the last bit: keep x.
+        y[rows] = torch.where(excess.sum(-1) > 0.0, draw(excess, residual[rows]), x[rows])
+    return y
+
+
+class LawTable:
+    """Laws [rows, V] from which pairs take theirs by row number, int64 on the CPU; row -1 is an absorbed side's.
+
+    Pairs are taken some at a time, so that what is computed of them stays small: in a processor's cache, or beside the
+    laws on an accelerator. On CUDA with Triton one pass over the laws does for all pairs, and nothing waits for it.
+    """
+
+    def __init__(self, laws: Tensor, absorbed_token: int) -> None:
+        self._laws = laws
+        self._absorbed_token = absorbed_token
+        room = _CUDA_BYTES if laws.is_cuda else _CPU_BYTES
+        self._at_once = max(room // max(laws[:1].nbytes, 1), 1)
+        self._fused = laws.is_cuda and find_spec("triton") is not None
+
+    def draw(self, rows: Tensor, u: Tensor) -> Tensor:
+        """One token per entry of ``rows``, int64 [B]."""
+        return torch.cat([draw(self._take(rows[part]), u[part]) for part in self._parts(len(rows))])
+
+    def distance(self, left: Tensor, right: Tensor) -> Tensor:
+        """TV of the laws of two rows, float64 [B]."""
+        if self._fused:
+            return _distance(self._sums(left, right)[0])
+        return torch.cat([total_variation(p, q) for _, p, q in self.pairs(left, right)])
+
+    def couple(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The compressed side's token given the reference's, and the distance of their laws; ``u`` [B, 2]."""
+        if self._fused:
+            return self._couple_fused(left, right, x, u)
+        tokens, distances = [], []
+        for part, p, q in self.pairs(left, right):
+            tokens.append(couple(p, q, x[part], u[part, 0], u[part, 1]))
+            distances.append(total_variation(p, q))
+        return torch.cat(tokens), torch.cat(distances)
+
+    def pairs(self, left: Tensor, right: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some entries at a time: which ones, and the laws of both rows, [entries, V] each."""
+        for part in self._parts(len(left)):
+            yield part, self._take(left[part]), self._take(right[part])
+
+    def _couple_fused(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        apart, excess = self._sums(left, right)
+        p, q = (self._probabilities(rows, x[:, None]).squeeze(-1).double() for rows in (left, right))
+        y = _draw(
+            excess,
+            u[:, 1],
+            self._laws.shape[-1],
+            lambda token: (self._probabilities(right, token) - self._probabilities(left, token)).clamp_(min=0.0),
+        )
+        keep = (u[:, 0] * p < q) | (excess.sum(-1) <= 0.0)
+        return torch.where(keep, x, y), _distance(apart)
+
+    def _sums(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        pair_sums = import_module("generator.coupling.fused_sums").pair_sums
+        rows = (part.to(self._laws.device) for part in (left, right))
+        sums: tuple[Tensor, Tensor] = pair_sums(self._laws, *rows, self._absorbed_token, BLOCK)
+        return sums
+
+    def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Those of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
+        rows = rows.to(self._laws.device)[:, None]
+        point = (tokens == self._absorbed_token).to(self._laws.dtype)
+        return torch.where(rows < 0, point, self._laws[rows.clamp(min=0), tokens])
+
+    def _parts(self, entries: int) -> list[slice]:
+        return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]
+
+    def _take(self, rows: Tensor) -> Tensor:
+        laws = self._laws[rows.clamp(min=0).to(self._laws.device)]
+        absorbed = (rows < 0).nonzero().squeeze(-1).to(laws.device)
+        if len(absorbed):
+            laws[absorbed] = 0.0
+            laws[absorbed, self._absorbed_token] = 1.0
+        return laws

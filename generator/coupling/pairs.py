@@ -1,0 +1,182 @@
+"""Coupled pairs on their way: their tokens, what has ended or parted, and which stream serves whom.
+
+One step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
+(``generator.coupling.residual_branching``). Laws stay on the device that computes them; who needs which stream is
+decided on the CPU, from the tokens alone, so that a step waits for the device once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from generator.coupling.kernels import StreamKernels
+from generator.coupling.laws import LawTable
+from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+
+
+class Record:
+    """Step arrays of the pairs, [pairs, H] each, filled one column per position.
+
+    What is never written belongs to pairs with both sides absorbed: EOS on both, delta = f = 0.
+    """
+
+    def __init__(self, pairs: int, horizon: int, eos: int) -> None:
+        self._columns: dict[str, NDArray[Any]] = {
+            "x_token": np.full((pairs, horizon), eos, dtype=np.int32),
+            "y_token": np.full((pairs, horizon), eos, dtype=np.int32),
+            "delta": np.zeros((pairs, horizon), dtype=np.float32),
+            "f": np.zeros((pairs, horizon), dtype=np.float32),
+            "x_eos": np.ones((pairs, horizon), dtype=np.bool_),
+            "y_eos": np.ones((pairs, horizon), dtype=np.bool_),
+        }
+
+    def write(self, column: int, pairs: Tensor | slice, **values: Tensor) -> None:
+        """One position of ``pairs``: every column of ``events`` that a step has, [pairs] each, on the CPU."""
+        place = pairs if isinstance(pairs, slice) else pairs.numpy()
+        for name, value in values.items():
+            self._columns[name][place, column] = value.numpy()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All columns by their name in ``events``."""
+        return self._columns
+
+
+class CoupledPairs:
+    """Pairs (action, replicate) under the maximal coupling, advanced together.
+
+    ``pair_reference`` [pairs] is the reference of each pair, ``pair_cache`` [pairs] its action's cache, ascending;
+    ``reference_owner`` [references] says whose account a reference stream's evaluations go to: a cache, or 0. All three
+    are int64 on the CPU, as is everything here but laws and uniforms.
+    Pairs take no part before ``open`` (all of them, at the prompt) or ``join`` (some of them, at a branch).
+    """
+
+    def __init__(
+        self,
+        kernels: StreamKernels,
+        pair_reference: Tensor,
+        pair_cache: Tensor,
+        reference_owner: Tensor,
+        horizon: int,
+        savings: Savings = ALL_SAVINGS,
+    ) -> None:
+        absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
+        self._kernels, self._savings = kernels, savings
+        self._pair_reference = pair_reference
+        self._eos_tokens = torch.tensor(kernels.eos_tokens, dtype=torch.int64)
+        self._absent = absent
+        self._x = torch.full_like(reference_owner, absent)
+        self._y = torch.full_like(pair_cache, absent)
+        self._x_done = torch.ones_like(reference_owner, dtype=torch.bool)
+        self._y_done = torch.ones_like(pair_cache, dtype=torch.bool)
+        # Streams that may be wanted: references, then compressed ones along X, then along Y.
+        self._sizes = [len(reference_owner), len(pair_cache), len(pair_cache)]
+        self._cache = torch.cat([torch.zeros_like(reference_owner), pair_cache, pair_cache])
+        self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
+        self._label = self._labels(pair_cache)
+        self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
+        self._open = 0  # open streams
+        self.record = Record(len(pair_cache), horizon, absent)
+        self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
+        self.evaluations = torch.zeros_like(pair_cache)
+
+    def open(self, u_x: Tensor, u_pair: Tensor) -> None:
+        """Start every pair at the prompt and couple position 1; uniforms as in ``step``."""
+        self._x_done.fill_(value=False)
+        self._y_done.fill_(value=False)
+        self._row.fill_(0)  # all histories are empty
+        streams, _ = self._regroup()
+        self._couple(0, self._kernels.open(streams.cache.tolist()), u_x, u_pair)
+
+    def join(
+        self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
+    ) -> None:
+        """Let ``pairs`` in, which part at ``column`` with ``tokens`` (x, y) and delta = f = ``distance``.
+
+        Each has a reference of its own. ``rows`` are the parked streams of its reference and of its action's cache that
+        its histories go on from.
+        """
+        references = self._pair_reference[pairs]
+        x, y = tokens
+        x_eos, y_eos = torch.isin(x, self._eos_tokens), torch.isin(y, self._eos_tokens)
+        self._x[references], self._y[pairs] = x, y
+        self._x_done[references], self._y_done[pairs] = x_eos, y_eos
+        reference, on_x, on_y = torch.split(self._row, self._sizes)
+        reference[references] = rows[0] + self._open
+        on_x[pairs] = on_y[pairs] = rows[1] + self._open
+        self.record.write(column, pairs, x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
+
+    def step(self, column: int, u_x: Tensor, u_pair: Tensor) -> bool:
+        """Advance every pair to ``column``: u_x [references], u_pair [pairs, 2] (accept, residual), in [0, 1).
+
+        Returns whether a stream is left; without one nothing is recorded.
+        """
+        streams, owner = self._regroup()
+        self.rows_used.index_add_(0, owner, streams.share)
+        self._kernels.select(streams.row)
+        laws = self._kernels.advance(streams.token)
+        if not self._open:
+            return False
+        self._couple(column, laws, u_x, u_pair)
+        return True
+
+    def _labels(self, pair_cache: Tensor) -> Tensor:
+        """What keeps streams apart that could be one, of every stream that may be wanted."""
+        savings = self._savings
+        reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
+        if savings.share_equal_histories:
+            # Without a reference in common each pair has its own, of which those of one action may still be one.
+            reference = torch.zeros_like(reference) if savings.share_reference else pair_cache
+            on_x = on_y = torch.zeros_like(on_x)
+        return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if savings.share_until_parting else 1)])
+
+    def _done(self) -> Tensor:
+        """Of every stream that may be wanted, whether its side has ended."""
+        return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
+
+    def _regroup(self) -> tuple[DistinctStreams, Tensor]:
+        """The streams of the next position, and whose account each wanted one goes to.
+
+        What has ended is dropped, what has parted becomes two.
+        """
+        wanted = self._row >= 0
+        if self._savings.drop_ended:
+            wanted &= ~self._done()
+        tokens = torch.cat([self._x, self._x[self._pair_reference], self._y])
+        streams = distinct_streams(*(part[wanted] for part in (self._cache, self._row, tokens, self._label)))
+        self._row = torch.full_like(self._row, -1).masked_scatter_(wanted, streams.place)
+        self._open = len(streams.row)
+        return streams, self._owner[wanted]
+
+    def _couple(self, column: int, laws: Tensor, u_x: Tensor, u_pair: Tensor) -> None:
+        """Draw the tokens of ``column`` from the laws of the open streams, and record them."""
+        own = self._row.masked_fill(self._done(), -1)  # the row of each law; -1 for the point mass on EOS
+        reference, on_x, on_y = torch.split(own, self._sizes)
+        p, active = reference[self._pair_reference], ~(self._x_done[self._pair_reference] & self._y_done)
+        self.evaluations += active
+
+        drawn, coupled = (reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
+        forced = ((on_x >= 0) & (on_x != on_y)).nonzero().squeeze(-1)
+        table, device = LawTable(laws, self._absent), laws.device
+        x = torch.full_like(self._x, self._absent, device=device)
+        x[drawn.to(device)] = table.draw(reference[drawn], u_x[drawn.to(device)])
+        pair_x = x[self._pair_reference[coupled].to(device)]
+        y, distance = table.couple(p[coupled], on_y[coupled], pair_x, u_pair[coupled.to(device)])
+        forced_distance = table.distance(p[forced], on_x[forced])
+
+        self._x, self._y = x.cpu(), torch.full_like(self._y, self._absent)
+        self._y[coupled] = y.cpu()
+        delta = torch.zeros(len(self._y), dtype=torch.float64)
+        delta[coupled] = distance.cpu()
+        f = delta.masked_fill(on_x < 0, 0.0)  # delta itself while the pair agrees
+        f[forced] = forced_distance.cpu()
+        self._x_done |= torch.isin(self._x, self._eos_tokens)
+        self._y_done |= torch.isin(self._y, self._eos_tokens)
+        x_token, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
+        self.record.write(
+            column, slice(None), x_token=x_token, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
+        )  # fmt: skip

@@ -1,0 +1,203 @@
+"""Survival-weighted residual branching: no replicate is spent on a pair that agrees to the end (paper, sec. "swrb").
+
+One replicate scans a common prefix U drawn from the overlap of both laws, weighs at every position s the residual
+branch there (w_s = S e_s), starts one branch at J with probability w_J / M, M the sum of the weights, and continues the
+coupling from there to the horizon. Written once against ``generator.coupling.kernels.StreamKernels``.
+
+J is drawn while scanning: position s replaces the candidate with probability w_s over the weights so far, which leaves
+each position with probability w_s / M. So no law is kept or computed again: the residual pair is drawn on the spot, and
+the scan's caches, cut back to U_<J, serve the branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from generator.coupling.kernels import StreamKernels
+from generator.coupling.laws import LawTable, draw, total_variation
+from generator.coupling.pairs import CoupledPairs
+from generator.coupling.rollout import ActionReplicates
+from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+
+SCAN_UNIFORMS = 4  # U_s, whether s replaces the candidate, the residual tokens of X and of Y
+PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
+
+
+@dataclass(frozen=True)
+class ResidualBranches:
+    """What one action's replicates recorded; arrays are [replicates, H] or [replicates], positions 1..H."""
+
+    token: NDArray[np.int32]  # U_t; -1 where survival reached 0 and nothing was drawn
+    deficit: NDArray[np.float64]  # e_t
+    weight: NDArray[np.float64]  # w_t
+    ended: NDArray[np.bool_]  # from U's EOS on
+    scanned: NDArray[np.int64]  # last position of the scan
+    branch: NDArray[np.int64]  # J; 0 where M = 0
+    steps: dict[str, NDArray[Any]]  # the branches' columns of ``events``; meaningful from J on
+    laws: float  # stream-steps of both phases, its share of shared ones
+    pair_evaluations: int  # positions scanned or continued that were not yet absorbed on both sides
+
+
+def branch_replicates(
+    kernels: StreamKernels, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+) -> list[ResidualBranches]:
+    """Scan and branch every replicate of every action; returns one ``ResidualBranches`` per action, in order.
+
+    Every action's uniforms are [replicates, H, PURPOSES].
+    """
+    uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions])).to(kernels.device)
+    pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
+    scan = _Scan(kernels, pair_cache, horizon, savings)
+    scan.run(uniforms)
+    pairs = _continue(kernels, scan, pair_cache, uniforms[:, :, SCAN_UNIFORMS:], savings)
+
+    steps, branch = pairs.record.arrays(), scan.branch.numpy()
+    token, deficit, weight, ended, scanned = (
+        part.numpy() for part in (scan.token, scan.deficit, scan.weight, scan.ended, scan.scanned)
+    )
+    evaluations = (scan.evaluations + pairs.evaluations).numpy()
+    laws = (scan.laws + pairs.rows_used).tolist()
+    results, start = [], 0
+    for action in actions:
+        own = slice(start, start + len(action.replicates))
+        start = own.stop
+        results.append(
+            ResidualBranches(
+                token=token[own],
+                deficit=deficit[own],
+                weight=weight[own],
+                ended=ended[own],
+                scanned=scanned[own],
+                branch=branch[own],
+                steps={name: values[own] for name, values in steps.items()},
+                laws=laws[action.cache],
+                pair_evaluations=int(evaluations[own].sum()),
+            )
+        )
+    return results
+
+
+class _Scan:
+    """The overlap scan of all pairs, and the residual branch that each has drawn; on the CPU but for laws."""
+
+    def __init__(self, kernels: StreamKernels, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
+        pairs = len(pair_cache)
+        eos = kernels.eos_tokens
+        self._kernels, self._pair_cache, self._savings = kernels, pair_cache, savings
+        self._absent = eos[0] if eos else 0
+        self._eos_tokens = torch.tensor(eos, dtype=torch.int64)
+        self.token = torch.full((pairs, horizon), self._absent, dtype=torch.int32)
+        self.deficit = torch.zeros((pairs, horizon), dtype=torch.float64)
+        self.weight = torch.zeros_like(self.deficit)
+        self.ended = torch.ones((pairs, horizon), dtype=torch.bool)
+        self.scanned = torch.full((pairs,), horizon)
+        self.branch = torch.zeros_like(self.scanned)
+        self.residual = torch.zeros((2, pairs), dtype=torch.int64)
+        self.parked = torch.full((2, pairs), -1)  # numbers of the reference's and the action's stream
+        self.evaluations = torch.zeros_like(self.scanned)
+        self.laws = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)
+        self._row = torch.zeros((2, pairs), dtype=torch.int64)  # open streams of the reference and of the action
+        self._survival = torch.ones(pairs, dtype=torch.float64)
+        self._mass = torch.zeros_like(self._survival)
+        self._parked = 0
+
+    def run(self, uniforms: Tensor) -> None:
+        """Walk to the horizon, to U's EOS, or to where survival reaches 0; uniforms [pairs, H, >= SCAN_UNIFORMS]."""
+        live = torch.arange(len(self._pair_cache))
+        streams = self._streams(live, torch.zeros_like(live))
+        laws = self._kernels.open(streams.cache.tolist())
+        for column in range(self.token.shape[1]):
+            goes_on, token = self._position(live, column, laws, uniforms[live.to(laws.device), column])
+            stays = goes_on.nonzero().squeeze(-1)
+            if column + 1 == self.token.shape[1]:
+                stays = stays[:0]
+            self._park(live, stays)
+            live = live[stays]
+            if not len(live):
+                break
+            streams = self._streams(live, token[stays])
+            self._kernels.select(streams.row)
+            laws = self._kernels.advance(streams.token)
+            self.laws.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
+        self._kernels.rewind()
+
+    def _streams(self, live: Tensor, token: Tensor) -> DistinctStreams:
+        """The streams with which the ``live`` pairs go on."""
+        cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
+        label = torch.zeros_like(live) if self._savings.share_equal_histories else live
+        streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
+        self._row[:, live] = streams.place.view(2, -1)
+        return streams
+
+    def _position(self, live: Tensor, column: int, laws: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Weigh and draw one position of the ``live`` pairs: which of them go on [live], and their tokens [live]."""
+        self.evaluations[live] += 1
+        parts = [
+            _overlap(p, q, u[part])
+            for part, p, q in LawTable(laws, self._absent).pairs(self._row[0, live], self._row[1, live])
+        ]
+        deficit, token, residual_x, residual_y = (torch.cat(columns).cpu() for columns in zip(*parts, strict=True))
+
+        weight = self._survival[live] * deficit
+        self._survival[live] *= 1 - deficit
+        self._mass[live] += weight
+        replaces = ((weight > 0) & (u[:, 1].cpu() * self._mass[live] < weight)).nonzero().squeeze(-1)
+        self.branch[live[replaces]] = column + 1
+        self.residual[:, live[replaces]] = torch.stack([residual_x, residual_y])[:, replaces]
+
+        survives = self._survival[live] > 0
+        ends = torch.isin(token, self._eos_tokens) & survives
+        self.token[live, column] = torch.where(survives, token, -1).to(torch.int32)
+        self.deficit[live, column], self.weight[live, column] = deficit, weight
+        self.ended[live, column] = ends
+        self.scanned[live[~survives]] = column + 1
+        return survives & ~ends, token
+
+    def _park(self, live: Tensor, stays: Tensor) -> None:
+        """Keep the streams of pairs that stop scanning here and have a branch to continue."""
+        stops = torch.ones(len(live), dtype=torch.bool)
+        stops[stays] = False
+        pairs = live[stops & (self.branch[live] > 0)]
+        if len(pairs):
+            rows, number = torch.unique(self._row[:, pairs], return_inverse=True)
+            self._kernels.park(rows)
+            self.parked[:, pairs] = number + self._parked
+            self._parked += len(rows)
+
+
+def _overlap(p: Tensor, q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap, and one of each residual, [B]."""
+    overlap = torch.minimum(p, q)
+    shares = overlap.sum(-1) > 0
+    excess_x, excess_y = (p - q).clamp_(min=0.0), (q - p).clamp_(min=0.0)
+    # Laws that differ in their last bit may leave an excess on one side only: then there is nothing to branch to.
+    differs = (excess_x.sum(-1) > 0) & (excess_y.sum(-1) > 0)
+    deficit = torch.where(differs, total_variation(p, q), 0.0)
+    deficit = torch.where(shares, deficit, 1.0)
+    token = draw(torch.where(shares[:, None], overlap, p), u[:, 0])
+    return deficit, token, draw(excess_x, u[:, 2]), draw(excess_y, u[:, 3])
+
+
+def _continue(
+    kernels: StreamKernels, scan: _Scan, pair_cache: Tensor, uniforms: Tensor, savings: Savings
+) -> CoupledPairs:
+    """Continue every branch from its residual pair to the horizon; uniforms [pairs, H, 3]."""
+    own = torch.arange(len(pair_cache))
+    horizon = uniforms.shape[1]
+    pairs = CoupledPairs(kernels, own, pair_cache, pair_cache, horizon, savings)
+    for column in range(horizon):
+        if column:
+            pairs.step(column, uniforms[:, column, 0], uniforms[:, column, 1:])
+        joining = (scan.branch == column + 1).nonzero().squeeze(-1)
+        if len(joining):
+            x, y = scan.residual[:, joining]
+            reference, compressed = scan.parked[:, joining]
+            pairs.join(joining, column, (x, y), scan.deficit[joining, column], (reference, compressed))
+    return pairs

@@ -1,0 +1,103 @@
+"""Eviction after prefill: a selector's choice, checked, hashed, and gathered into a compact cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.attention import PrefixLayer, PromptLayer
+from generator.selectors import Full, Selector
+from schema.errors import InputError, OperationError
+from schema.retention import Retention
+
+
+@dataclass(frozen=True)
+class CompactCache:
+    """What is left of a prompt: kept entries per layer, their indices, and the lengths that positions need."""
+
+    layers: tuple[PrefixLayer, ...]
+    indices: tuple[Tensor, ...]  # per layer int32 [KV heads, kept entries of the layer], ascending
+    extents: Tensor  # int64 [layers, 2]: true prompt length n and kept entries of the layer
+    kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
+
+    @property
+    def kept_entries(self) -> int:
+        """m, per KV head and layer; the exact mean of layers that keep different numbers."""
+        return sum(index.shape[-1] for index in self.indices) // len(self.indices)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of kept keys and values, as the tensors hold them."""
+        return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the kept indices."""
+        return sum(index.nbytes for index in self.indices)
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes of the per-layer lengths."""
+        return int(self.extents.nbytes)
+
+
+def kept_entries(selector: Selector, retention: Retention, entries: int, where: str) -> int:
+    """The exact m for a prompt of n ``entries``; InputError (naming ``where``) when m cannot hold window and sinks."""
+    kept = retention.kept(entries)
+    if kept >= entries:
+        return entries
+    needed = max(selector.window + selector.sinks, 1)
+    if kept < needed:
+        raise InputError(
+            f"{where}: keep = {retention} retains {kept} of {entries} prompt entries, "
+            f"below the {needed} that its window ({selector.window}) and sinks ({selector.sinks}) need"
+        )
+    return kept
+
+
+def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:
+    """Keep ``kept`` entries of every KV head and layer, or as many on average where the selector has budgets of layers.
+
+    OperationError if the selector breaks its promise.
+    """
+    entries = prompt[0].key.shape[1]
+    chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
+    budgets = chooser.budgets(kept, entries, len(prompt))
+    if len(budgets) != len(prompt) or sum(budgets) != kept * len(prompt):
+        raise OperationError(
+            f"selector {type(selector).__name__} broke its promise: its {len(budgets)} budgets sum to {sum(budgets)}, "
+            f"and {len(prompt)} layers keep {kept} each on average"
+        )
+    layers, indices, hashes = [], [], []
+    for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
+        index = chooser.keep(layer, budget)
+        _check(index, layer, budget, chooser, number)
+        gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
+        layers.append(PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather)))
+        indices.append(index.to(torch.int32).contiguous())
+        hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
+    extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
+    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes))
+
+
+def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:
+    """Retained sets are asserted, not trusted: count, order, range, window and sinks."""
+    heads, entries, _ = layer.key.shape
+    window = torch.arange(entries - selector.window, entries, device=index.device)
+    sinks = torch.arange(selector.sinks, device=index.device)
+    sound = (
+        index.shape == (heads, kept)
+        and bool((index[:, 1:] > index[:, :-1]).all())
+        and bool((index >= 0).all() and (index < entries).all())
+        and bool((index[:, kept - selector.window :] == window).all())
+        and bool((index[:, : selector.sinks] == sinks).all())
+    )
+    if not sound:
+        raise OperationError(
+            f"selector {type(selector).__name__} broke its promise in layer {number}: it must keep exactly {kept} "
+            f"sorted positions per head, the {selector.window} last and {selector.sinks} first ones among them"
+        )

@@ -1,0 +1,70 @@
+"""What of a model lies on this machine, in a folder or in the Hugging Face cache. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from generator.transformer.loading import ARCHITECTURES, EMBEDDED_FOLDER, EMBEDDED_ID
+
+_CACHED = "models--"  # how the cache's folders of models begin; the id follows, "--" for "/"
+
+
+def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
+    """The contents of ``config.json``; None where it is not here or cannot be read."""
+    return _json(model_id, "config.json", revision)
+
+
+def has_local_weights(model_id: str, revision: str | None = None) -> bool:
+    """Whether all of the model's weights are here."""
+    folder = _folder(model_id)
+    if folder is not None:
+        return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        if _file(model_id, whole, revision) is not None:
+            return True
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        places = (_json(model_id, index, revision) or {}).get("weight_map")
+        if places:
+            return all(_file(model_id, shard, revision) is not None for shard in set(places.values()))
+    return False
+
+
+def cached_models() -> dict[str, str]:
+    """Ids of supported models in the cache, each with its architecture."""
+    found = {}
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):
+        model_id = folder.name.removeprefix(_CACHED).replace("--", "/")
+        for name in (local_configuration(model_id) or {}).get("architectures") or []:
+            if name in ARCHITECTURES:
+                found[model_id] = name
+    return found
+
+
+def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | None:
+    file = _file(model_id, name, revision)
+    try:
+        content = None if file is None else json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _folder(model_id: str) -> Path | None:
+    folder = EMBEDDED_FOLDER if model_id == EMBEDDED_ID else Path(model_id).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def _file(model_id: str, name: str, revision: str | None) -> Path | None:
+    folder = _folder(model_id)
+    if folder is not None:
+        return folder / name if (folder / name).is_file() else None
+    try:
+        cached = try_to_load_from_cache(model_id, name, revision=revision)
+    except HFValidationError:  # not a name that a Hugging Face repository can have
+        return None
+    return Path(cached) if isinstance(cached, str) else None

@@ -1,0 +1,72 @@
+"""``kvdrift list``: what can be named in a study file or a query."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from schema.errors import InputError, nearest
+from schema.study import FINITE_STATE
+
+
+def listing(what: str) -> str:
+    """A line per selector, task, view or model kind; InputError for anything else."""
+    listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models}
+    if what not in listers:
+        raise InputError(f"list {what}: {nearest(what, listers)}")
+    rows = listers[what]()
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _selectors() -> list[tuple[str, str]]:
+    from generator.selectors import SELECTORS, default_parameters
+    from generator.selectors.kvpress import PREFIX, KVPress
+    from generator.selectors.kvpress_presses import PRESSES
+
+    rows = []
+    for name, selector in SELECTORS.items():
+        parameters = [f"{key} = {value}" for key, value in default_parameters(selector).items()]
+        rows.append((name, "; ".join([selector.summary, *parameters, *_paper(selector)])))
+    return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
+
+
+def _paper(selector: type) -> list[str]:
+    """What the selector's module cites in its first line, as in (Li et al. 2024, arXiv:2404.14469)."""
+    return re.findall(r"\(([^()]*arXiv:[0-9.]+)\)", sys.modules[selector.__module__].__doc__ or "")[:1]
+
+
+def _tasks() -> list[tuple[str, str]]:
+    from generator.documents.registry import SOURCES
+
+    rows = []
+    for name, source in SOURCES.items():
+        rows.append((name, source.summary))
+        rows += [
+            (f"{name}: {task}", "made here, from a seed" if source.makes(task) else "from files")
+            for task in source.tasks
+        ]
+    rows.append((FINITE_STATE, "the systems of a finite-state model, each a document; no tasks, no length"))
+    return rows
+
+
+def _views() -> list[tuple[str, str]]:
+    from sql.catalog import describe_views
+
+    return [(view.view, f"{view.description} ({', '.join(view.columns)})") for view in describe_views()]
+
+
+def _models() -> list[tuple[str, str]]:
+    from generator.transformer.loading import ARCHITECTURES, EMBEDDED_ID
+    from generator.transformer.local_folders import cached_models, has_local_weights
+
+    rows = [
+        (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),
+        ("a local folder", f"config.json and weights of {', '.join(ARCHITECTURES)} with full attention in all layers"),
+        ("a Hugging Face id", "the same architectures, as transformers finds them"),
+    ]
+    for name, architecture in cached_models().items():
+        missing = "" if has_local_weights(name) else ", without its weights"
+        rows.append((name, f"in the Hugging Face cache: {architecture}{missing}"))
+    families = 'family = "mixture" with an alphabet, or tables = FILE'
+    return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]

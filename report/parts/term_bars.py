@@ -1,0 +1,121 @@
+"""Differences to the baseline as stacked bars of their terms: the gap in R, and the gap in R − F by EOS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.numbers import MISSING, decimals_for, fixed, interval, point
+from report.printing.strokes import WIDTH, errors, published_handle
+from report.reading.estimates import Estimate, Estimates
+from report.reading.quantities import POOLED, Unit
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: a difference of an action to the baseline, in one stratum or pooled."""
+
+    label: str
+    action: str
+    baseline: str
+    stratum: str = POOLED
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a bar stacks: (quantity, label, colour, hatch) of each term, what they add up to, and the share in print."""
+
+    total: str
+    share: str
+    share_label: str
+    axis: str
+    terms: tuple[tuple[str, str, str, str], ...]
+
+
+GAP = Terms(
+    "gap",
+    "exposure_share",
+    "exposure share",
+    "gap in token mismatch to the baseline (percentage points)",
+    (
+        ("exposure_term", "exposure: apart longer", "#3e8191", ""),
+        ("rate_term", "rate: apart more often", "#e3bd85", "////"),
+        ("occurrence_term", "occurrence: first mismatch", "#343a46", ""),
+    ),
+)
+EOS = Terms(
+    "history_gap",
+    "eos_share",
+    "EOS share",
+    "difference in R (TV) − F to the baseline (percentage points)",
+    (
+        ("pre_eos", "before either EOS", "#3e8191", ""),
+        ("eos_related", "at or after an EOS", "#e3bd85", "////"),
+    ),
+)
+
+
+def term_bars(estimates: Estimates, bars: Sequence[Bar], terms: Terms) -> Figure:
+    """Each difference as a stacked bar of its terms with its interval; its value and one share in print beside it."""
+    figure = new_figure(WIDTH, 1.35 + 0.42 * len(bars))
+    axes, beside = figure.subplots(1, 2, width_ratios=(3, 1.3))
+    totals = [estimates.get(terms.total, bar.action, bar.baseline, stratum=bar.stratum) for bar in bars]
+    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+        _stack(axes, estimates, bar, place, terms)
+        _total(axes, total, place)
+    axes.use_sticky_edges = False  # room beyond the longest bar
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(bars)), [f" {bar.label}" for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(terms.axis)
+    decimals = decimals_for(totals, Unit.POINTS)
+    beside.set_axis_off()
+    beside.set_xlim(0, 1)
+    beside.set_ylim(axes.get_ylim())
+    beside.text(0, -0.62, "total, pp", va="bottom", color=QUIET)
+    beside.text(1, -0.62, terms.share_label, va="bottom", ha="right", color=QUIET)
+    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+        share = estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum)
+        value = f"{point(total, Unit.POINTS, decimals)} {interval(total, Unit.POINTS, decimals)}".rstrip()
+        beside.text(0, place, value, va="center")
+        beside.text(1, place, _share(share), va="center", ha="right", fontweight="bold")
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label) for _, label, colour, hatch in terms.terms
+    ]
+    if any(total.published is not None for total in totals):
+        handles.append(published_handle("D"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=4)
+    return figure
+
+
+def _stack(axes: Axes, estimates: Estimates, bar: Bar, place: int, terms: Terms) -> None:
+    right, left = 0.0, 0.0
+    for quantity, _, colour, hatch in terms.terms:
+        value = estimates.get(quantity, bar.action, bar.baseline, stratum=bar.stratum).estimate
+        if value is None:
+            continue
+        width = 100 * value
+        start = right if width >= 0 else left
+        axes.barh(place, width, left=start, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+        right, left = (right + width, left) if width >= 0 else (right, left + width)
+
+
+def _total(axes: Axes, total: Estimate, place: int) -> None:
+    if total.estimate is not None and total.has_interval:
+        axes.errorbar([total.estimate * 100], [place], xerr=errors(total), color=INK, linewidth=1.2, capsize=3.5)
+    if total.published is not None:
+        axes.plot([100 * total.published], [place], marker="D", markersize=6.5, markerfacecolor="white",
+                  markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
+
+
+def _share(row: Estimate) -> str:
+    return MISSING if row.estimate is None else f"{fixed(100 * row.estimate, 1)}%"

@@ -1,0 +1,1 @@
+"""Numbers, tables, figures and LaTeX in print; nothing is read here."""

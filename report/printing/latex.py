@@ -1,0 +1,103 @@
+r"""A table as LaTeX: a ``table`` float that needs the package ``booktabs`` and nothing else.
+
+Under each row of numbers stands a row with their intervals, and one with the paper's numbers where there are any.
+Units stand in the head. Text is escaped; Greek and the other signs of this page become math, so pdflatex takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from report.printing.blocks import Cell, Table
+
+_SIGNS = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "\u00a0": "~", "–": "--", "—": "---", "’": "'", "“": "``", "”": "''",
+    "…": r"\ldots{}", "−": "$-$", "·": r"$\cdot$", "×": r"$\times$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$",
+    "≠": r"$\neq$", "→": r"$\to$", "∈": r"$\in$", "∅": r"$\emptyset$", "τ": r"$\tau$", "δ": r"$\delta$",
+    "ε": r"$\varepsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "Π": r"$\Pi$", "Σ": r"$\Sigma$", "Ē": r"$\bar{E}$",
+    "C̄": r"$\bar{C}$", "₀": "$_0$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$",
+    "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
+}  # fmt: skip
+_LONGEST = 2  # characters: C with a combining bar
+_MANY_COLUMNS = 7
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX prints it; a sign that is not known stands as it is, for engines that read Unicode."""
+    written: list[str] = []
+    place = 0
+    while place < len(text):
+        part = text[place : place + _LONGEST]
+        if part not in _SIGNS:
+            part = text[place]
+        sign = _SIGNS.get(part, part)
+        if sign.startswith("$") and written and written[-1].startswith("$"):  # neighbouring math is one formula
+            written[-1] = written[-1][:-1] + sign[1:]
+        else:
+            written.append(sign)
+        place += len(part)
+    return "".join(written)
+
+
+def write_tex(table: Table, folder: Path) -> None:
+    """Write ``NAME.tex``."""
+    (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8", newline="\n")
+
+
+def latex(table: Table) -> str:
+    """The table as a float with its title and note as caption."""
+    kinds = "".join("l" if column.left else "r" for column in table.columns)
+    size = r"\scriptsize" if len(kinds) > _MANY_COLUMNS else r"\small"
+    heads = [escape(column.head) for column in table.columns]
+    lines = [
+        "% Needs \\usepackage{booktabs}.",
+        r"\begin{table}[t]",
+        rf"\centering{size}\setlength{{\tabcolsep}}{{4pt}}",
+        rf"\begin{{tabular}}{{@{{}}{kinds}@{{}}}}",
+        r"\toprule",
+        _line(heads),
+    ]
+    if any(column.unit for column in table.columns):
+        lines.append(_line([escape(column.unit) for column in table.columns]))
+    lines.append(r"\midrule")
+    group = ""
+    for row in table.rows:
+        if row.group and row.group != group:
+            lines += [] if not group else [r"\addlinespace"]
+            lines.append(rf"\multicolumn{{{len(kinds)}}}{{@{{}}l}}{{\textit{{{escape(row.group)}}}}} \\")
+            group = row.group
+        lines += _row(row.cells)
+    caption = ". ".join(part for part in (escape(table.title), escape(table.note)) if part)
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _row(cells: Sequence[Cell]) -> list[str]:
+    """A row with its intervals and published numbers under it; words under a label go on in the label's line."""
+    first = [
+        _guarded(escape(cell.text + cell.mark + (f" ({cell.under})" if cell.left and cell.under else "")))
+        for cell in cells
+    ]
+    below = [
+        ["" if cell.left else cell.under for cell in cells],
+        [cell.published for cell in cells],
+    ]
+    return [
+        _line(first),
+        *(
+            _line([rf"{{\scriptsize {escape(text)}}}" if text else "" for text in texts])
+            for texts in below if any(texts)
+        ),
+    ]  # fmt: skip
+
+
+def _guarded(text: str) -> str:
+    """A cell after a line break must not begin with a bracket: LaTeX would read an option of the break."""
+    return f"{{{text}}}" if text.startswith(("[", "*")) else text
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

@@ -1,0 +1,133 @@
+"""How estimates are drawn: curves with bands, points with bars, axes in percent, and the paper's as open markers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from report.printing.canvas import INK, QUIET, ActionStyle
+from report.reading.estimates import Estimate
+
+WIDTH = 9.0
+BAND = 0.16
+_PALE = 0.45
+_OPEN_SIZE = 7.5
+
+
+def curve(axes: Axes, rows: list[Estimate], style: ActionStyle) -> None:
+    """A profile as a line, its intervals as a band."""
+    axes.plot(*points(rows), color=style.colour, linestyle=style.dashes)
+    banded = [row for row in rows if row.low is not None and row.high is not None]
+    if banded:
+        axes.fill_between(
+            [row.x or 0 for row in banded],
+            [100 * (row.low or 0.0) for row in banded],
+            [100 * (row.high or 0.0) for row in banded],
+            color=style.colour, alpha=BAND, linewidth=0,
+        )  # fmt: skip
+
+
+def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
+    """Places and values (%) of a profile."""
+    return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
+
+
+def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
+    """Distances from the point to both ends, never below zero: a percentile interval may leave its point outside."""
+    value = row.estimate or 0.0
+    low, high = (value if end is None else end for end in (row.low, row.high))
+    return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
+
+
+def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
+    """An estimate as a point on a horizontal scale with its interval, and the paper's around or beside it."""
+    if row.estimate is None:
+        return
+    axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
+                  markersize=5, linewidth=1.2, capsize=2.5, alpha=_PALE if pale else 1.0)  # fmt: skip
+    open_markers(axes, [100 * row.published] if row.published is not None else [], [place], style)
+
+
+def upright(axes: Axes, places: list[float], rows: list[Estimate], style: ActionStyle) -> None:
+    """Estimates joined by a line on a vertical scale with their intervals, and the paper's beside them."""
+    values = [100 * (row.estimate or 0.0) for row in rows]
+    axes.plot(places, values, color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=4.5,
+              linewidth=1.2)  # fmt: skip
+    for place, value, row in zip(places, values, rows, strict=True):
+        if row.has_interval:
+            axes.errorbar([place], [value], yerr=errors(row), color=style.colour, linewidth=1.2, capsize=3)
+        if row.published is not None:
+            open_markers(axes, [place + 0.05], [100 * row.published], style)
+
+
+def published_points(axes: Axes, rows: list[Estimate], style: ActionStyle, *, every: int = 1) -> None:
+    """The paper's numbers along a profile, ``every`` so many positions."""
+    known = [row for row in rows if row.published is not None]
+    kept = [row for place, row in enumerate(known) if place % every == 0 or row is known[-1]]
+    open_markers(axes, [float(row.x or 0) for row in kept], [100 * (row.published or 0.0) for row in kept], style)
+
+
+def open_markers(axes: Axes, x: Sequence[float], y: Sequence[float], style: ActionStyle) -> None:
+    """Markers without a filling: what the paper prints."""
+    if x:
+        axes.plot(x, y, linestyle="none", marker=style.marker, markersize=_OPEN_SIZE, markerfacecolor="none",
+                  markeredgecolor=style.colour, markeredgewidth=1.1, zorder=4, clip_on=False)  # fmt: skip
+
+
+def published_handle(marker: str = "o") -> Line2D:
+    """The legend entry of open markers."""
+    return Line2D([], [], linestyle="none", marker=marker, markersize=_OPEN_SIZE, markerfacecolor="none",
+                  markeredgecolor=QUIET, markeredgewidth=1.1, label="open: published")  # fmt: skip
+
+
+def action_legend(
+    figure: Figure, styles: dict[str, ActionStyle], *, marker: bool = False, published: bool = False
+) -> None:
+    """One legend for a whole figure, above it."""
+    handles = [style.handle(action, marker=marker) for action, style in styles.items()]
+    if published:
+        handles.append(published_handle())
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), handlelength=3.4)
+
+
+def percent_axis(axes: Axes, label: str) -> None:
+    """A vertical axis of percent with few, round ticks."""
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def position_axis(axes: Axes, last: int, label: str, first: int = 1) -> None:
+    """A horizontal axis of positions, lags or depths from ``first`` to ``last``."""
+    ticks = sorted({first, *(round(last * part / 4) for part in (1, 2, 3)), last})
+    axes.set_xticks([tick for tick in ticks if tick >= first])
+    axes.set_xlim(first, last)
+    axes.set_xlabel(label)
+
+
+def log_axis(axes: Axes) -> None:
+    """A vertical logarithmic axis whose ticks are plain numbers: powers of 10, between them 2 and 5 on short ranges."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def headroom(axes: Axes, share: float) -> None:
+    """Room for words above the curves; no tick above 100%."""
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
+    axes.set_ylim(low, min(high, 102.0) + share * (min(high, 102.0) - low))
+
+
+def zero_line(axes: Axes, *, upright: bool) -> None:
+    """The line of no difference."""
+    if upright:
+        axes.axvline(0, color=INK, linewidth=0.8)
+    else:
+        axes.axhline(0, color=INK, linewidth=0.8)

@@ -1,0 +1,194 @@
+"""The estimates of one study, model and split, looked up by quantity; points of the views where an estimate lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from report.reading.quantities import EXPLORATORY, POINT_VIEWS, POOLED, PRESPECIFIED, PRIMARY, PointView
+from report.reading.source import Row, StudyRows
+
+_Series = tuple[str, str, str, str | None]
+_Place = tuple[str, str, str, str | None, int | None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that the paper prints, as a fraction or in tokens, with its interval where it prints one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number of the page with its interval and status, and the paper's beside it; what is unknown is None."""
+
+    stratum: str
+    action: str
+    baseline: str | None
+    quantity: str
+    x: int | None = None
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    draws: int | None = None
+    documents: int | None = None
+    family: str | None = None
+    status: str | None = None
+    published: float | None = None
+    published_low: float | None = None
+    published_high: float | None = None
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether both ends are there."""
+        return self.low is not None and self.high is not None
+
+    @property
+    def standing(self) -> str:
+        """``primary`` where the plan named it and its level is adjusted for the family; ``exploratory`` otherwise."""
+        return PRIMARY if self.status == PRESPECIFIED and self.family is not None else EXPLORATORY
+
+    def excludes_zero(self) -> bool:
+        """Whether zero is outside the interval; not so without one."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def as_row(self) -> Row:
+        """All fields by name, for a CSV file."""
+        return asdict(self)
+
+
+ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
+
+
+class Estimates:
+    """Estimates by quantity. What is missing comes back with no number, so that a page can show that it is missing."""
+
+    def __init__(self, rows: Iterable[Estimate]) -> None:
+        self._series: dict[_Series, dict[int | None, Estimate]] = {}
+        for row in rows:
+            series = (row.quantity, row.stratum, row.action, row.baseline)
+            self._series.setdefault(series, {})[row.x] = row
+        self.stale: list[str] = []
+
+    def get(
+        self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
+    ) -> Estimate:
+        """One estimate, or one without a number."""
+        found = self._series.get((quantity, stratum, action, baseline), {}).get(x)
+        return found or Estimate(stratum, action, baseline, quantity, x)
+
+    def profile(
+        self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED
+    ) -> list[Estimate]:
+        """Estimates of a profile with a number, by position, lag or block."""
+        series = self._series.get((quantity, stratum, action, baseline), {})
+        return [series[x] for x in sorted(x for x in series if x is not None) if series[x].estimate is not None]
+
+    def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
+        """Whether the pooled quantity is there, with or without a number."""
+        return (quantity, POOLED, action, baseline) in self._series
+
+    def all(self) -> list[Estimate]:
+        """Every estimate, in a fixed order."""
+        return [
+            self._series[series][x]
+            for series in sorted(self._series, key=lambda key: (key[0], key[1] != POOLED, *key[1:3], key[3] or ""))
+            for x in sorted(self._series[series], key=lambda x: -1 if x is None else x)
+        ]
+
+    def known(self, *quantities: str) -> bool:
+        """Whether any of these quantities has a number anywhere."""
+        return any(
+            row.estimate is not None
+            for key, series in self._series.items() if key[0] in quantities
+            for row in series.values()
+        )  # fmt: skip
+
+    def compared(self, published: Mapping[_Place, Published]) -> Estimates:
+        """The same with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
+        rows = []
+        for row in self.all():
+            found = published.get((row.quantity, row.stratum, row.action, row.baseline, row.x))
+            if found is None:
+                rows.append(row)
+            else:
+                rows.append(replace(row, published=found.value, published_low=found.low, published_high=found.high))
+        made = Estimates(rows)
+        made.stale = self.stale
+        return made
+
+    @property
+    def have_published(self) -> bool:
+        """Whether any estimate has the paper's number beside it."""
+        return any(row.published is not None for series in self._series.values() for row in series.values())
+
+    @property
+    def have_intervals(self) -> bool:
+        """Whether any estimate has an interval."""
+        return any(row.has_interval for series in self._series.values() for row in series.values())
+
+
+def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> Estimates:
+    """Estimates of a split for ``actions``; without a plan (``planned`` false) nothing counts as prespecified.
+
+    A quantity that ``estimates`` lacks for some action is taken from its view, as a point without an interval.
+    """
+    wanted = set(actions)
+    analyzed = Estimates(
+        _from_stored(row, planned=planned)
+        for row in source.of("estimates", split=split)
+        if row["action"] in wanted and (row["baseline"] is None or row["baseline"] in wanted)
+    )
+    points: list[Estimate] = []
+    for view in POINT_VIEWS:
+        if _covers(analyzed, view, actions) and view.view != "decomposition":
+            continue
+        pooled = {view.one_of_many: None} if view.one_of_many else {}
+        rows = source.of(view.view, split=split, **pooled)
+        points += [point for row in rows for point in _from_view(row, view) if point.action in wanted]
+    merged = Estimates([*points, *analyzed.all()])
+    merged.stale = _stale(points, analyzed)
+    return merged
+
+
+def _from_stored(row: Row, *, planned: bool) -> Estimate:
+    values: Row = {name: row.get(name) for name in ESTIMATE_COLUMNS}
+    if not planned:
+        values["status"] = EXPLORATORY
+    return Estimate(**values)
+
+
+def _from_view(row: Row, view: PointView) -> list[Estimate]:
+    x = row[view.x] if view.x else None
+    baseline = row["baseline"] if view.contrast else None
+    return [
+        Estimate(row["stratum"], row["action"], baseline, quantity, x, row.get(column), documents=row.get("documents"))
+        for column, quantity in view.columns.items()
+    ]
+
+
+def _covers(analyzed: Estimates, view: PointView, actions: list[str]) -> bool:
+    if view.contrast:
+        return any(
+            all(analyzed.has(name, action, baseline) for name in view.columns.values() for action in actions
+                if action != baseline)
+            for baseline in actions
+        )  # fmt: skip
+    return all(analyzed.has(name, action) for name in view.columns.values() for action in actions)
+
+
+def _stale(points: list[Estimate], analyzed: Estimates) -> list[str]:
+    """Actions whose stored R (token) is not the one that the view has now: events came after the analysis."""
+    stale = set()
+    for point in points:
+        if point.quantity != "mismatch" or point.stratum != POOLED or point.estimate is None:
+            continue
+        stored = analyzed.get("mismatch", point.action).estimate
+        if stored is not None and not math.isclose(stored, point.estimate, rel_tol=1e-6, abs_tol=1e-9):
+            stale.add(point.action)
+    return sorted(stale)

@@ -1,0 +1,240 @@
+"""What is known about a study besides its estimates: documents, actions, bytes, controls, time, plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from report.reading.source import Row, StudyRows
+from schema.errors import InputError, nearest
+from schema.study import FINITE_STATE
+from schema.tables import PLAIN, SWRB
+
+EVALUATION = "evaluation"
+DEVELOPMENT = "development"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A study's horizon and windows, in tokens, as stored."""
+
+    horizon: int
+    cohort_bound: int
+    early_last: int
+    late_first: int
+    first_block_last: int
+    second_block_last: int
+    agreement_run: int
+    saturation_threshold: float
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """First and last position of the three blocks."""
+        return (
+            (1, self.first_block_last),
+            (self.first_block_last + 1, self.second_block_last),
+            (self.second_block_last + 1, self.horizon),
+        )
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What one action keeps of the prompts, from its units: one value per document.
+
+    ``replicates`` are coupled pairs, ``branchings`` those of residual branching.
+    """
+
+    prompt_entries: list[int | None]
+    kept_entries: list[int | None]
+    replicates: list[int]
+    branchings: list[int]
+    resident: dict[str, tuple[int | None, ...]]
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    kernel_evaluations: int | None
+
+    def mean_bytes(self, part: int) -> float | None:
+        """Mean over documents: part 0 payload, 1 index, 2 metadata, 3 resident."""
+        values = [parts[part] for parts in self.resident.values()]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class Control:
+    """A full-retention control: how many pairs, and whether every δ and f is exactly 0 (true without pairs)."""
+
+    action: str
+    documents: int
+    pairs: int
+    zero: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The frozen plan as stored."""
+
+    sha256: str
+    frozen_at: str
+    events_version: int | None
+    content: Any
+
+    @property
+    def baseline(self) -> str | None:
+        """The plan's baseline action, where its JSON names one at the top or one level below."""
+        if not isinstance(self.content, dict):
+            return None
+        for part in (self.content, *(value for value in self.content.values() if isinstance(value, dict))):
+            if isinstance(part.get("baseline"), str):
+                return str(part["baseline"])
+        return None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of it, read once. ``documents`` are those with events; ``unmeasured`` counts the others."""
+
+    study: str
+    model: str
+    seed: int | None
+    study_sha256: str | None
+    windows: Windows
+    documents: list[Row]
+    unmeasured: int
+    actions: list[Row]
+    storage: dict[str, Storage]
+    controls: list[Control]
+    plan: Plan | None
+    devices: list[str]
+    libraries: dict[str, str]
+
+    @property
+    def compared(self) -> list[str]:
+        """Actions that are not controls, in name order."""
+        return [row["action"] for row in self.actions if not row["control"]]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the model is one of finite-state systems: no prompts, no cache, every law known."""
+        return any(row["selector"] == FINITE_STATE for row in self.actions)
+
+    @property
+    def strata(self) -> list[str]:
+        """Strata in natural order: 4K before 16K."""
+        return sorted({row["stratum"] for row in self.documents}, key=natural)
+
+    def count(self, split: str, stratum: str | None = None) -> int:
+        """Documents of a split, in one stratum or all."""
+        return sum(row["split"] == split and stratum in {None, row["stratum"]} for row in self.documents)
+
+    def same_bytes(self, action: str, other: str) -> int | None:
+        """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
+        if action not in self.storage or other not in self.storage:
+            return None
+        first, second = self.storage[action].resident, self.storage[other].resident
+        shared = sorted(set(first) & set(second))
+        if not shared or any(None in first[doc] or first[doc] != second[doc] for doc in shared):
+            return None
+        return len(shared)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that reads digits as numbers."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def read_facts(source: StudyRows) -> Facts:
+    """Read a study's facts; ``InputError`` where the store has no such study and model."""
+    # Events that another generator made have no row in studies; their windows follow from their horizon.
+    found = source.of("studies") or source.of("windows")
+    if not found:
+        known = [f"{row['study']} / {row['model']}" for row in source.views.rows("windows").to_pylist()]
+        tail = nearest(f"{source.study} / {source.model}", known) if known else "the store has no study"
+        raise InputError(f"no study '{source.study}' with model '{source.model}' in this store; {tail}")
+    row = found[0]
+    actions = sorted(source.of_study("actions"), key=lambda action: natural(action["action"]))
+    units = sorted(source.of("units"), key=lambda unit: (unit["doc"], unit["action"], unit["first_replicate"]))
+    listed = sorted(source.of("documents"), key=lambda document: natural(document["doc"]))
+    measured = {unit["doc"] for unit in units}
+    documents = [document for document in listed if document["doc"] in measured]
+    evaluated = {document["doc"] for document in documents if document["split"] == EVALUATION}
+    judged = [unit for unit in units if unit["doc"] in evaluated] or units
+    return Facts(
+        study=source.study,
+        model=source.model,
+        seed=row.get("seed"),
+        study_sha256=row.get("study_sha256"),
+        windows=Windows(**{name: row[name] for name in Windows.__dataclass_fields__}),
+        documents=documents,
+        unmeasured=len(listed) - len(documents),
+        actions=actions,
+        storage=_storage(judged),
+        controls=[_control(source, action["action"]) for action in actions if action["control"]],
+        plan=_plan(source),
+        devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
+        libraries=_libraries(units),
+    )
+
+
+def _storage(units: list[Row]) -> dict[str, Storage]:
+    by_action: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for unit in units:
+        by_action[unit["action"]][unit["doc"]].append(unit)
+    parts = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
+    stored = {}
+    for action, documents in by_action.items():
+        rows = [row for ranges in documents.values() for row in ranges]
+        stored[action] = Storage(
+            prompt_entries=[ranges[0]["prompt_entries"] for ranges in documents.values()],
+            kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
+            replicates=_replicates(documents, PLAIN),
+            branchings=_replicates(documents, SWRB),
+            resident={doc: tuple(ranges[0][part] for part in parts) for doc, ranges in documents.items()},
+            prefill_seconds=_sum(rows, "prefill_seconds"),
+            decode_seconds=_sum(rows, "decode_seconds"),
+            kernel_evaluations=_sum(rows, "kernel_evaluations"),
+        )
+    return stored
+
+
+def _replicates(documents: dict[str, list[Row]], estimator: str) -> list[int]:
+    """Replicates of an estimator, of each document that has some."""
+    counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
+    return [total for total in counts if total]
+
+
+def _sum(rows: list[Row], column: str) -> Any:
+    values = [row[column] for row in rows if row[column] is not None]
+    return sum(values) if values else None
+
+
+def _control(source: StudyRows, action: str) -> Control:
+    pairs = source.of("trajectories", action=action)
+    zero = all(pair["sum_delta"] == 0 and pair["sum_f"] == 0 and pair["mismatches"] == 0 for pair in pairs)
+    return Control(action, len({pair["doc"] for pair in pairs}), len(pairs), zero)
+
+
+def _plan(source: StudyRows) -> Plan | None:
+    rows = source.of("plans")
+    if not rows:
+        return None
+    row = rows[0]
+    frozen = row["frozen_at"]
+    return Plan(
+        sha256=row["plan_sha256"],
+        frozen_at=frozen.strftime("%Y-%m-%d %H:%M:%S UTC") if frozen else "",
+        events_version=row.get("events_version"),
+        content=json.loads(row["plan"]),
+    )
+
+
+def _libraries(units: list[Row]) -> dict[str, str]:
+    """Library versions that the units were made with; several versions of one library stand side by side."""
+    seen: dict[str, set[str]] = defaultdict(set)
+    for text in sorted({unit["versions"] for unit in units if unit["versions"]}):
+        for name, version in json.loads(text).items():
+            seen[name].add(str(version))
+    return {name: ", ".join(sorted(versions)) for name, versions in sorted(seen.items())}

@@ -1,0 +1,146 @@
+"""The paper's numbers for the study at hand, in our names and units, where model, action, baseline and horizon agree.
+
+The view ``published`` has them as printed. A model matches by the end of its id (``meta-llama/Llama-3.1-8B-Instruct``),
+an action and a stratum by equal names. Windows scale with the horizon, so a study of another horizon measures other
+quantities of the same names: then nothing is set beside them, and the page says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from report.printing.numbers import count
+from report.reading.estimates import Published
+from report.reading.facts import Facts
+from report.reading.quantities import POOLED
+from report.reading.source import Row, StudyRows
+
+HORIZON = 128  # the paper's, in both of its studies
+
+_SCALE = {"%": 0.01, "pp": 0.01, "steps": 1.0, "fraction": 1.0, "count": 1.0}
+_FIGURE = "_figure"  # the same number as printed in a figure, perhaps with an interval that the text leaves out
+
+_NAMES = {
+    "divergence_cdf": "entry_cdf",
+    "mean_entry_given_divergence": "mean_entry",
+    "token_mismatch_gap": "gap",
+    "exposure_term": "exposure_term",
+    "rate_term": "rate_term",
+    "occurrence_term": "occurrence_term",
+    "exposure_share": "exposure_share",
+    "branch_cohort_fraction": "cohort_fraction",
+    "branch_tv": "branch_delta",
+    "early_branch_tv": "early",
+    "late_branch_tv": "late",
+    "late_minus_early_branch_tv": "late_minus_early",
+    "late_minus_early_pre_eos_branch_tv": "late_minus_early_pre_eos",
+    "saturation_99": "saturation",
+    "sixteen_consecutive_pre_eos_agreements": "long_agreement",
+    "generation_clock_tv_gap": "generation_gap",
+    "generation_clock_gap_change": "generation_gap_change",
+    "history_gap_difference": "history_gap",
+    "history_gap_difference_pre_eos": "pre_eos",
+    "eos_share": "eos_share",
+    "rollout_tv_gap": "rollout_tv_gap",
+    "fixed_history_gap": "fixed_history_gap",
+    "flat_extrapolation_gap": "flat_extrapolation_gap",
+    "full_minus_fixed_history": "full_minus_fixed_history",
+    "full_minus_flat_extrapolation": "full_minus_flat_extrapolation",
+}
+_OBSERVATIONS = {"fixed_history": "fixed_history", "positions_1_32": "positions"}
+_CANDIDATES = {"cell_mean": "stratum_action_mean", "ridge": "ridge", "flat": "flat"}
+
+
+@dataclass(frozen=True)
+class PublishedVerdict:
+    """What the paper prints of one calibration: its selected predictor, decision and errors."""
+
+    candidate: str
+    decision: str
+    error: Published
+    mae: float | None
+    rmse: float | None
+
+
+@dataclass(frozen=True)
+class PublishedStudy:
+    """Everything printed for this model's actions; empty where nothing matches, ``mismatch`` saying why if it might."""
+
+    numbers: dict[tuple[str, str, str, str | None, int | None], Published] = field(default_factory=dict)
+    verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
+    support: dict[tuple[str, str], str] = field(default_factory=dict)
+    mismatch: str = ""
+
+
+def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
+    """The paper's numbers for this study's model and actions."""
+    actions = set(facts.compared)
+    rows = [
+        row
+        for row in source.views.rows("published").to_pylist()
+        if is_model(facts.model, row["model"]) and row["action"] in actions and row["baseline"] in {None, *actions}
+    ]
+    if rows and facts.windows.horizon != HORIZON:
+        return PublishedStudy(
+            mismatch=f"The paper has this model and actions of these names, but at a horizon of {HORIZON} tokens: "
+            "its numbers are of other windows and do not stand beside these."
+        )
+    return PublishedStudy(_numbers(rows, facts), _verdicts(rows), _support(rows))
+
+
+def is_model(model: str, published: str | None) -> bool:
+    """Whether a model id ends in the paper's name of a model."""
+    return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
+
+
+def _numbers(rows: list[Row], facts: Facts) -> dict[tuple[str, str, str, str | None, int | None], Published]:
+    found: dict[tuple[str, str, str, str | None, int | None], Published] = {}
+    blocks = {f"{first}-{last}": place for place, (first, last) in enumerate(facts.windows.blocks, 1)}
+    for row in rows:
+        name = _NAMES.get(row["quantity"].removesuffix(_FIGURE))
+        if name is None:
+            continue
+        x = None if row["x"] is None else blocks[row["x"]] if row["x"] in blocks else int(row["x"])
+        number = _number(row)
+        places = [(name, x)]
+        if name == "entry_cdf" and x == facts.windows.horizon:
+            places.append(("divergence_probability", None))
+        for quantity, place in places:
+            key = (quantity, row["stratum"] or POOLED, row["action"], row["baseline"], place)
+            if key not in found or found[key].low is None:  # printed twice: the one with an interval
+                found[key] = number
+    return found
+
+
+def _support(rows: list[Row]) -> dict[tuple[str, str], str]:
+    """Documents / paths of a branch cohort, by stratum and action."""
+    counts = {(row["stratum"], row["action"], row["quantity"]): row["value"] for row in rows}
+    return {
+        (stratum, action): f"{count(documents)} / {count(counts.get((stratum, action, 'branch_cohort_paths')))}"
+        for (stratum, action, quantity), documents in counts.items()
+        if quantity == "branch_cohort_documents"
+    }
+
+
+def _verdicts(rows: list[Row]) -> dict[tuple[str, str, str], PublishedVerdict]:
+    errors = {(row["action"], row["baseline"], row["quantity"]): _number(row).value for row in rows}
+    verdicts = {}
+    for row in rows:
+        kind, *rest = row["quantity"].split(":")
+        if kind != "calibration_error":
+            continue
+        observation, candidate, decision = rest
+        mae, rmse = (
+            errors.get((row["action"], row["baseline"], f"calibration_{error}:{observation}"))
+            for error in ("mae", "rmse")
+        )
+        verdicts[row["action"], row["baseline"], _OBSERVATIONS[observation]] = PublishedVerdict(
+            _CANDIDATES[candidate], decision, _number(row), mae, rmse
+        )
+    return verdicts
+
+
+def _number(row: Row) -> Published:
+    scale = _SCALE[row["unit"]]
+    low, high = (None if row[end] is None else row[end] * scale for end in ("low", "high"))
+    return Published(row["value"] * scale, low, high)

@@ -1,0 +1,1 @@
+"""Events and documents that another generator made: reading, checking, appending."""

@@ -1,0 +1,163 @@
+"""A documents file: what another generator knows of its documents, as CSV, JSONL or Parquet, found out by content."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schema.document import SPLITS
+from schema.errors import InputError, nearest
+from schema.store.delta import first_line
+from schema.tables import DOCUMENTS
+
+REQUIRED = ("doc", "stratum", "split")
+POOLED = "pooled"  # the stratum name of rows that pool the strata
+_INT32_END = 2**31
+
+
+@dataclass(frozen=True)
+class DocumentRow:
+    """One row: ``given`` holds the columns of the documents table that it has a value for, ``doc`` always."""
+
+    given: dict[str, Any]
+    where: str  # file and row, as error lines name it
+
+    def applies_to(self, study: str | None, model: str | None) -> bool:
+        """Whether it holds for a document of this study and model; None stands for any."""
+        pairs = ((self.given.get("study"), study), (self.given.get("model"), model))
+        return all(own is None or other is None or own == other for own, other in pairs)
+
+
+class DocumentRows:
+    """The rows of a documents file by document id. A row without study or model holds for every one."""
+
+    def __init__(self, rows: Iterable[DocumentRow] = (), unknown: Iterable[str] = ()) -> None:
+        self.unknown = sorted(unknown)  # columns that no document has
+        self._rows: dict[str, list[DocumentRow]] = {}
+        splits: dict[tuple[Any, ...], DocumentRow] = {}
+        for row in rows:
+            same = self._rows.setdefault(row.given["doc"], [])
+            for other in same:
+                if row.applies_to(other.given.get("study"), other.given.get("model")):
+                    raise InputError(f"{row.where}: document '{row.given['doc']}' is there already ({other.where})")
+            same.append(row)
+            cluster = tuple(row.given.get(name) for name in ("study", "model", "cluster"))
+            first = splits.setdefault(cluster, row) if cluster[-1] is not None else row
+            if first.given["split"] != row.given["split"]:
+                raise InputError(
+                    f"{row.where}: cluster '{cluster[-1]}' is in both splits ({first.where} has the other)"
+                )
+
+    def find(self, study: str, model: str, doc: str) -> DocumentRow | None:
+        """The row that holds for this document."""
+        return next((row for row in self._rows.get(doc, ()) if row.applies_to(study, model)), None)
+
+
+def read_documents(path: Path) -> DocumentRows:
+    """All rows of a file. InputError, one line with path and row, for anything in it that cannot be taken."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such documents file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or first_line(error)})") from None
+    if data.startswith(b"PAR1"):
+        records, numbered = _parquet(path, data), "row"
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: neither Parquet nor UTF-8 text (CSV or JSONL)") from None
+        numbered = "line"
+        records = _jsonl(path, text) if text.lstrip()[:1] in {"{", "["} else _csv(path, text)
+    unknown = {name for _, record in records for name in record if name not in DOCUMENTS.columns}
+    places = ((f"{path}, {numbered} {number}", record) for number, record in records)
+    return DocumentRows((DocumentRow(_clean(record, where), where) for where, record in places), unknown)
+
+
+Records = list[tuple[int, dict[str, Any]]]  # with their row or line number, from 1
+
+
+def _parquet(path: Path, data: bytes) -> Records:
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError, NotImplementedError) as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
+    _check_columns(path, table.column_names)
+    return list(enumerate(table.to_pylist(), 1))
+
+
+def _jsonl(path: Path, text: str) -> Records:
+    records: Records = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number}: not JSON ({error.msg}); write one object per line") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{path}, line {number}: not a JSON object; write one object per line")
+        records.append((number, record))
+    return records
+
+
+def _csv(path: Path, text: str) -> Records:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    records: Records = []
+    try:
+        _check_columns(path, [name.strip() for name in reader.fieldnames or []])
+        for record in reader:
+            if None in record or None in record.values():
+                raise InputError(f"{path}, line {reader.line_num}: not as many fields as the header has")
+            records.append((reader.line_num, {name.strip(): value or None for name, value in record.items()}))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: not CSV ({first_line(error)})") from None
+    return records
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise InputError(f"{path}: no column {', '.join(map(repr, missing))}; a document has {', '.join(REQUIRED)}")
+    for name in names:
+        if name in DOCUMENTS.columns and names.count(name) > 1:
+            raise InputError(f"{path}: column '{name}' is there {names.count(name)} times")
+
+
+def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
+    given = {name: _value(name, record[name], where) for name in DOCUMENTS.columns if record.get(name) is not None}
+    for name in REQUIRED:
+        if given.get(name) in {None, ""}:
+            raise InputError(f"{where}: no {name}")
+    if given["split"] not in SPLITS:
+        raise InputError(f"{where}: split is '{given['split']}'; {nearest(given['split'], SPLITS)}")
+    if given["stratum"] == POOLED:
+        raise InputError(f"{where}: stratum '{POOLED}' is the name of the rows that pool the strata; name it otherwise")
+    return given
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    kind = DOCUMENTS.schema.field(name).type
+    if pa.types.is_integer(kind):
+        text = str(value).strip()
+        number = int(text) if text.isdecimal() and text.isascii() and not isinstance(value, bool) else -1
+        if not 0 <= number < _INT32_END:
+            raise InputError(f"{where}: {name} is {value!r}, must be a whole number of tokens")
+        return number
+    if pa.types.is_list(kind):
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise InputError(f"{where}: {name} is {value!r}, must be a list of strings")
+        return items
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is {value!r}, must be a string")
+    return value

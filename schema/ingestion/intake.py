@@ -1,0 +1,218 @@
+"""What a store knows during an ingestion, and how right units go into it: compared, queued, committed many at once."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from schema.errors import InputError
+from schema.ingestion.documents import DocumentRow, DocumentRows
+from schema.ingestion.files import NAMES, VALUES, EventRows
+from schema.store.appends import span_of_path
+from schema.store.delta import first_line
+from schema.store.store import Store, Unit
+from schema.study import CONTROL_ACTION
+from schema.tables import ACTIONS, DOCUMENTS, PLAIN
+
+_UNITS_AT_ONCE = 256  # per commit
+_EVENTS_AT_ONCE = 1 << 20
+
+Key = tuple[str, str, str, str]  # study, model, doc, action
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a unit that is right in itself does not go in; ``at`` is its offending row, if it is one row's."""
+
+    kind: str
+    text: str
+    at: int | None = None
+    count: int = 1
+
+
+class _Held(NamedTuple):
+    """Replicates that are stored, or wait for their commit: then ``path`` is None."""
+
+    first: int
+    end: int
+    horizon: int
+    path: str | None
+
+
+class Intake:
+    """A store that takes units in commits of many. InputError from any method: the store cannot be read or written."""
+
+    def __init__(self, store: Store, documents: DocumentRows) -> None:
+        self._store, self._given = store, documents
+        self._declared = {
+            (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
+        }
+        self._horizons: dict[tuple[str, str], int] = {}
+        self._held: dict[Key, list[_Held]] = {}
+        self._load_units()
+        rows = store.read("documents").to_pylist()
+        self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
+        self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
+        self._controls = {(row["study"], row["action"]): row["control"] for row in store.read("actions").to_pylist()}
+        self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the plans of a study name
+        for row in store.read("plans", columns=["study", "plan"]).to_pylist():
+            self._planned[row["study"]].update(json.loads(row["plan"]).get("actions", ()))
+        self._units: list[Unit] = []
+        self._events = 0
+        self._new_documents: list[dict[str, Any]] = []
+        self._new_actions: list[dict[str, Any]] = []
+
+    def _load_units(self) -> None:
+        self._held.clear()
+        for row in self._store.units().to_pylist():
+            if span_of_path(row["path"]) is None:
+                raise InputError(f"{self._store.location}: table 'events' was compacted; ingest into a new store")
+            pair = row["study"], row["model"]
+            self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
+            if row["estimator"] != PLAIN:  # an SWRB unit's replicates are others than a log's
+                continue
+            first = row["first_replicate"]
+            held = _Held(first, first + row["replicates"], row["horizon"], row["path"])
+            self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
+
+    def horizon(self, study: str, model: str) -> int | None:
+        """H of a study and model; None before its first unit."""
+        pair = study, model
+        return self._declared.get(pair, self._horizons.get(pair))
+
+    def is_control(self, study: str, action: str) -> bool:
+        """Whether an action is the full-retention control."""
+        return bool(self._controls.get((study, action), action == CONTROL_ACTION))
+
+    def offer(self, key: Key, rows: EventRows, horizon: int) -> int | Refusal:
+        """Queue what is new of one unit, whose rows are whole replicates in key order.
+
+        Returns how many replicates are new, the others being there with the same content; or why none goes in.
+        """
+        document = self._document_row(key)
+        if isinstance(document, Refusal):
+            return document
+        first = int(rows.replicate[0])
+        end = first + len(rows) // horizon
+        if any(held.path is None for held in self._overlapping(key, first, end)):
+            self.flush()
+            self._load_units()
+        new = np.ones(end - first, dtype=np.bool_)
+        for held in self._overlapping(key, first, end):
+            low, high = max(first, held.first), min(end, held.end)
+            own = slice((low - first) * horizon, (high - first) * horizon)
+            conflict = self._conflict(rows.take(own), own.start, held, low, horizon)
+            if conflict is not None:
+                return conflict
+            new[low - first : high - first] = False
+        self._horizons.setdefault(key[:2], horizon)
+        self._note(key, document)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))).tolist()
+        for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+            self._queue(key, rows.take(slice(begin * horizon, stop * horizon)), first + begin, stop - begin, horizon)
+        return int(new.sum())
+
+    def flush(self) -> None:
+        """Commit what is queued, documents and actions first: without them no view shows an event."""
+        for table, schema, rows in (
+            ("documents", DOCUMENTS.schema, self._new_documents),
+            ("actions", ACTIONS.schema, self._new_actions),
+        ):
+            if rows:
+                self._store.append_rows(table, pa.Table.from_pylist(rows, schema=schema))
+                rows.clear()
+        if self._units:
+            self._store.append_units(self._units)
+        self._units, self._events = [], 0
+
+    def _overlapping(self, key: Key, first: int, end: int) -> list[_Held]:
+        return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
+
+    def _queue(self, key: Key, rows: EventRows, first: int, count: int, horizon: int) -> None:
+        columns = [pa.repeat(pa.scalar(name), len(rows)) for name in key]
+        columns += [pa.array(getattr(rows, name)) for name in VALUES]
+        record = {
+            **dict(zip(NAMES, key, strict=True)),
+            "first_replicate": first,
+            "replicates": count,
+            "horizon": horizon,
+        }
+        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*NAMES, *VALUES])))
+        self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
+        self._events += len(rows)
+        if len(self._units) >= _UNITS_AT_ONCE or self._events >= _EVENTS_AT_ONCE:
+            self.flush()
+
+    def _conflict(self, rows: EventRows, at: int, held: _Held, low: int, horizon: int) -> Refusal | None:
+        """Where ``rows``, replicates from ``low`` on, differ from a stored unit; None where they are the same."""
+        if held.horizon != horizon:
+            return Refusal(
+                "conflict", f"the store has the replicate with horizon {held.horizon}, here it is {horizon}", at
+            )
+        stored = self._read(str(held.path)).slice((low - held.first) * horizon, len(rows))
+        differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
+        wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
+        if not wrong.size:
+            return None
+        row = int(wrong[0])
+        name = next(name for name in VALUES if differ[name][row])
+        here, there = getattr(rows, name)[row].item(), stored.column(name)[row].as_py()
+        return Refusal("conflict", f"{name} is {here!r}, but the store has {there!r}", at + row, len(wrong))
+
+    def _read(self, path: str) -> pa.Table:
+        file = f"{self._store.location}/events/{path}"
+        try:
+            files, place = pafs.FileSystem.from_uri(file) if "://" in file else (pafs.LocalFileSystem(), file)
+            with files.open_input_file(place) as source:
+                return pq.read_table(source, columns=list(VALUES), page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self._store.location}: events/{path} is damaged ({first_line(error)})") from None
+
+    def _document_row(self, key: Key) -> dict[str, Any] | Refusal:
+        """The ``documents`` row of a unit's document: the store's, or a new one from the documents file."""
+        study, model, doc, _ = key
+        stored = self._documents.get((study, model, doc))
+        given = self._given.find(study, model, doc)
+        if given is None:
+            return stored or Refusal("document", "the document is known neither to the store nor from --documents")
+        if stored is not None:
+            return _contradiction(given, stored) or stored
+        row = {"cluster": doc, **given.given, "study": study, "model": model}
+        other = self._splits.get((study, model, row["cluster"]), row["split"])
+        if other != row["split"]:
+            return Refusal("document", f"cluster '{row['cluster']}' is in split '{other}' already ({given.where})")
+        return {field.name: row.get(field.name) for field in DOCUMENTS.schema}
+
+    def _note(self, key: Key, document: dict[str, Any]) -> None:
+        """Queue the rows that a unit's document and action lack."""
+        study, model, doc, action = key
+        if (study, model, doc) not in self._documents:
+            self._documents[study, model, doc] = document
+            self._splits[study, model, document["cluster"]] = document["split"]
+            self._new_documents.append(document)
+        if (study, action) not in self._controls:
+            control = self.is_control(study, action)
+            self._controls[study, action] = control
+            self._new_actions.append({
+                "study": study,
+                "action": action,
+                "selector": "external",
+                "keep": "all" if control else "unknown",
+                "position_mode": "unknown",
+                "control": control,
+                "prespecified": control or study not in self._planned or action in self._planned[study],
+            })  # fmt: skip
+
+
+def _contradiction(given: DocumentRow, stored: dict[str, Any]) -> Refusal | None:
+    for name, value in given.given.items():
+        if stored[name] != value:
+            return Refusal("document", f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}")
+    return None

@@ -1,0 +1,1 @@
+"""The append-only store of Delta Lake tables."""

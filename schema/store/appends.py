@@ -1,0 +1,185 @@
+"""What may be appended: tables of the declared schema, and units whose events are complete and their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schema.errors import InputError, nearest
+from schema.store.delta import digest
+from schema.store.unit_events import whole_unit
+from schema.tables import EVENTS, PLAIN, SWRB, UNITS, Table
+
+UNIT_FOOTER = "kvdrift.unit"
+
+_GROUP = ("study", "model", "doc", "action")
+_PATH = re.compile(
+    r"(?:[^/]+/){4}(?P<swrb>swrb-)?(?P<group>[0-9a-f]{16})-(?P<first>\d+)-(?P<count>\d+)-[0-9a-f]{16}\.parquet"
+)
+_INT32_END = 2**31
+
+# What each estimator's segments are derived into.
+DERIVED = {PLAIN: ("trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One (study, model, document, action, replicate range): a ``units`` row without ``path``, and its events."""
+
+    record: dict[str, Any]
+    events: pa.Table  # EVENTS schema; without kind and weight they are coupled pairs
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which replicates of which group, a group being one (study, model, doc, action) under one estimator."""
+
+    group: str  # digest of the four names and, unless it is plain, the estimator
+    first: int
+    count: int
+    estimator: str = PLAIN
+
+    @property
+    def app_id(self) -> str:
+        """The unit's application id; its transaction's version is ``count``."""
+        return f"{self.group}-{self.first}"
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether a replicate belongs to both."""
+        return (
+            self.group == other.group
+            and self.first < other.first + other.count
+            and other.first < self.first + self.count
+        )
+
+
+def span_of_path(path: str) -> Span | None:
+    """The span that an events file's path names; None for a file that the store did not name (a compacted one)."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        return None
+    return Span(match["group"], int(match["first"]), int(match["count"]), SWRB if match["swrb"] else PLAIN)
+
+
+def span_of_record(record: dict[str, Any]) -> Span:
+    """The span of a ``units`` row."""
+    estimator = record["estimator"]
+    names = [record[name] for name in _GROUP]
+    group = digest(*names) if estimator == PLAIN else digest(*names, estimator)
+    return Span(group, record["first_replicate"], record["replicates"], estimator)
+
+
+def derived_tables(path: str) -> tuple[str, ...]:
+    """The tables that an events file is derived into, by its path: those of a plain unit or of an SWRB one.
+
+    InputError for a path that is no events file's.
+    """
+    span = span_of_path(path)
+    if span is None:
+        raise InputError(f"'{path}' is not the path of an events file")
+    return DERIVED[span.estimator]
+
+
+def unit_path(record: dict[str, Any], content: str) -> str:
+    """The unit's place below the events table: readable names, then digests of the full names and of the content.
+
+    The content is part of the name so that two writers of one unit, whose files differ in their measured seconds, never
+    write one file: a visible file is never touched again.
+    """
+    span = span_of_record(record)
+    folder = "/".join(_slug(str(record[name])) for name in _GROUP)
+    mark = "" if span.estimator == PLAIN else f"{span.estimator}-"
+    return f"{folder}/{mark}{span.group}-{span.first}-{span.count}-{content}.parquet"
+
+
+def _slug(name: str) -> str:
+    """``name`` in characters that file systems and URLs share; never hidden, as Delta takes ``.`` and ``_`` for."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:48].lstrip("._-") or "x"
+
+
+def unit_name(record: dict[str, Any]) -> str:
+    """The unit as error lines name it."""
+    last = record["first_replicate"] + record["replicates"]
+    what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
+    return f"({', '.join(str(record[name]) for name in _GROUP)}) {what} [{record['first_replicate']}, {last})"
+
+
+def conform(table: Table, rows: pa.Table) -> pa.Table:
+    """``rows`` in the declared schema of ``table``: columns in order, no null where none may be.
+
+    A column that came after the table may be missing: then it holds its default. InputError names the table and the
+    field where a column is missing, unknown, of another type, or null.
+    """
+    for name in rows.column_names:
+        if name not in table.columns:
+            raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, table.columns)}")
+    if len(set(rows.column_names)) < len(rows.column_names):
+        raise InputError(f"{table.name}: a column is given twice")
+    for name, default in table.defaults.items():
+        if name not in rows.column_names:
+            held = pa.scalar(default, table.schema.field(name).type)
+            rows = rows.append_column(name, pa.repeat(held, rows.num_rows))
+    for field in table.schema:
+        if field.name not in rows.column_names:
+            raise InputError(f"{table.name}: column '{field.name}' is missing")
+        column = rows.column(field.name)
+        if column.type != field.type:
+            raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
+        if column.null_count and not field.nullable:
+            raise InputError(f"{table.name}: column '{field.name}' is null in {column.null_count} row(s)")
+    return rows.select(table.columns).cast(table.schema)
+
+
+def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
+    """The unit's record with every ``units`` column but ``path``, and its events as ``whole_unit`` sorts them.
+
+    A record without ``estimator`` is that of a plain unit. InputError names table, field and value where the record
+    lacks a field or the events are not exactly the unit's.
+    """
+    record = _conform_record(unit.record)
+    events = conform(EVENTS, unit.events)
+    for name in _GROUP:
+        for value in pc.unique(events.column(name)).to_pylist():
+            if value != record[name]:
+                raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
+    return record, whole_unit(record, unit_name(record), events)
+
+
+def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
+    """A ``units`` record with what records of older schema versions hold in the columns that they lack."""
+    return UNITS.defaults | record
+
+
+def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
+    for name in record:
+        if name not in UNITS.columns or name == "path":
+            raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
+    given = dict.fromkeys(UNITS.columns) | with_defaults(record) | {"path": ""}
+    record = conform(UNITS, _row(given)).drop_columns("path").to_pylist()[0]
+    if record["estimator"] not in DERIVED:
+        raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
+    for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1)):
+        if record[name] < least:
+            raise InputError(f"units: {name} is {record[name]}, must be at least {least}")
+    if record["first_replicate"] + record["replicates"] > _INT32_END:
+        raise InputError(f"units: first_replicate {record['first_replicate']} is too large")
+    try:
+        json.dumps(record, allow_nan=False)
+    except ValueError:
+        raise InputError(f"units: a field of {unit_name(record)} is not a finite number") from None
+    return record
+
+
+def _row(record: dict[str, Any]) -> pa.Table:
+    columns = {}
+    for field in UNITS.schema:
+        try:
+            columns[field.name] = pa.array([record[field.name]], type=field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            raise InputError(f"units: {field.name} is {record[field.name]!r}, must be {field.type}") from None
+    return pa.table(columns)

@@ -1,0 +1,394 @@
+"""One folder of Delta Lake tables: loading a version, putting Parquet files in place, committing them.
+
+This module knows paths, bytes and commits, and nothing of what a row means: that is ``schema.store.appends`` (what may
+be appended) and ``schema.store.store`` (what is visible when).
+
+Schema versions: a table carries its version as a property. ``upgrade`` raises it, which from then on keeps the writers
+of older versions out, and then adds the columns that came since; each notes in its metadata after which table version
+it came, and the files visible at that version lack it. Nothing is written to a table that lacks a column, so whoever
+finds an upgrade broken off between the two commits only goes on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Field as DeltaField
+from deltalake.transaction import AddAction
+
+from schema.errors import InputError, OperationError
+from schema.tables import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_VERSION_KEY = "kvdrift.schema_version"
+_ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
+
+# A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
+_ATTEMPTS = 200
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A Parquet file that lies in a table's folder and may not be visible yet."""
+
+    path: str  # relative to the table
+    size: int  # bytes
+    rows: int
+
+
+def digest(*parts: object) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of ``parts`` as a JSON list: equal only for equal parts."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> bytes:
+    """``rows`` as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
+    ) as writer:
+        writer.write_table(rows)
+        if footer:
+            writer.add_key_value_metadata(dict(footer))
+    return bytes(sink.getvalue())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line: libraries add causes and hints below."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class Snapshot:
+    """One table at one version: what is visible there.
+
+    A table that the store is too old to have is empty, at the version 0 at which it will be made.
+    """
+
+    def __init__(self, table: str, loaded: DeltaTable | None) -> None:
+        self.table = table
+        self.version = 0 if loaded is None else int(loaded.version())
+        self._loaded = loaded
+
+    def paths(self) -> list[str]:
+        """Relative paths of the files that are visible, sorted."""
+        return sorted(self._added("path"))
+
+    def files(self) -> list[StoredFile]:
+        """The same files with their sizes and rows, as the log has them."""
+        added = zip(*(self._added(name) for name in ("path", "size_bytes", "num_records")), strict=True)
+        return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
+
+    def count_rows(self) -> int:
+        """Rows that are visible, counted from the log alone."""
+        return sum(self._added("num_records"))
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The version of an application's last transaction; None before the first."""
+        found = None if self._loaded is None else self._loaded.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def last_versions_without(self) -> dict[str, int]:
+        """The declared columns that files visible at some version lack, and the last such version up to this one."""
+        if self._loaded is None:
+            return {}
+        stored = {field.name: field.metadata for field in self._loaded.schema().fields}
+        last = {
+            name: int(stored[name].get(_ADDED_AFTER, -1)) if name in stored else self.version
+            for name in TABLES[self.table].columns
+        }
+        return {name: version for name, version in last.items() if version >= 0}
+
+    def _added(self, name: str) -> list[Any]:
+        if self._loaded is None:
+            return []
+        values: list[Any] = pa.table(self._loaded.get_add_actions()).column(name).to_pylist()
+        return values
+
+
+class DeltaFolder:
+    """The tables of ``schema.tables`` under one local folder or object-store URL. Holds no state but its place."""
+
+    def __init__(self, location: str | Path) -> None:
+        text = str(location)
+        if text.startswith("file://"):
+            text = unquote(urlsplit(text).path)
+        self._local = "://" not in text
+        if self._local:
+            self.location = str(Path(text).expanduser().absolute())
+            if unquote(self.location) != self.location:
+                raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
+            self._files, self._root = pafs.LocalFileSystem(), self.location
+        else:
+            self.location = text.rstrip("/")
+            try:
+                self._files, self._root = pafs.FileSystem.from_uri(self.location)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{self.location}: not a store URL ({first_line(error)})") from None
+
+    def create(self, table: str) -> None:
+        """Make ``table`` where it is missing, upgrade it where it is old; InputError where that cannot be done."""
+        uri = f"{self.location}/{table}"
+        try:
+            if self._local:
+                Path(uri).mkdir(parents=True, exist_ok=True)
+            if not DeltaTable.is_deltatable(uri):
+                DeltaTable.create(
+                    uri,
+                    schema=TABLES[table].schema,
+                    name=table,
+                    description=TABLES[table].row,
+                    configuration={
+                        _VERSION_KEY: str(SCHEMA_VERSION),
+                        "delta.appendOnly": "true",
+                        # Results cite table versions; by default delta-rs would forget those older than 30 days.
+                        "delta.enableExpiredLogCleanup": "false",
+                    },
+                    raise_if_key_not_exists=False,  # the version key is ours
+                    # With retries, processes that make a table at once would make it again, one version up.
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+                return
+        except (DeltaError, OSError) as error:
+            if not self._exists(table):
+                raise InputError(f"{self.location}: cannot make a store here ({first_line(error)})") from None
+            # another process made it first
+        self._upgrade(table)
+
+    def _upgrade(self, table: str) -> None:
+        """As the module docstring says; whoever else does it at once, one of them makes each commit."""
+        refused = ""
+        for turn in range(_ATTEMPTS):
+            loaded = self._open(table)
+            older = self._schema_version(table, loaded) < SCHEMA_VERSION
+            lacking = _lacking(table, loaded)
+            if not older and not lacking:
+                return
+            # Without retries: a commit that came in between must not slip below this one unseen.
+            alone = CommitProperties(max_commit_retries=0)
+            try:
+                if older:
+                    loaded.alter.set_table_properties(
+                        {_VERSION_KEY: str(SCHEMA_VERSION)}, raise_if_not_exists=False, commit_properties=alone
+                    )
+                else:
+                    loaded.alter.add_columns(_added_columns(table, loaded, lacking), commit_properties=alone)
+            except CommitFailedError as error:
+                refused = first_line(error)
+                time.sleep(0.002 * min(turn, 50))
+            except (DeltaError, OSError) as error:
+                refused = first_line(error)
+                break
+        raise InputError(f"{self.location}: cannot upgrade '{table}' to schema version {SCHEMA_VERSION} ({refused})")
+
+    def is_current(self, table: str) -> bool:
+        """Whether ``table`` is there and has every declared column; InputError where it cannot be read."""
+        return self._exists(table) and not _lacking(table, self._open(table))
+
+    def load(self, table: str, version: int | None = None) -> Snapshot:
+        """``table`` at ``version`` (the latest by default); InputError where there is none that can be read."""
+        since = TABLES[table].since
+        # An upgrade makes tables before it touches ``events``: so look for the table first, then for its excuse.
+        if since > 1 and not self._exists(table) and self._schema_version("events", self._open("events")) < since:
+            self._check_version(table, version, 0)
+            return Snapshot(table, None)
+        return Snapshot(table, self._open(table, version))
+
+    def _exists(self, table: str) -> bool:
+        uri = f"{self.location}/{table}"
+        # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
+        if self._local and not Path(uri, "_delta_log").is_dir():
+            return False
+        try:
+            return bool(DeltaTable.is_deltatable(uri))
+        except (DeltaError, OSError):
+            return False
+
+    def _open(self, table: str, version: int | None = None) -> DeltaTable:
+        uri = f"{self.location}/{table}"
+        if self._local and Path(self.location).is_file():
+            raise InputError(f"{self.location} is a file, not a store; give the store's folder")
+        if self._local and not Path(uri, "_delta_log").is_dir():
+            raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
+        try:
+            loaded = DeltaTable(uri)
+            latest = loaded.version()
+            self._check_version(table, version, latest)
+            if version is not None and version != latest:
+                loaded.load_as_version(version)
+            self._schema_version(table, loaded)
+        except TableNotFoundError:
+            raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
+        except (DeltaError, OSError, ValueError) as error:
+            raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
+        return loaded
+
+    def _check_version(self, table: str, version: int | None, latest: int) -> None:
+        if version is not None and not 0 <= version <= latest:
+            raise InputError(f"{self.location}: '{table}' has no version {version}; its versions are 0..{latest}")
+
+    def _schema_version(self, table: str, loaded: DeltaTable) -> int:
+        found = loaded.metadata().configuration.get(_VERSION_KEY)
+        if found is None or not found.isdecimal():
+            raise InputError(f"{self.location}: table '{table}' was not made by kvdrift (no {_VERSION_KEY})")
+        if int(found) > SCHEMA_VERSION:
+            raise InputError(
+                f"{self.location}: table '{table}' has schema version {found}, this kvdrift reads up to "
+                f"{SCHEMA_VERSION}; update kvdrift"
+            )
+        return int(found)
+
+    def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
+        """The visible files, sorted, by the declared columns that they lack as files of older schema versions do."""
+        last = snapshot.last_versions_without()
+        paths = snapshot.paths()
+        older = {
+            version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
+            for version in set(last.values())
+        }
+        found: dict[tuple[str, ...], list[str]] = {}
+        for path in paths:
+            missing = tuple(name for name, version in last.items() if path in older[version])
+            found.setdefault(missing, []).append(path)
+        return found
+
+    def read(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
+        """The visible rows in ``columns``, page checksums verified; InputError where a file is missing or damaged."""
+        table = snapshot.table
+        declared, defaults = TABLES[table].schema, TABLES[table].defaults
+        scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
+        try:
+            # A column that came after the table is absent from older files: the dataset gives null there. So does a
+            # compaction of older files.
+            rows = pads.FileSystemDataset.from_paths(
+                [f"{self._root}/{table}/{path}" for path in snapshot.paths()],
+                schema=declared,
+                format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
+                filesystem=self._files,
+            ).to_table(columns=list(columns))
+            for at, name in enumerate(columns):
+                if defaults.get(name) is not None and rows.column(at).null_count:
+                    filled = rows.column(at).fill_null(defaults[name])
+                    rows = rows.set_column(at, declared.field(name), filled)
+            return rows.cast(pa.schema([declared.field(name) for name in columns]))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
+
+    def footer(self, table: str, path: str) -> dict[bytes, bytes]:
+        """The key-value metadata of one Parquet file; InputError where it is missing or damaged."""
+        try:
+            metadata = pq.read_metadata(f"{self._root}/{table}/{path}", filesystem=self._files).metadata
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+        return dict(metadata or {})
+
+    def read_bytes(self, table: str, path: str) -> bytes:
+        """The content of one file; InputError where it cannot be read."""
+        try:
+            with self._files.open_input_file(f"{self._root}/{table}/{path}") as source:
+                return bytes(source.read())
+        except OSError as error:
+            raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
+
+    def put(self, table: str, path: str, data: bytes) -> None:
+        """Put a file in place as a whole or not at all; InputError without permission, else OperationError."""
+        target = f"{self._root}/{table}/{path}"
+        try:
+            if self._local:
+                _replace(Path(target), data)
+            else:  # an object appears when its upload is complete
+                with self._files.open_output_stream(target) as sink:
+                    sink.write(data)
+        except PermissionError:
+            raise InputError(f"{self.location} cannot be written: permission denied for {table}/{path}") from None
+        except OSError as error:
+            raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
+
+    def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None]) -> int:
+        """Make files visible by one commit; returns how many.
+
+        ``attempt`` sees the latest version and says what is still to be committed. delta-rs refuses a commit whose
+        application ids meet those of a commit that came in between; then ``attempt`` is asked again. Commits without
+        common ids go one after the other. OperationError where the log cannot be written.
+        """
+        for turn in range(_ATTEMPTS):
+            loaded = self._open(table)
+            commit = attempt(Snapshot(table, loaded))
+            if commit is None or not commit.files:
+                return 0
+            try:
+                loaded.create_write_transaction(
+                    [_add(file) for file in commit.files],
+                    mode="append",
+                    schema=TABLES[table].schema,
+                    commit_properties=CommitProperties(app_transactions=commit.transactions),
+                )
+            except CommitFailedError as error:
+                refused = first_line(error)
+                time.sleep(0.002 * min(turn, 50))
+            except (DeltaError, OSError) as error:
+                raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
+            else:
+                return len(commit.files)
+        raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one commit makes visible, and the application transactions that guard it."""
+
+    files: Sequence[StoredFile]
+    transactions: list[Transaction]
+
+
+def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
+    """Application transactions from (application id, version) pairs; of equal ids the last one counts."""
+    return [Transaction(app_id, version) for app_id, version in dict(versions).items()]
+
+
+def _lacking(table: str, loaded: DeltaTable) -> list[str]:
+    """The declared columns that a table does not have."""
+    stored = {field.name for field in loaded.schema().fields}
+    return [name for name in TABLES[table].columns if name not in stored]
+
+
+def _added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
+    """The declarations of columns that an upgrade adds; nullable, since older files hold nothing there."""
+    added = {_ADDED_AFTER: str(loaded.version())}
+    fields = [TABLES[table].schema.field(name) for name in names]
+    nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]
+    return Schema.from_arrow(pa.schema(nullable)).fields
+
+
+def _add(file: StoredFile) -> AddAction:
+    now = int(time.time() * 1000)
+    return AddAction(file.path, file.size, {}, now, data_change=True, stats=json.dumps({"numRecords": file.rows}))
+
+
+def _replace(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    try:
+        with aside.open("xb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())  # no commit may outlive, in a power cut, the file that it names
+        aside.replace(target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,261 @@
+"""Analyses of stored studies: parts, tasks and processes give the same bits; logs without a plan are exploratory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
+from flows import stages
+from flows.analysis.estimation import (
+    Analysis,
+    Part,
+    document_moments,
+    estimate_part,
+    in_sequence,
+    parts_of,
+    replicate_moments,
+)
+from flows.orchestration import orchestration
+from flows.plan import find_plan
+from kvdrift.command import main
+from schema.errors import InputError
+from schema.store.store import Store, Unit
+from schema.tables import DOCUMENTS
+from sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from stats import bootstrap
+from stats.intervals import Estimates, Request
+from stats.quantities import QUANTITIES
+
+SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=16)
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small synthetic study, derived and not analyzed; tests that write to it take a copy."""
+    folder = tmp_path_factory.mktemp("synthetic") / "store"
+    write_study(str(folder), SIZES, seed=5)
+    return folder
+
+
+@pytest.fixture
+def copied(synthetic: Path, tmp_path: Path) -> Path:
+    shutil.copytree(synthetic, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """An analysis cut into several parts, which its default bound would leave whole."""
+    monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 100_000)
+    with open_views(Store.open(store)) as views:
+        moments = document_moments(views, STUDY, MODEL, "evaluation")
+    draws = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
+    return parts_of(Analysis(STUDY, MODEL, "evaluation", 5, draws, Request(), None), moments)
+
+
+def test_parts_hold_every_quantity_once(synthetic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = small_parts(synthetic, monkeypatch)
+    assert len(parts) > 3
+    assert sorted(name for part in parts for name in part.quantities) == sorted(QUANTITIES)
+    assert {part.draws for part in parts if "gap" in part.quantities} == {300}
+
+
+def test_parts_give_the_same_bits_abreast_in_other_groups_and_in_sequence(
+    synthetic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = small_parts(synthetic, monkeypatch)
+    sequential = in_sequence(parts)
+    with ThreadPoolExecutor(3) as pool:
+        abreast = list(pool.map(estimate_part, parts))
+    assert [one.columns for one in abreast] == [one.columns for one in sequential]
+    monkeypatch.undo()
+    whole = [
+        estimate_part(Part(parts[0].moments, names, draws, 5, Request()))
+        for names, draws in (
+            (("gap", "mismatch"), 300),
+            (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60),
+        )
+    ]
+    assert Estimates.join(sequential).columns == Estimates.join(whole).columns
+
+
+def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: Path) -> None:
+    """The flow of the shared study estimated its parts as tasks; the same in sequence, bit for bit."""
+    store = Store.open(finished)
+    plan = find_plan(store, "small", "kvdrift/tiny")
+    assert plan is not None
+    analysis = Analysis.planned(plan)
+    with open_views(store) as views:
+        moments = document_moments(views, "small", "kvdrift/tiny", "evaluation")
+    plain = Estimates.join(in_sequence(parts_of(analysis, moments))).columns
+    stored = store.read("results")
+    assert {name: stored[name].to_pylist() for name in plain} == plain
+
+
+@pytest.mark.slow
+def test_many_tasks_of_a_flow_lock_no_database(
+    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """About 10 s, most of them for Prefect's server."""
+    parts = small_parts(synthetic, monkeypatch)
+    with orchestration(tmp_path / "prefect"):
+        # Prefect reads its environment when it is imported.
+        from prefect import flow  # noqa: PLC0415
+
+        from flows.study_flow import estimate_in_tasks  # noqa: PLC0415
+
+        mapped = flow(estimate_in_tasks, validate_parameters=False)(parts)
+    assert [one.columns for one in mapped] == [one.columns for one in in_sequence(parts)]
+    output = capfd.readouterr()
+    assert "database is locked" not in output.out + output.err
+
+
+def test_kept_views_change_nothing(synthetic: Path) -> None:
+    store = Store.open(synthetic)
+    with open_views(store) as plain, open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as kept:
+        for view in view_texts():
+            one, other = plain.rows(view), kept.rows(view)
+            assert one.schema.names == other.schema.names
+            for name in one.schema.names:
+                if pa.types.is_floating(one.schema.field(name).type):
+                    np.testing.assert_allclose(other[name].to_numpy(), one[name].to_numpy(), rtol=1e-12, atol=1e-15)
+                else:
+                    assert other[name].equals(one[name]), (view, name)
+        with open_views(store, kept=MOMENT_VIEWS) as again:
+            for view in MOMENT_VIEWS:
+                assert again.rows(view).equals(kept.rows(view))
+    with pytest.raises(InputError, match="no view 'moment'; did you mean 'moments'"):
+        open_views(store, kept=["moment"])
+
+
+def analyze(location: Path | str) -> None:
+    """``kvdrift analyze`` in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", str(location)])
+    assert ended.value.code in {0, 2}
+
+
+def test_a_log_without_a_plan_is_exploratory(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    analyze(copied)
+    results = Store.open(copied).read("results")
+    assert f"{STUDY}, {MODEL}: {results.num_rows} estimates" in capsys.readouterr().out
+    constant = {"split": "evaluation", "family": None, "status": "exploratory", "draws": 2_000, "level": 0.95,
+                "plan_sha256": None, "events_version": Store.open(copied).version("events")}  # fmt: skip
+    assert {name: results[name].unique().to_pylist() for name in constant} == {n: [v] for n, v in constant.items()}
+    assert set(results["quantity"].to_pylist()) == set(QUANTITIES)
+    gap = {row["action"]: row for row in results.to_pylist() if row["quantity"] == "mismatch" and row["x"] is None
+           and row["stratum"] == "pooled"}  # fmt: skip
+    with open_views(Store.open(copied)) as views:
+        for row in views.rows("decomposition", stratum="pooled").to_pylist():
+            assert gap[row["action"]]["estimate"] == pytest.approx(row["mismatch"], rel=1e-12)
+    assert stages.analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
+
+
+def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> None:
+    """A log from elsewhere: no row in studies, and documents of two splits."""
+    store = Store.create(tmp_path / "store")
+    source = Store.open(write_study(str(tmp_path / "source"), SIZES, seed=5).location)
+    documents = [
+        row | {"split": "development" if row["doc"].endswith("0") else "evaluation"} for row in document_rows(SIZES)
+    ]
+    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    store.append_units(_units_of(source))
+    with pytest.raises(InputError, match=r"16 segments of events are not derived: kvdrift derive"):
+        stages.analyze_stored(store, STUDY, MODEL)
+    stages.derive(store.location)
+    count = stages.analyze_stored(store, STUDY, MODEL)
+    rows = store.read("results").to_pylist()
+    assert len(rows) == count
+    counted = {(row["split"], row["stratum"]): row["documents"] for row in rows}
+    assert counted[("development", "pooled")] == 2
+    assert counted[("evaluation", "pooled")] == 6
+    with open_views(store) as views:
+        assert Analysis.exploratory(views, STUDY, MODEL, "evaluation").seed == 0
+    with open_views(source) as views:
+        assert Analysis.exploratory(views, STUDY, MODEL, "evaluation").seed == 5
+
+
+def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.create(tmp_path / "store")
+    analyze(store.location)
+    assert "holds no study yet" in capsys.readouterr().err
+    store.append_rows("documents", pa.Table.from_pylist(document_rows(SIZES), schema=DOCUMENTS.schema))
+    with pytest.raises(InputError, match="no complete measured trajectories, nothing to estimate"):
+        stages.analyze_stored(store, STUDY, MODEL)
+
+
+def test_document_moments_are_means_of_replicate_moments(synthetic: Path) -> None:
+    with open_views(Store.open(synthetic)) as views:
+        documents = document_moments(views, STUDY, MODEL, "evaluation")
+        replicates = replicate_moments(views, STUDY, MODEL, "evaluation")
+    assert replicates.scalars["mismatch"].shape == (8, 2, 3)
+    for name, value in replicates.document_means().scalars.items():
+        assert documents.scalars[name] == pytest.approx(value, abs=1e-12), name
+
+
+def test_synthetic_studies_are_a_function_of_sizes_and_seed(synthetic: Path, tmp_path: Path) -> None:
+    again, other = (write_study(str(tmp_path / str(seed)), SIZES, seed) for seed in (5, 6))
+    events = Store.open(synthetic).read("events")
+    assert again.read("events").equals(events)
+    assert not other.read("events").equals(events)
+    assert Store.open(synthetic).paths("events") == again.paths("events")
+
+
+def test_synthetic_paths_obey_the_coupling() -> None:
+    """EOS is absorbing, distances are those of equal or finished histories, and mismatches have them as probability.
+
+    sum (I - delta) over 320,000 steps is a martingale whose standard deviation is at most sqrt(320,000 / 4) = 283:
+    a law with mismatch probability delta fails a bound of 5 of them with probability below 1e-6.
+    """
+    sizes = Sizes(strata=1, documents=4, actions=2, replicates=400, horizon=100)
+    rates = draw_rates(document_rows(sizes), sizes, seed=1)
+    paths = draw_paths(rates, np.random.default_rng(1).random((4, 2, 400, 100, 4)))
+    mismatch = paths.x_token != paths.y_token
+    assert abs(mismatch.sum() - paths.delta.sum(dtype=float)) < 5 * 283
+    assert not mismatch[paths.delta == 0].any()
+    assert not paths.delta[..., 0].any()
+    diverged_before = np.logical_or.accumulate(mismatch, axis=-1) & ~mismatch | (mismatch.cumsum(axis=-1) > 1)
+    np.testing.assert_array_equal(paths.delta[~diverged_before], paths.f[~diverged_before])
+    for token, over in ((paths.x_token, paths.x_eos), (paths.y_token, paths.y_eos)):
+        np.testing.assert_array_equal(np.logical_or.accumulate(token == 0, axis=-1), over)
+        assert not token[over].any()
+    over_before = np.pad(paths.x_eos, [(0, 0)] * 3 + [(1, 0)])[..., :-1]
+    both_before = over_before & np.pad(paths.y_eos, [(0, 0)] * 3 + [(1, 0)])[..., :-1]
+    assert not paths.f[over_before].any()
+    assert not paths.delta[both_before].any()
+    # Each side ends at its rate: all lengths of x before EOS are geometric in the document's rate.
+    ended = paths.x_eos.any(axis=-1).mean(axis=(1, 2))
+    assert ((ended > 0.1) & (ended < 0.75)).all()
+
+
+def _units_of(source: Store) -> list[Unit]:
+    events = source.read("events")
+    found = []
+    for row in source.units().to_pylist():
+        own = pc.and_(pc.equal(events["doc"], row["doc"]), pc.equal(events["action"], row["action"]))
+        record = {name: value for name, value in row.items() if name != "path"}
+        found.append(Unit(record, events.filter(own)))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["analysis", "derivation"])
+def test_benchmarks_print_a_table_or_an_object(name: str) -> None:
+    """Half a minute each: every part runs in a process of its own."""
+    sizes = [f"--{size}={value}" for size, value in dataclasses.asdict(SIZES).items()]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *sizes, *(["--draws=200"] if name == "analysis" else [])]
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found["benchmark"] == name
+    assert all(f"{row['part']} " in table for row in found["rows"])
+    assert any(row["peer"] and row["ratio"] > 0 for row in found["rows"])

@@ -1,0 +1,227 @@
+"""A whole study through the command: result, second run, kills, growth, refusals. Real store, real flow, real model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from fixtures.small_study import run_command, start_command, write_study
+
+import kvdrift
+from flows import stages
+from flows.generation import generate_development
+from flows.plan import find_plan
+from schema.errors import ControlError, InputError, OperationError, PlanError
+from schema.store.store import Store, Unit
+from schema.study import load_study
+from schema.tables import EVENTS
+
+TABLES = ("documents", "actions", "studies", "events", "trajectories", "steps")
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "store"))
+
+
+def content(location: Path, table: str) -> pa.Table:
+    rows = Store.open(location).read(table)
+    return rows.sort_by([(name, "ascending") for name in rows.column_names if not pa.types.is_nested(rows[name].type)])
+
+
+def test_run_ends_with_an_existing_report_and_says_where(finished: Path) -> None:
+    page = finished / "report" / "small" / "index.html"
+    assert page.is_file()
+    assert {figure.suffix for figure in (page.parent / "figures").iterdir()} == {".svg", ".pdf"}
+
+
+def test_results_hold_their_identities(finished: Path) -> None:
+    with kvdrift.open(finished) as views:
+        broken = views.sql(
+            "select * from decomposition where abs(mismatch - (occurrence + exposure * mismatch_rate)) > 1e-12"
+        ).fetchall()
+        gaps = views.sql(
+            "select max(abs(total - (rollout_tv - fixed_history_tv))) from decomposition join ("
+            "  select study, model, split, stratum, action, sum(gap) as total from eos_partition group by all"
+            ") using (study, model, split, stratum, action)"
+        ).fetchall()[0]
+        controls = views.sql(
+            "select sum_delta, sum_f, mismatches, tau from trajectories where action = 'full'"
+        ).fetchall()
+        first = views.sql("select max(delta), max(f), max(mismatch) from steps where t = 1").fetchall()[0]
+    assert broken == []
+    assert gaps[0] < 1e-9
+    assert set(controls) == {(0.0, 0.0, 0, None)}
+    assert len(controls) == 10 * 2  # every document, K = 2
+    assert first == (0.0, 0.0, 0)
+
+
+def test_second_run_does_nothing_and_says_so(finished: Path, tmp_path: Path) -> None:
+    before = {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
+    }
+    code, out, err = run_command("run", write_study(tmp_path), "--store", finished)
+    after = {
+        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
+    }
+    assert (code, err) == (0, "")
+    assert "nothing to do" in out
+    assert before == after
+
+
+def test_nothing_but_our_own_lines_on_standard_error(copied: Path, tmp_path: Path) -> None:
+    (copied / "report" / "small" / "inputs.json").unlink()  # so that the flow runs again
+    code, out, err = run_command("run", write_study(tmp_path), "--store", copied)
+    assert code == 0
+    assert [line for line in err.splitlines() if not re.match(r"^(report|\d+ full-retention)", line)] == []
+    assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
+
+
+def test_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(finished: Path, tmp_path: Path) -> None:
+    study, location = write_study(tmp_path), tmp_path / "store"
+    for table, enough in (("events", 1), ("trajectories", 1), ("plans", 1), ("events", 20), ("results", 1)):
+        process = start_command("run", study, "--store", location)
+        while process.poll() is None:
+            if (location / "events" / "_delta_log").is_dir() and _files(location, table) >= enough:
+                with kvdrift.open(location) as views:  # ad hoc SQL while the study runs
+                    assert views.sql("select count(*) from events").fetchall()
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        process.communicate()
+    code, _, err = run_command("run", study, "--store", location)
+    assert code == 0, err
+    for table in TABLES:
+        assert content(location, table).equals(content(finished, table)), table
+
+
+def _files(location: Path, table: str) -> int:
+    try:
+        return len(Store.open(location).paths(table))
+    except InputError:  # the table is being made
+        return 0
+
+
+def test_evaluation_without_a_plan_is_refused(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    location = str(tmp_path / "store")
+    stages.prepare(study, location)
+    with pytest.raises(PlanError, match="no frozen plan"):
+        stages.evaluate(study, location)
+    assert Store.open(location).read("events").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("draws = 200", "draws = 300"), r"\[plan\] or \[windows\] differ from the plan frozen"),
+        (("horizon = 12", "horizon = 13"), r"other settings \(horizon 12 -> 13\)"),
+        (("seed = 3", "seed = 4"), r"other settings \(seed 3 -> 4\)"),
+        (('name = "recent-half"\nselector = "recent"', 'name = "other"\nselector = "recent"'), "'recent-half' is in the frozen plan"),
+        (('name = "recent-half"\nselector = "recent"', 'name = "recent-half"\nselector = "recent"\nsinks = 2'), "sinks is 2, but the store has 4"),
+    ],
+)  # fmt: skip
+def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
+    copied: Path, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    before = Store.open(copied).versions()
+    with pytest.raises(InputError, match=message):
+        stages.prepare(load_study(write_study(tmp_path, change)), str(copied))
+    assert Store.open(copied).versions() == before
+
+
+def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Path, tmp_path: Path) -> None:
+    added = "[plan]\nbaseline"
+    study = load_study(
+        write_study(tmp_path, (added, '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n' + added))
+    )
+    location = str(copied)
+    before = set(Store.open(copied).paths("events"))
+    stages.prepare(study, location)
+    assert stages.develop(study, location) == 4
+    assert stages.evaluate(study, location) == 6
+    stages.derive(location)
+    stages.check(study, location)
+    assert stages.analyze(study, location) > 0
+    assert before < set(Store.open(copied).paths("events"))
+    with kvdrift.open(copied) as views:
+        actions = dict(views.sql("select action, prespecified from actions").fetchall())
+        statuses = set(views.sql("select distinct status from estimates where action = 'snapkv-100'").fetchall())
+        primary = set(views.sql("select distinct status from estimates where family = 'primary'").fetchall())
+    assert actions == {"full": True, "recent-half": True, "snapkv-half": True, "snapkv-100": False}
+    assert statuses == {("exploratory",)}
+    assert primary == {("prespecified",)}
+
+
+def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(copied: Path, tmp_path: Path) -> None:
+    """K grows on development documents: the old events stay, and all equal those of one run with the larger K."""
+    grown = load_study(write_study(tmp_path, ("development_replicates = 4", "development_replicates = 6")))
+    store = Store.open(copied)
+    material = stages.material_of(grown)
+    assert generate_development(store, material) == 4 * 2  # two more replicates of two actions; controls have enough
+    fresh = str(tmp_path / "fresh")
+    stages.prepare(grown, fresh)
+    stages.develop(grown, fresh)
+    names = {document.doc for document in material.of_split("development")}
+
+    def development(location: str | Path) -> pa.Table:
+        rows = content(Path(location), "events")
+        return rows.filter(pa.array([doc in names for doc in rows["doc"].to_pylist()]))
+
+    assert development(copied).equals(development(fresh))
+
+
+def test_a_control_that_moved_fails_the_study(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    location = str(tmp_path / "store")
+    stages.prepare(study, location)
+    store = Store.open(location)
+    document = stages.material_of(study).of_split("development")[0]
+    store.append_units([_unit(study.name, document.doc, "full", delta=1e-7)])
+    with pytest.raises(ControlError, match=r"control moved in document .*delta 1e-07"):
+        stages.check(study, location)
+
+
+def test_unequal_bytes_at_equal_retention_fail_the_study(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    location = str(tmp_path / "store")
+    stages.prepare(study, location)
+    store = Store.open(location)
+    document = stages.material_of(study).of_split("development")[0]
+    store.append_units([
+        _unit(study.name, document.doc, "snapkv-half", kept_entries=100, payload_bytes=1000),
+        _unit(study.name, document.doc, "recent-half", kept_entries=100, payload_bytes=1001),
+    ])  # fmt: skip
+    with pytest.raises(OperationError, match="payload_bytes differ"):
+        stages.check(study, location)
+
+
+def _unit(study: str, doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:
+    """One replicate of one position."""
+    row = {
+        "study": study, "model": "kvdrift/tiny", "doc": doc, "action": action, "replicate": 0, "t": 1,
+        "x_token": 5, "y_token": 5, "delta": delta, "f": 0.0, "x_eos": False, "y_eos": False, "kind": "coupled",
+    }  # fmt: skip
+    record = {name: row[name] for name in ("study", "model", "doc", "action")}
+    record |= {"first_replicate": 0, "replicates": 1, "horizon": 1, **measured}
+    return Unit(record, pa.Table.from_pylist([row], schema=EVENTS.schema))
+
+
+def test_the_plan_is_frozen_before_evaluation_and_hashed(finished: Path) -> None:
+    plan = find_plan(Store.open(finished), "small", "kvdrift/tiny")
+    assert plan is not None
+    (row,) = Store.open(finished).read("plans").to_pylist()
+    with kvdrift.open(finished) as views:
+        splits = views.sql("select distinct split from documents semi join events using (study, model, doc)").fetchall()
+    assert {split for (split,) in splits} == {"development", "evaluation"}
+    frozen_events = Store.open(finished).read("events", version=row["events_version"])
+    development = {d["doc"] for d in Store.open(finished).read("documents").to_pylist() if d["split"] == "development"}
+    assert set(frozen_events["doc"].to_pylist()) == development  # no evaluation event existed when it was frozen
+    assert plan.replicates == 5
+    assert {e["quantity"] for e in plan.content["primary_endpoints"]} == {"gap", "mismatch"}

@@ -1,0 +1,192 @@
+"""Attention over parts of the keys, against a softmax in float64 over all of them; oneDNN's products; prompt chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fixtures.random_models import random_document, random_model
+from torch import Tensor, nn
+
+from generator.attention import parts as partial_attention
+from generator.attention.onednn import OneDNNLinear, product, replace_linear_layers
+from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts
+from generator.attention.recording import QueryChunk
+from generator.transformer import prompt as transformer
+from generator.transformer.prompt import Prompt
+
+# float32 kernels round sums of up to 700 terms; bfloat16 has 8 bits.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+
+
+def parts(keys: int, queries: int, dtype: torch.dtype, batch: int = 1, size: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(keys + queries)
+    lengths = (queries, keys, keys)
+    query, key, value = (torch.randn(batch, 2, length, size, generator=generator).to(dtype) for length in lengths)
+    return query, key, value
+
+
+def exact(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp written out; a causal query sees keys up to its own place from the end."""
+    scores = (query.double() @ key.double().transpose(-1, -2)) * 0.25
+    if causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + scores.shape[-1] - scores.shape[-2])
+        scores = scores.masked_fill(ahead, -torch.inf)
+    return scores.softmax(-1) @ value.double(), scores.logsumexp(-1)
+
+
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE))
+
+
+@DTYPES
+@pytest.mark.parametrize(("keys", "queries"), [(1, 3), (40, 8), (255, 8), (256, 8), (700, 300), (300, 1)])
+def test_a_part(keys: int, queries: int, dtype: torch.dtype) -> None:
+    """Prompts: few keys take the fused kernel, many the products of oneDNN, 300 queries in more than one go."""
+    query, key, value = parts(keys, queries, dtype, batch=2)
+    whole = exact(query, key, value)
+    for found, wanted in zip(attend_part(query, key, value, 0.25), whole, strict=True):
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+    for found, wanted in zip(attend_prompt(query[1], key[1], value[1], 0.25), whole, strict=True):
+        assert found.shape == wanted[1].shape
+        assert (found - wanted[1]).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+
+
+@DTYPES
+@pytest.mark.parametrize("length", [1, 50, 300])
+def test_a_causal_part(length: int, dtype: torch.dtype) -> None:
+    query, key, value = parts(length, length, dtype, batch=2)
+    found, wanted = attend_part(query, key, value, 0.25, causal=True), exact(query, key, value, causal=True)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() < TOLERANCE[dtype] * other.abs().max()
+
+
+@DTYPES
+@pytest.mark.parametrize(("positions", "length"), [(1, 1), (50, 50), (60, 50), (300, 300), (300, 1), (700, 300)])
+def test_the_last_positions_attend_causally(positions: int, length: int, dtype: torch.dtype) -> None:
+    """Six query heads on two KV heads; as a whole prompt, and as its last chunk."""
+    _, key, value = parts(positions, 1, dtype)
+    query = torch.randn(1, 6, length, 16, generator=torch.Generator().manual_seed(length)).to(dtype)
+    found = attend_causally(query, key[0], value[0], 0.25)
+    wanted, _ = exact(query, *(part.repeat_interleave(3, 1) for part in (key, value)), causal=True)
+    assert found.shape == query.shape
+    assert found.dtype == dtype
+    assert (found - wanted).abs().max() < TOLERANCE[dtype] * wanted.abs().max()
+
+
+def test_many_keys_are_attended_to_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """700 keys in parts of 96; causal ones with 128 positions at a time, whose own keys lie across those parts."""
+    monkeypatch.setattr(partial_attention, "_KEYS", 96)
+    query, key, value = parts(700, 300, torch.float32)
+    for found, wanted in zip(attend_prompt(query[0], key[0], value[0], 0.25), exact(query, key, value), strict=True):
+        assert (found - wanted[0]).abs().max() < 3e-6 * wanted.abs().max()
+    found, wanted = attend_causally(query, key[0], value[0], 0.25), exact(query, key, value, causal=True)[0]
+    assert (found - wanted).abs().max() < 3e-6 * wanted.abs().max()
+
+
+@DTYPES
+@pytest.mark.parametrize("cut", [1, 20, 299, 699])
+def test_joined_parts_are_the_whole(cut: int, dtype: torch.dtype) -> None:
+    """Any cut; scores of the two parts may be far apart."""
+    query, key, value = parts(700, 8, dtype)
+    key[:, :, :cut] *= 8
+    halves = [
+        attend_prompt(query[0], key[0, :, part], value[0, :, part], 0.25) for part in (slice(cut), slice(cut, None))
+    ]
+    whole = exact(query, key, value)[0][0]
+    assert (join_parts(*halves)[0] - whole).abs().max() < TOLERANCE[dtype] * whole.abs().max()
+
+
+def test_scores_far_from_zero_do_not_overflow() -> None:
+    query, key, value = parts(300, 8, torch.float32)
+    key = key + 1000 * query[:, :, :1] / query[:, :, :1].norm(dim=-1, keepdim=True)
+    output, mass = attend_prompt(query[0], key[0], value[0], 1.0)
+    wanted = (query[0].double() @ key[0].double().transpose(-1, -2)).logsumexp(-1)
+    assert bool(output.isfinite().all())
+    assert ((mass - wanted) / wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("keys", [200, 600])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_queries_do_not_depend_on_those_beside_them(keys: int, threads: int) -> None:
+    query, key, value = (part[0] for part in parts(keys, 256, torch.float32))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = attend_prompt(query, key, value, 0.25)
+        for count in range(8, 256, 24):
+            for part in (slice(count), slice(-count, None)):
+                for some, everything in zip(attend_prompt(query[:, part], key, value, 0.25), whole, strict=True):
+                    assert torch.equal(some, everything[:, part])
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- Products ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 8, 70])
+def test_product(rows: int) -> None:
+    """Weights as they are and transposed, with and without bias; sums of 300 terms round below 1e-6 of the largest."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 300), (400, 300), (400,)))
+    exact_product = x.double() @ weight.double().t()
+    for layout in (weight, weight.t().contiguous().t()):
+        for added in (None, bias):
+            wanted = exact_product if added is None else exact_product + added.double()
+            assert (product(x, layout, added) - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
+def test_large_layers_are_replaced_and_keep_their_weights() -> None:
+    network = nn.ModuleDict({
+        "large": nn.Linear(256, 256),
+        "unbiased": nn.Linear(256, 300, bias=False),
+        "small": nn.Linear(64, 64),
+        "narrow": nn.Linear(256, 256).to(torch.bfloat16),
+    })  # fmt: skip
+    x = torch.randn(16, 256)
+    before, kept = {name: network[name](x) for name in ("large", "unbiased")}, dict(network.named_parameters())
+    replace_linear_layers(network)
+    kinds = {name: type(layer) for name, layer in network.items()}
+    assert kinds == {"large": OneDNNLinear, "unbiased": OneDNNLinear, "small": nn.Linear, "narrow": nn.Linear}
+    assert all(parameter is kept[name] for name, parameter in network.named_parameters())
+    for name, output in before.items():
+        assert (network[name](x) - output).abs().max() < 1e-5
+
+
+# --- Chunks of a prompt -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SeenQueries:
+    """A statistic that remembers what it was shown."""
+
+    def update(self, gathered: list[QueryChunk] | None, chunk: QueryChunk) -> list[QueryChunk]:
+        return [*(gathered or []), chunk]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("chunk", [1, 64, 100, 299])
+def test_a_prompt_in_chunks_is_the_prompt(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, values, the window (which chunks cut) and the first law differ by rounding; statistics see all queries."""
+    model, tokens = random_model(kind), random_document("d300", 300).tokens
+    tokens = tokens[:40] if chunk == 1 else tokens
+    whole = Prompt(model, tokens, window=32, statistics=[SeenQueries()])
+    monkeypatch.setattr(transformer, "PREFILL_CHUNK", chunk)
+    chunked = Prompt(model, tokens, window=32, statistics=[SeenQueries()])
+    assert (chunked.first_law - whole.first_law).abs().max() < 1e-5
+    for one, other in zip(chunked.layers, whole.layers, strict=True):
+        for name in ("key", "value", "window_query"):
+            assert getattr(one, name).shape == getattr(other, name).shape
+            assert (getattr(one, name) - getattr(other, name)).abs().max() < 1e-4, name
+        seen, everything = one.gathered(SeenQueries()), other.gathered(SeenQueries())
+        assert [part.first for part in seen] == list(range(0, len(tokens), chunk))
+        assert all(part.key.shape[1] == part.first + part.query.shape[1] for part in seen)
+        assert (torch.cat([part.query for part in seen], 1) - everything[0].query).abs().max() < 1e-4
+
+
+def test_a_window_longer_than_the_prompt_is_the_prompt() -> None:
+    model, tokens = random_model("llama"), random_document("d20", 20).tokens
+    layer = Prompt(model, tokens, window=64, statistics=[SeenQueries()]).layers[0]
+    assert torch.equal(layer.window_query, layer.gathered(SeenQueries())[0].query)

@@ -1,0 +1,299 @@
+"""The overlap-residual coupling: its joint law, its marginals, its edges, and total variation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fixtures.laws import large_laws
+from numpy.typing import NDArray
+from oracles.plain_generator import coupled_pair, inverse_cdf
+from scipy import stats
+
+from generator.coupling.laws import BLOCK, LawTable, couple, draw, total_variation
+
+Law = NDArray[np.float64]
+
+LAST_UNIFORM = 1.0 - 2.0**-53
+
+
+def law_pairs() -> list[tuple[str, Law, Law]]:
+    """Laws over 2 to 12 tokens: generic, peaked, with ties, zeros, disjoint or half disjoint supports, nearly equal."""
+    random = np.random.default_rng(20240607)
+    pairs = []
+    for size in (2, 3, 4, 5, 8, 12):
+        p, q, r = random.dirichlet(np.ones(size), 3)
+        peaked = random.dirichlet(np.full(size, 0.1), 2) + 1e-300
+        half = size // 2
+        left, right = np.zeros(size), np.zeros(size)
+        left[:half] = random.dirichlet(np.ones(half))
+        right[half:] = random.dirichlet(np.ones(size - half))
+        tied = random.integers(0, 3, (2, size)) + np.eye(size)[:2]
+        swapped = p.copy()
+        swapped[[0, 1]] = p[[1, 0]]
+        pairs += [
+            (f"generic-{size}", p, q),
+            (f"peaked-{size}", *peaked),
+            (f"disjoint-{size}", left, right),
+            (f"inside-{size}", left, r),
+            (f"around-{size}", r, right),
+            (f"tied-{size}", *tied),
+            (f"swapped-{size}", p, swapped),
+            (f"near-{size}", p, p * (1 + 0.02 * random.standard_normal(size))),
+            (f"equal-{size}", p, p),
+            (f"points-{size}", np.eye(size)[0], np.eye(size)[-1]),
+        ]
+    return [(name, p / p.sum(), q / q.sum()) for name, p, q in pairs]
+
+
+PAIRS = law_pairs()
+NAMES = [name for name, _, _ in PAIRS]
+LAWS = [(p, q) for _, p, q in PAIRS]
+
+
+def joint_law(p: Law, q: Law) -> NDArray[np.float64]:
+    """The coupling as defined: (u, u) with probability min(p, q)(u), otherwise both residuals independently."""
+    common = np.minimum(p, q)
+    excess = 1.0 - common.sum()
+    if np.array_equal(p, q):
+        return np.diag(p)
+    return np.asarray(np.diag(common) + np.outer(p - common, q - common) / excess)
+
+
+def sample_pairs(p: Law, q: Law, draws: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    u = torch.from_numpy(np.random.default_rng(seed).random((draws, 3)))
+    laws = [torch.from_numpy(law).expand(draws, -1) for law in (p, q)]
+    x = draw(laws[0], u[:, 0])
+    y = couple(*laws, x, u[:, 1], u[:, 2])
+    return x.numpy(), y.numpy()
+
+
+def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: float) -> bool:
+    """Pearson's chi-square at ``level``; cells expecting fewer than 5 are pooled, impossible ones must be empty."""
+    counts, probability = counts.ravel(), probability.ravel()
+    if counts[probability <= 0.0].any():
+        return False
+    expected = probability * counts.sum()
+    small = expected < 5.0
+    observed = np.append(counts[~small], counts[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    if expected[-1] < 5.0:  # what was pooled is itself too little for the approximation: bound its count by Poisson's
+        tail = stats.poisson.sf(observed[-1] - 1, expected[-1]) if observed[-1] else 1.0
+        if tail < level / 2:
+            return False
+        observed, expected, level = observed[:-1], expected[:-1], level / 2
+    if len(observed) < 2:
+        return True
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return bool(stats.chi2.sf(statistic, len(observed) - 1) >= level)
+
+
+@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
+def test_the_pair_has_the_law_of_the_definition(p: Law, q: Law) -> None:
+    """60 pairs of laws, three tests each at level 5e-7: all pass with probability above 1 - 1e-4."""
+    level, size, draws = 5e-7, len(p), 20_000
+    x, y = sample_pairs(p, q, draws, seed=len(p))
+    joint = np.zeros((size, size), dtype=np.int64)
+    np.add.at(joint, (x, y), 1)
+    assert agrees(joint, joint_law(p, q), level)
+    assert agrees(joint.sum(1), p, level)
+    assert agrees(joint.sum(0), q, level)
+
+
+@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
+def test_both_descriptions_of_the_coupling_are_one_law(p: Law, q: Law) -> None:
+    """Keeping X with probability min(1, q(X)/p(X)) gives the same law; sums of 12 terms round below 1e-14."""
+    keep = np.minimum(1.0, np.divide(q, p, out=np.ones_like(p), where=p > 0))
+    excess = np.maximum(q - p, 0.0)
+    residual = excess / excess.sum() if excess.sum() > 0 else excess
+    two_steps = np.diag(p * keep) + np.outer(p * (1.0 - keep), residual)
+    joint = joint_law(p, q)
+    assert np.abs(two_steps - joint).max() < 1e-14
+    assert np.abs(joint.sum(1) - p).max() < 1e-14
+    assert np.abs(joint.sum(0) - q).max() < 1e-14
+    assert abs(1.0 - np.trace(joint) - (1.0 - np.minimum(p, q).sum())) < 1e-14
+
+
+@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
+def test_tokens_are_those_of_the_plain_coupling(p: Law, q: Law) -> None:
+    """Same uniforms, same tokens. Only a uniform within 1e-15 of a boundary could tell the two roundings apart."""
+    u = np.random.default_rng(3).random((300, 3))
+    plain = [coupled_pair(p, q, *row) for row in u]
+    laws = [torch.from_numpy(law).expand(len(u), -1) for law in (p, q)]
+    rows = torch.from_numpy(u)
+    x = draw(laws[0], rows[:, 0])
+    y = couple(*laws, x, rows[:, 1], rows[:, 2])
+    assert list(zip(x.tolist(), y.tolist(), strict=True)) == plain
+
+
+@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
+def test_no_impossible_token_at_the_ends_of_the_uniforms(p: Law, q: Law) -> None:
+    ends = torch.tensor([0.0, 2.0**-53, 0.5, 1.0 - 2.0**-52, LAST_UNIFORM], dtype=torch.float64)
+    u = torch.cartesian_prod(ends, ends, ends)
+    laws = [torch.from_numpy(law).expand(len(u), -1) for law in (p, q)]
+    x = draw(laws[0], u[:, 0])
+    y = couple(*laws, x, u[:, 1], u[:, 2])
+    assert bool((torch.from_numpy(p)[x] > 0).all())
+    assert bool((torch.from_numpy(q)[y] > 0).all())
+    if np.array_equal(p, q):
+        assert torch.equal(x, y)
+
+
+TINY = 5e-324  # the least positive float64
+WEIGHTS = [
+    [0.0, 0.0, 1.0, 0.0],
+    [1.0, 0.0, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 1.0],
+    [0.0, 0.3, 0.0, 0.7, 0.0],
+    [TINY, 0.0, TINY, 0.0],
+    [0.0, TINY, 0.0],
+    [0.0, 1.0, TINY, 0.0],
+    [0.0, TINY, 1.0, 0.0],
+    [0.1] * 10 + [0.0],
+    [0.0, 1e308, 0.0, 1e-308, 0.0],
+    [1 / 3, 0.0, 1 / 3, 1 / 3, 0.0],
+]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+def test_a_token_without_weight_is_never_drawn(weights: list[float]) -> None:
+    row = torch.tensor(weights, dtype=torch.float64)
+    u = torch.cat([torch.tensor([0.0, TINY, 2.0**-53, LAST_UNIFORM]), torch.linspace(0, LAST_UNIFORM, 997)]).double()
+    u = u.clamp(max=LAST_UNIFORM)
+    drawn = draw(row.expand(len(u), -1), u)
+    assert bool((row[drawn] > 0).all())
+    assert int(drawn[0]) == next(token for token, weight in enumerate(weights) if weight > 0)
+    assert bool((drawn[4:].diff() >= 0).all()), "an inverse distribution function does not decrease"
+
+
+def test_drawing_is_the_inverse_distribution_function() -> None:
+    random = np.random.default_rng(5)
+    weights = random.dirichlet(np.full(300, 0.05), 200) * random.uniform(0.1, 9, (200, 1))
+    u = random.random(200)
+    drawn = draw(torch.from_numpy(weights), torch.from_numpy(u))
+    assert drawn.tolist() == [inverse_cdf(row, value) for row, value in zip(weights, u, strict=True)]
+
+
+def test_equal_laws_never_part() -> None:
+    """Bitwise equal laws, denormal probabilities among them, every accepting uniform up to the last."""
+    random = np.random.default_rng(11)
+    p = torch.from_numpy(random.dirichlet(np.full(50, 0.01), 4000))  # many entries down to denormals and 0
+    u = torch.from_numpy(random.random((4000, 3)))
+    u[::2, 1] = LAST_UNIFORM
+    x = draw(p, u[:, 0])
+    assert torch.equal(couple(p, p.clone(), x, u[:, 1], u[:, 2]), x)
+    row = torch.tensor([[TINY, 1.0 - 1e-16]], dtype=torch.float64)
+    rarest, last = torch.tensor([0]), torch.tensor([LAST_UNIFORM], dtype=torch.float64)
+    assert couple(row, row.clone(), rarest, last, last).tolist() == [0]
+
+
+def test_laws_that_differ_only_by_rounding_give_possible_tokens() -> None:
+    """Excess mass of an ulp, or of none where q lies below p everywhere: the token still has positive probability."""
+    random = np.random.default_rng(13)
+    p = torch.from_numpy(random.dirichlet(np.ones(6), 2000))
+    step = torch.from_numpy(random.integers(-1, 2, p.shape).astype(np.float64))
+    q = p * (1 + step * 2.0**-52)
+    u = torch.from_numpy(random.random((2000, 3)))
+    u[::2, 1] = LAST_UNIFORM
+    x = draw(p, u[:, 0])
+    y = couple(p, q, x, u[:, 1], u[:, 2])
+    assert bool((q.gather(1, y[:, None]) > 0).all())
+    below = p * (1 - 2.0**-52)
+    assert torch.equal(couple(p, below, x, u[:, 1], u[:, 2]), x)
+
+
+def test_total_variation() -> None:
+    random = np.random.default_rng(17)
+    p, q = (torch.from_numpy(random.dirichlet(np.full(500, 0.3), 64)) for _ in range(2))
+    distance = total_variation(p, q)
+    assert distance.shape == (64,)
+    assert torch.equal(total_variation(p, p.clone()), torch.zeros(64, dtype=torch.float64))
+    assert torch.equal(distance, total_variation(q, p))
+    # 500 probabilities summing to 1: both formulas round within a few 1e-15.
+    assert (distance - (1.0 - torch.minimum(p, q).sum(-1))).abs().max() < 1e-12
+    nearby = p * (1 + 1e-9)
+    assert bool((total_variation(p, nearby) > 0).all())
+
+
+def test_total_variation_of_disjoint_laws_is_one() -> None:
+    random = np.random.default_rng(19)
+    p, q = torch.zeros(2, 64, 300, dtype=torch.float64)
+    p[:, ::3] = torch.from_numpy(random.dirichlet(np.ones(100), 64))
+    q[:, 1::3] = torch.from_numpy(random.dirichlet(np.ones(100), 64))
+    distance = total_variation(p, q)
+    assert bool((distance <= 1.0).all())
+    assert bool((distance > 1.0 - 1e-14).all())
+    points = torch.eye(7, dtype=torch.float64)
+    assert float(total_variation(points[2], points[5])) == 1.0
+    assert float(total_variation(points[2], points[2])) == 0.0
+
+
+@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
+def test_mismatch_probability_is_total_variation(p: Law, q: Law) -> None:
+    off_diagonal = joint_law(p, q).sum() - np.trace(joint_law(p, q))
+    assert abs(float(total_variation(torch.from_numpy(p), torch.from_numpy(q))) - off_diagonal) < 1e-14
+
+
+# --- Large vocabularies, and laws by row ------------------------------------------------------------------------------
+
+
+SIZES = pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK, 10_007])
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dtype) -> None:
+    """The plain coupling's tokens; none of 150 uniforms falls within 1e-7 of one of the boundaries."""
+    p, q = large_laws(size, 2, dtype)
+    u = np.random.default_rng(size).random((50, 3))
+    x = draw(p.expand(50, -1), torch.from_numpy(u[:, 0]))
+    y = couple(p.expand(50, -1), q.expand(50, -1), x, *torch.from_numpy(u[:, 1:]).unbind(1))
+    plain = [coupled_pair(p.double().numpy(), q.double().numpy(), *row) for row in u]
+    assert list(zip(x.tolist(), y.tolist(), strict=True)) == plain
+
+
+@SIZES
+def test_no_impossible_token_of_a_large_vocabulary(size: int) -> None:
+    """Where blocks begin and end as well: uniforms at every cumulative probability and next to it."""
+    law = large_laws(size, 1, torch.float32)
+    at = law.double().cumsum(-1)[0]
+    u = torch.cat([torch.tensor([0.0, LAST_UNIFORM]), at, torch.nextafter(at, torch.ones(()))]).clamp(max=LAST_UNIFORM)
+    drawn = draw(law.expand(len(u), -1), u)
+    assert bool((law[0, drawn] > 0).all())
+
+
+@SIZES
+def test_total_variation_of_float32_laws(size: int) -> None:
+    """Differences round by 6e-8 of their sum, as blocks of them do; exactly 0 on equal ones; the same for a row beside any others."""
+    p, q = large_laws(size, 40, torch.float32).view(2, 20, size)
+    distance = total_variation(p, q)
+    assert distance.dtype == torch.float64
+    assert (distance - (p.double() - q.double()).abs().sum(-1) / 2).abs().max() < 2e-7
+    assert not total_variation(p, p.clone()).any()
+    for row in range(20):
+        assert torch.equal(total_variation(p[row : row + 1], q[row : row + 1])[0], distance[row])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_a_table_of_laws(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs by row number, few or many at a time; row -1 is the point mass on the absorbing token."""
+    laws, absorbed = large_laws(900, 6, torch.float32), 17
+    monkeypatch.setattr("generator.coupling.laws._CPU_BYTES", at_once * laws[0].nbytes)
+    table = LawTable(laws, absorbed)
+    random = np.random.default_rng(1)
+    left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
+    u = torch.from_numpy(random.random((40, 3)))
+    point = torch.zeros(1, 900)
+    point[0, absorbed] = 1.0
+    p, q = (torch.cat([laws, point])[rows] for rows in (left, right))
+    x = draw(p, u[:, 0])
+    assert torch.equal(table.draw(left, u[:, 0]), x)
+    assert torch.equal(table.distance(left, right), total_variation(p, q))
+    y, distance = table.couple(left, right, x, u[:, 1:])
+    assert torch.equal(y, couple(p, q, x, u[:, 1], u[:, 2]))
+    assert torch.equal(distance, total_variation(p, q))
+    assert [
+        len(part) for part in (table.draw(left[:0], u[:0, 0]), *table.couple(left[:0], right[:0], x[:0], u[:0]))
+    ] == [0] * 3
+    assert bool((x[left < 0] == absorbed).all())
+    assert bool((y[right < 0] == absorbed).all())

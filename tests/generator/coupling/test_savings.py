@@ -1,0 +1,154 @@
+"""Work that needs no doing: left out or done, events are the same to the bit; and what it leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from fixtures.random_models import random_document, random_model
+from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
+
+from generator.actions import Action
+from generator.coupling.rollout import CoupledSteps, rollout
+from generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
+from generator.coupling.uniforms import uniform_table
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Full, Recent, SnapKV
+from generator.transformer.prompt import PreparedPrompt
+from schema.retention import Retention
+from schema.store.store import Unit
+from schema.tables import SWRB
+
+NAMES = [field.name for field in fields(Savings)]
+NO_SAVINGS = Savings(**dict.fromkeys(NAMES, False))
+WITHOUT = {**{f"without-{name}": replace(ALL_SAVINGS, **{name: False}) for name in NAMES}, "without-any": NO_SAVINGS}
+
+HORIZON, COUNT = 12, 12
+HALF = Action("snapkv-half", "snapkv", SnapKV(), Retention.parse("1/2"))
+MOST = Action("recent-90", "recent", Recent(), Retention.parse("90%"))
+CONTROL = Action("full", "full", Full(), Retention(None))
+
+
+def pending() -> list[PendingUnit]:
+    """Two actions and a control of both estimators, not all with the same replicates."""
+    plain = [PendingUnit(HALF, 0, COUNT), PendingUnit(MOST, 2, COUNT - 6), PendingUnit(CONTROL, 0, 2)]
+    return plain + [replace(unit, estimator=SWRB) for unit in plain]
+
+
+@cache
+def units(kind: str, dtype: str, savings: Savings = ALL_SAVINGS) -> list[Unit]:
+    """Of prompts that reach both forms of the CPU's attention: 300 entries, of which 150 and 270 are kept."""
+    document = random_document("d300", 300)
+    return generate_units(random_model(kind, dtype), "s", document, pending(), HORIZON, 3, savings)
+
+
+def assert_same_events(one: list[Unit], other: list[Unit]) -> None:
+    for unit, twin in zip(one, other, strict=True):
+        assert unit.events.equals(twin.events)
+        for name in ("action", "estimator", "first_replicate", "replicates", "pair_evaluations", "kept_sha256"):
+            assert unit.record[name] == twin.record[name]
+
+
+MODELS = pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen3", "float32"), ("qwen2", "bfloat16")])
+
+
+@MODELS
+@pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
+def test_savings_leave_events_as_they_are(kind: str, dtype: str, savings: Savings) -> None:
+    """Bitwise, on models whose rows are independent of those beside them: every one singly off, and all."""
+    assert random_model(kind, dtype).batch_deviation == 0.0
+    assert_same_events(units(kind, dtype, savings), units(kind, dtype))
+
+
+@pytest.mark.parametrize("name", ["share_equal_histories", "share_until_parting", "share_reference", "drop_ended"])
+def test_each_of_them_saves_laws(name: str) -> None:
+    """Beside all others but the sharing of equal histories, which takes in what two of them share."""
+    others = replace(ALL_SAVINGS, share_equal_histories=False)
+    with_it = ALL_SAVINGS if name == "share_equal_histories" else others
+    without = replace(with_it, **{name: False})
+    counts = [
+        sum(unit.record["kernel_evaluations"] for unit in units("llama", "float32", savings) if is_plain(unit))
+        for savings in (with_it, without)
+    ]
+    assert counts[0] < counts[1]
+    everything = sum(
+        3 * unit.record["replicates"] * (HORIZON - 1) for unit in units("llama", "float32") if is_plain(unit)
+    )
+    none = sum(unit.record["kernel_evaluations"] for unit in units("llama", "float32", NO_SAVINGS) if is_plain(unit))
+    assert none == everything, "three streams per pair, each to the end"
+
+
+def is_plain(unit: Unit) -> bool:
+    return bool(unit.record["estimator"] != SWRB)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@MODELS
+def test_splitting_replicates_changes_nothing(
+    kind: str, dtype: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many replicates there is room for, events are the same, and so are their records but for costs."""
+    monkeypatch.setattr(PreparedPrompt, "replicates_at_once", lambda *_: at_once)
+    document = random_document("d300", 300)
+    assert_same_events(
+        generate_units(random_model(kind, dtype), "s", document, pending(), HORIZON, 3), units(kind, dtype)
+    )
+
+
+# --- On systems whose laws are tables ---------------------------------------------------------------------------------
+
+
+def run(case: Case, savings: Savings) -> tuple[TableKernels, list[CoupledSteps]]:
+    kernels, replicates = TableKernels(case), range(500)
+    reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
+    return kernels, rollout(
+        kernels, actions_for(replicates, case.horizon), replicates, reference, case.horizon, savings
+    )
+
+
+@pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_savings_leave_rollouts_as_they_are(case: Case, savings: Savings) -> None:
+    """Most histories of 500 replicates are equal here, and many end."""
+    for steps, twin in zip(run(case, savings)[1], run(case, ALL_SAVINGS)[1], strict=True):
+        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos"):
+            assert np.array_equal(getattr(steps, name), getattr(twin, name)), name
+        assert steps.pair_evaluations == twin.pair_evaluations
+
+
+def test_without_a_common_reference_actions_still_share_their_own() -> None:
+    """Reference rows: different live histories of all actions together, or so many of each action."""
+    shared, own = (run(CASES[3], savings)[0].rows for savings in (ALL_SAVINGS, WITHOUT["without-share_reference"]))
+    for rows, others in zip(shared, own, strict=True):
+        assert others[0] == 3 * rows[0]
+        assert np.array_equal(others[1:], rows[1:])
+
+
+# --- Equal streams ----------------------------------------------------------------------------------------------------
+
+
+def test_distinct_streams() -> None:
+    """Equal ones become one, in ascending order of cache; each wanted one finds its own."""
+    random = np.random.default_rng(2)
+    cache, row, token, label = (torch.from_numpy(random.integers(0, high, 200)) for high in (3, 2, 4, 2))
+    found = distinct_streams(cache, row, token, label)
+    wanted = list(zip(cache.tolist(), row.tolist(), token.tolist(), label.tolist(), strict=True))
+    streams = list(zip(found.cache.tolist(), found.row.tolist(), found.token.tolist(), strict=True))
+    assert len(streams) == len(set(wanted))
+    assert found.cache.tolist() == sorted(found.cache.tolist())
+    assert [streams[place] for place in found.place.tolist()] == [one[:3] for one in wanted]
+    same_place = {
+        place: {one for one, at in zip(wanted, found.place.tolist(), strict=True) if at == place}
+        for place in range(len(streams))
+    }
+    assert all(len(ones) == 1 for ones in same_place.values())
+    assert found.share.tolist() == [1 / wanted.count(one) for one in wanted]
+
+
+def test_no_streams() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    found = distinct_streams(nothing, nothing, nothing, nothing)
+    assert [len(part) for part in (found.row, found.token, found.cache, found.place, found.share)] == [0] * 5

@@ -1,0 +1,474 @@
+"""Document sources: determinism, lengths under a real tokenizer, clusters and splits, and lines for faulty files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from generator.documents import files, ruler_tasks
+from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
+from generator.documents.ruler_tasks import GENERATED
+from generator.embedded.documents import make_document
+from generator.transformer.loading import load_tokenizer
+from schema.document import Document, part_of, split_of
+from schema.errors import InputError
+from schema.study import DocumentsSection
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}<assistant>"
+WORDS = [f" {word}" for word in ruler_tasks._all_words()]
+QUESTIONS = [f"Who wrote book number {number}?" for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE trained on a few English sentences: like a real one, some words are one token and most are not."""
+    trained = Tokenizer(BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    texts = [
+        text for name, text in vars(ruler_tasks).items() if name.endswith(("_PROMPT", "_OPENING", "_NOISE", "_NEEDLE"))
+    ]
+    trained.train_from_iterator([*texts * 5, "Document (Title: X): passage", *WORDS[::2]], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=trained, chat_template=CHAT)
+
+
+def section(source: str, **keys: Any) -> DocumentsSection:
+    return DocumentsSection(**({"source": source, "length": 4096, "development": 2, "evaluation": 5} | keys))
+
+
+def take(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> dict[str, list[Document]]:
+    return stratum_documents(part, seed, lambda: tokenizer)
+
+
+def everything(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> list[Document]:
+    return [document for documents in take(part, tokenizer, seed).values() for document in documents]
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def passages(count: int, words: int = 20) -> list[dict[str, str]]:
+    return [{"title": f"Title {number}", "text": f"passage{number} " * words} for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def helmet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small copy of HELMET: three rows to each of 60 questions, worked examples, and citations."""
+    folder = tmp_path_factory.mktemp("helmet")
+    rows = [
+        {"question": q, "answers": [f"Author {q[-3:-1]}"], "ctxs": passages(20), "depth": d}
+        for q in QUESTIONS
+        for d in range(3)
+    ]
+    write_lines(folder / "data/kilt/nq-dev-multikilt_1000_k20_dep6.jsonl", rows)
+    shown = [{"question": q, "answers": ["Somebody"], "ctxs": passages(3)} for q in ["Why?", "When?", QUESTIONS[0]]]
+    write_lines(folder / "data/kilt/nq-train-multikilt_1000_k3_dep6.jsonl", shown)
+    popular = [
+        {"question": q, "answers": ["A"], "ctxs": passages(3), "s_pop": 10 ** (n % 6)} for n, q in enumerate(QUESTIONS)
+    ]
+    write_lines(folder / "data/kilt/popqa_test_1000_k20_dep6.jsonl", popular)
+    cited = [
+        {"question": q, "qa_pairs": [{"question": "?", "short_answers": ["One", "1"]}], "docs": passages(30)}
+        for q in QUESTIONS
+    ]
+    (folder / "data/alce").mkdir()
+    (folder / "data/alce/asqa_eval_gtr_top2000.json").write_text(json.dumps(cited, indent=1))
+    (folder / "prompts").mkdir()
+    (folder / "prompts/asqa_revised.json").write_text(json.dumps({
+        "instruction": "Instruction: cite.",
+        "demo_prompt": "{instruction}\n\nQuestion: {question}\n\n{context}\n\nAnswer: {answer}",
+        "doc_prompt": "Document [{ID}](Title: {title}): {text}",
+        "demos": [{"question": f"Shown {n}?", "answer": "Yes [1].", "docs": passages(2)} for n in range(3)],
+    }))  # fmt: skip
+    return folder
+
+
+class TestRulerGenerated:
+    """The six tasks that are made here."""
+
+    @pytest.mark.parametrize("task", GENERATED)
+    @pytest.mark.parametrize("length", [2048, 4096])
+    def test_prompt_and_answer_fill_the_length_and_keep_within_it(self, tokenizer: Any, task: str, length: int) -> None:
+        (document, *_) = take(section("ruler", tasks=[task], length=length), tokenizer)["evaluation"]
+        room = length - GENERATED[task].generated_tokens
+        assert 0.9 * room < document.prompt_tokens <= room
+        text = tokenizer.decode(document.tokens)
+        assert list(document.tokens) == tokenizer(text)["input_ids"]
+        assert all(answer in text for answer in document.answers)
+
+    def test_a_needle_is_asked_for_and_hidden_once(self, tokenizer: Any) -> None:
+        (document, *_) = take(section("ruler", tasks=["niah_multikey_2"]), tokenizer)["evaluation"]
+        text = tokenizer.decode(document.tokens)
+        (key,) = re.findall(r"What is the special magic number for (.*?) mentioned", text)
+        assert re.findall(rf"magic numbers for {re.escape(key)} is: (\d+)\.", text) == list(document.answers)
+        assert len(re.findall(r"One of the special magic numbers for", text)) > 50
+
+    def test_a_chain_leads_to_every_answer(self, tokenizer: Any) -> None:
+        (document, *_) = take(section("ruler", tasks=["vt"]), tokenizer)["evaluation"]
+        asked = tokenizer.decode(document.tokens).rpartition("Memorize and track")[2]
+        (value,) = re.findall(r"assigned the value (\d+) in", asked)
+        held = {name for name, number in re.findall(r"VAR ([A-Z]+) = (\d+)", asked) if number == value}
+        for name, previous in re.findall(r"VAR ([A-Z]+) = VAR ([A-Z]+) \n", asked):
+            assert previous in held  # links stand in their order
+            held.add(name)
+        assert held == set(document.answers)
+        assert len(held) == 5
+
+    @pytest.mark.parametrize(("task", "count"), [("cwe", 10), ("fwe", 3)])
+    def test_answers_are_the_most_frequent_words(self, tokenizer: Any, task: str, count: int) -> None:
+        (document, *_) = take(section("ruler", tasks=[task]), tokenizer)["evaluation"]
+        text = tokenizer.decode(document.tokens)
+        if task == "cwe":
+            words = Counter(re.findall(r"\d+\. ([^\d]+?)(?= \d+\.|\n)", text.rpartition("Below is a numbered")[2]))
+        else:
+            words = Counter(re.findall(r"\b[a-z]{6}\b", text.partition("coded words. ")[2].partition("\nQuestion")[0]))
+        assert {word for word, _ in words.most_common(count)} == set(document.answers)
+        if task == "cwe":  # 30 times each of ten common words, three times each other one
+            assert set(words.values()) == {30, 3}
+        else:  # counts n / (k^2 zeta(2)) of ranks k = 2, 3, 4, cut to whole numbers
+            shares = [count * rank**2 for rank, (_, count) in enumerate(words.most_common(3), start=2)]
+            assert max(shares) - min(shares) < 4**2
+
+    @pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_2", "niah_multikey_3"])
+    def test_keys_and_values_are_of_the_benchmarks_kinds(self, tokenizer: Any, task: str) -> None:
+        (document, *_) = take(section("ruler", tasks=[task]), tokenizer)["evaluation"]
+        kind = "uuid" if task == "niah_multikey_3" else "number"
+        needles = re.findall(rf"special magic {kind}s for (\S+) is: (\S+)\.", tokenizer.decode(document.tokens))
+        assert (len(needles) == 1) == (task == "niah_single_1")
+        word, number, uuid = (
+            r"[\w'-]+-[\w'-]+",
+            r"\d{7}",
+            r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
+        )
+        for key, value in needles:
+            assert re.fullmatch(uuid if kind == "uuid" else word, key)
+            assert re.fullmatch(uuid if kind == "uuid" else number, value)
+
+    def test_same_seed_same_documents_and_more_of_them_move_none(self, tokenizer: Any) -> None:
+        part = section("ruler", tasks=["niah_single_1", "fwe"], length=2048)
+        first = take(part, tokenizer, seed=3)
+        more = take(
+            section("ruler", tasks=["niah_single_1", "fwe"], length=2048, development=4, evaluation=9),
+            tokenizer,
+            seed=3,
+        )
+        for split, documents in first.items():
+            assert more[split][: len(documents)] == documents
+        assert take(part, tokenizer, seed=3) == first
+        assert take(part, tokenizer, seed=4) != first
+        assert Counter(document.task for document in more["evaluation"]) == {"niah_single_1": 5, "fwe": 4}
+
+    def test_chat_prompts_keep_within_the_length_and_end_with_the_answers_opening(self, tokenizer: Any) -> None:
+        part = section("ruler", tasks=["niah_multikey_3"], chat_template=True)
+        for document in everything(part, tokenizer):
+            text = tokenizer.decode(document.tokens)
+            assert text.startswith("<user>")
+            assert re.search(
+                r"<assistant> The special magic uuid for [0-9a-f-]+ mentioned in the provided text is$", text
+            )
+            assert document.prompt_tokens <= 4096 - 128
+
+    def test_too_short_a_length_is_said(self, tokenizer: Any) -> None:
+        with pytest.raises(InputError, match="length 200 is too short for task 'vt'"):
+            take(section("ruler", tasks=["vt"], length=200), tokenizer)
+
+
+class TestRulerFiles:
+    """The benchmark's own files."""
+
+    def rows(self, count: int = 40) -> list[dict[str, Any]]:
+        return [
+            {"index": n, "input": f"Documents.\n\nQuestion: {QUESTIONS[n // 2]}", "outputs": [str(n)], "length": 60, "answer_prefix": " Answer:"}
+            for n in range(count)
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "place", ["qa_1/validation_4096.jsonl", "4096/qa_1/validation.jsonl", "4096/data/qa_1/validation.jsonl"]
+    )
+    def test_rows_of_one_question_are_one_cluster(self, tokenizer: Any, tmp_path: Path, place: str) -> None:
+        write_lines(tmp_path / place, self.rows())
+        documents = everything(
+            section("ruler", tasks=["qa_1"], path=str(tmp_path), development=2, evaluation=12), tokenizer
+        )
+        assert {document.cluster for document in documents} <= {question.lower().rstrip("?") for question in QUESTIONS}
+        for document in documents:
+            number = int(document.answers[0])
+            assert tokenizer.decode(document.tokens) == f"Documents.\n\nQuestion: {QUESTIONS[number // 2]} Answer:"
+            assert document.doc == f"qa_1-4096-{number:05d}"
+
+    def test_older_files_have_the_opening_inside(self, tokenizer: Any, tmp_path: Path) -> None:
+        old = [
+            {name: value for name, value in row.items() if name != "answer_prefix"}
+            | {"input": row["input"] + " Answer:"}
+            for row in self.rows()
+        ]
+        write_lines(tmp_path / "new/qa_1/validation_4096.jsonl", self.rows())
+        write_lines(tmp_path / "old/qa_1/validation_4096.jsonl", old)
+        new, older = (
+            everything(section("ruler", tasks=["qa_1"], path=str(tmp_path / name)), tokenizer)
+            for name in ("new", "old")
+        )
+        assert new == older
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"outputs": None}, r"validation_4096.jsonl, line 3: field 'outputs' is missing: expected a list of texts; it has index, "),
+            ({"input": 7}, r"line 3: field 'input': expected text, not 7"),
+            ({"outputs": [7]}, r"line 3: field 'outputs': expected a list of texts, not \[7\]"),
+            ({"length": 5000}, r"line 3: field 'length': 5000 tokens, above the stratum's 4096"),
+            ({"input": "No more."}, r"line 3: field 'input': expected a text that ends with 'Question: "),
+        ],
+    )  # fmt: skip
+    def test_faulty_rows_are_one_line(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+        rows = self.rows()
+        rows[2] |= change
+        write_lines(tmp_path / "qa_1/validation_4096.jsonl", rows)
+        with pytest.raises(InputError, match=message):
+            choose_candidates(section("ruler", tasks=["qa_1"], path=str(tmp_path), evaluation=30), 0)
+
+    def test_broken_json_and_missing_files_are_one_line(self, tmp_path: Path) -> None:
+        part = section("ruler", tasks=["qa_1"], path=str(tmp_path))
+        with pytest.raises(
+            InputError, match=r"qa_1/validation_4096.jsonl: no such file, expected RULER's qa_1 at length 4096"
+        ):
+            choose_candidates(part, 0)
+        write_lines(tmp_path / "qa_1/validation_4096.jsonl", self.rows(1)).open("a").write("{broken\n")
+        with pytest.raises(InputError, match=r"validation_4096.jsonl, line 2: expected one JSON object to a line"):
+            choose_candidates(part, 0)
+
+
+class TestHelmet:
+    """A local copy of HELMET."""
+
+    def test_questions_are_clusters_and_each_is_used_once_first(self, tokenizer: Any, helmet: Path) -> None:
+        part = section("helmet", tasks=["nq"], path=str(helmet), development=4, evaluation=20)
+        splits = take(part, tokenizer, seed=1)
+        clusters = {split: [document.cluster for document in documents] for split, documents in splits.items()}
+        assert not set(clusters["development"]) & set(clusters["evaluation"])
+        assert all(len(set(names)) == len(names) for names in clusters.values())
+        assert all(split_of(name) == split for split, names in clusters.items() for name in names)
+        assert take(part, tokenizer, seed=1) == splits
+        assert take(part, tokenizer, seed=2) != splits
+        many = choose_candidates(section("helmet", tasks=["nq"], path=str(helmet), development=2, evaluation=90), 1)[
+            "evaluation"
+        ]
+        assert max(Counter(item.cluster for item in many).values()) <= 3
+        assert len({item.cluster for item in many[:35]}) == 35
+
+    def test_a_rag_prompt(self, tokenizer: Any, helmet: Path) -> None:
+        for document in everything(section("helmet", tasks=["nq"], path=str(helmet), length=4096), tokenizer):
+            text = tokenizer.decode(document.tokens)
+            question = text.rpartition("Question: ")[2].removesuffix("\nAnswer:")
+            assert question in QUESTIONS
+            assert document.answers == (f"Author {question[-3:-1]}",)
+            assert text.count("\nAnswer: Somebody\n\n") == 2  # worked examples, of other questions
+            assert text.partition("Question: " + question)[2] == "\nAnswer:"
+            assert document.prompt_tokens <= 4096 - 20
+
+    def test_passages_that_do_not_fit_are_left_out_from_the_last_on(self, tokenizer: Any, tmp_path: Path) -> None:
+        rows = [{"question": q, "answers": ["A"], "ctxs": passages(20, words=80)} for q in QUESTIONS]
+        write_lines(tmp_path / "nq-dev-multikilt_1000_k20_dep6.jsonl", rows)  # files may lie in the folder itself
+        for document in everything(section("helmet", tasks=["nq"], path=str(tmp_path), shots=0), tokenizer):
+            titles = re.findall(r"Title: Title (\d+)", tokenizer.decode(document.tokens))
+            assert titles == [str(number) for number in range(len(titles))]
+            assert 2 <= len(titles) < 20
+            assert 4096 - 20 - 80 * 12 < document.prompt_tokens <= 4096 - 20
+
+    def test_a_citation_prompt_is_a_chat_unless_told_otherwise(self, tokenizer: Any, helmet: Path) -> None:
+        part = section("helmet", tasks=["asqa"], path=str(helmet))
+        for document in everything(part, tokenizer):
+            text = tokenizer.decode(document.tokens)
+            assert text.startswith("<system>")
+            assert text.endswith("</user><assistant>")
+            assert text.count("Instruction: cite.") == 3
+            assert "Document [8](Title: Title 7)" in text
+            assert "Document [9]" not in text  # 8 passages at 4K
+            assert document.answers == ("One",)
+            assert document.prompt_tokens <= 4096 - 300
+        plain = everything(part.model_copy(update={"chat_template": False}), tokenizer)
+        assert all(tokenizer.decode(document.tokens).endswith("\n\nAnswer:") for document in plain)
+
+    def test_popular_subjects_are_left_out(self, helmet: Path) -> None:
+        chosen = choose_candidates(section("helmet", tasks=["popqa"], path=str(helmet)), 0)
+        assert all(item.place % 6 < 3 for items in chosen.values() for item in items)
+
+    def test_parts_share_no_question(self, helmet: Path) -> None:
+        taken = []
+        for number in (1, 2):
+            part = section("helmet", tasks=["nq"], path=str(helmet), part=f"{number}/2", development=3, evaluation=15)
+            chosen = choose_candidates(part, 0)
+            taken.append({item.cluster for items in chosen.values() for item in items})
+            assert all(part_of(cluster, 2) == number for cluster in taken[-1])
+        assert not taken[0] & taken[1]
+
+    def test_a_source_with_too_few_clusters_says_so(self, helmet: Path) -> None:
+        with pytest.raises(
+            InputError,
+            match=r"development = 90, but the source has \d+ document\(s\) in \d+ cluster\(s\) on the development side of the split$",
+        ):
+            choose_candidates(section("helmet", tasks=["nq"], path=str(helmet), development=90, stratum="h"), 0)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"demos": None}, "field 'demos' is missing: expected a list of objects; it has instruction, "),
+            ({"doc_prompt": "{number}: {text}"}, "fields 'demo_prompt' and 'doc_prompt': expected forms as of HELMET, not one with 'number'"),
+            ({"demos": [{"question": "?"}]}, "demos[0] of the object: field 'docs' is missing: expected a list of objects; it has question"),
+        ],
+    )  # fmt: skip
+    def test_faulty_prompt_files_are_one_line(
+        self, tokenizer: Any, helmet: Path, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        forms = json.loads((helmet / "prompts/asqa_revised.json").read_text()) | change
+        (tmp_path / "asqa_revised.json").write_text(json.dumps(forms))
+        (tmp_path / "asqa_eval_gtr_top2000.json").write_text(
+            (helmet / "data/alce/asqa_eval_gtr_top2000.json").read_text()
+        )
+        with pytest.raises(InputError, match=f"asqa_revised.json, .*{re.escape(message)}"):
+            take(section("helmet", tasks=["asqa"], path=str(tmp_path)), tokenizer)
+
+    def test_missing_worked_examples_are_said(self, tokenizer: Any, helmet: Path) -> None:
+        with pytest.raises(
+            InputError,
+            match=r"popqa_test_1000_k3_dep6.jsonl: no such file, expected worked examples of popqa \(shots = 0 needs none\)",
+        ):
+            take(section("helmet", tasks=["popqa"], path=str(helmet)), tokenizer)
+
+
+class TestJsonl:
+    """Prompts of one's own."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"id": f"p{n}", "prompt": f"Prompt {n} says", "cluster": f"c{n // 3}", "answers": str(n)} for n in range(60)
+        ]
+
+    def test_rows_in_their_order_with_their_clusters(self, tokenizer: Any, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "mine.jsonl", self.rows())
+        splits = take(
+            section("jsonl", path=str(path), development=4, evaluation=8, length=20, stratum="mine"), tokenizer
+        )
+        for split, documents in splits.items():
+            numbers = [int(document.doc[1:]) for document in documents]
+            assert numbers == sorted(numbers)
+            assert [tokenizer.decode(document.tokens) for document in documents] == [
+                f"Prompt {n} says" for n in numbers
+            ]
+            assert all(split_of(document.cluster) == split and document.stratum == "mine" for document in documents)
+
+    def test_rows_of_another_stratum_are_left_out(self, tmp_path: Path) -> None:
+        rows = [row | {"stratum": "one" if n % 2 else "two"} for n, row in enumerate(self.rows())]
+        path = write_lines(tmp_path / "mine.jsonl", rows)
+        chosen = choose_candidates(section("jsonl", path=str(path), stratum="one"), 0)
+        assert all(item.place % 2 for items in chosen.values() for item in items)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is that of line 1 too"),
+            ({"prompt": ""}, "line 2: field 'prompt': is empty"),
+            ({"prompt": None}, "line 2: field 'prompt' is missing: expected text; it has id, prompt, cluster, answers"),
+            ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
+        ],
+    )
+    def test_faulty_rows_are_one_line(
+        self, tokenizer: Any, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        rows = self.rows()
+        rows[1] |= change
+        path = write_lines(tmp_path / "mine.jsonl", rows)
+        with pytest.raises(InputError, match=message):
+            take(section("jsonl", path=str(path), length=20, development=6, evaluation=40), tokenizer)
+
+
+def test_embedded_documents_are_those_of_their_numbers() -> None:
+    splits = stratum_documents(section("embedded", tasks=["needle"], length=384, stratum="n"), seed=7)
+    for split, documents in splits.items():
+        numbers = [number for number in range(200) if split_of(f"needle-384-{number:05d}") == split]
+        for number, document in zip(numbers, documents, strict=False):
+            assert document.tokens == make_document("needle", 384, number, 7).tokens
+            assert document.stratum == "n"
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "message"),
+    [
+        ("rulre", {"tasks": ["vt"]}, "unknown source 'rulre'; did you mean 'ruler'?"),
+        ("ruler", {"tasks": ["niah_single_4"]}, "unknown task 'niah_single_4'; did you mean 'niah_single_"),
+        ("ruler", {"tasks": ["qa_1"]}, "task 'qa_1' needs RULER's files: set path"),
+        ("ruler", {"tasks": ["vt"], "shots": 1}, "source 'ruler' takes no 'shots'"),
+        ("ruler", {"tasks": ["vt", "vt"]}, "task 'vt' stands there twice"),
+        ("ruler", {}, "tasks is missing; source 'ruler': niah_single_1, "),
+        ("helmet", {"tasks": ["nq"]}, "source 'helmet' needs 'path'"),
+        ("helmet", {"tasks": ["nq"], "path": "x", "length": 4000}, "length 4000: HELMET's lengths are 4096, "),
+        ("jsonl", {"tasks": ["nq"], "path": "x"}, "source 'jsonl' takes no tasks; remove 'nq'"),
+        ("jsonl", {"path": "x"}, "x: no such file, expected JSON Lines with id and prompt"),
+        ("embedded", {"tasks": ["needle"], "length": 384, "path": "x"}, "source 'embedded' takes no 'path'"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_section(source: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        choose_candidates(section(source, **keys), 0)
+
+
+def test_every_source_says_what_it_takes() -> None:
+    for source in SOURCES.values():
+        assert set(source.needs) <= set(source.takes)
+        assert source.summary
+
+
+def test_the_embedded_model_reads_no_text() -> None:
+    with pytest.raises(InputError, match="reads documents of the embedded source alone"):
+        load_tokenizer("kvdrift/tiny")
+
+
+def test_a_tokenizer_is_loaded_without_weights(tokenizer: Any, tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="has no tokenizer, which prompts of text need"):
+        load_tokenizer(str(tmp_path))
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path))("The sky")["input_ids"] == tokenizer("The sky")["input_ids"]
+
+
+def test_chat_without_a_chat_template_is_said(tokenizer: Any) -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(InputError, match="the model's tokenizer has no chat template"):
+        take(section("ruler", tasks=["vt"], chat_template=True), bare)
+
+
+def test_a_template_that_refuses_a_systems_message_goes_without(tokenizer: Any, helmet: Path) -> None:
+    """As the benchmark does."""
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=strict)
+    for document in everything(section("helmet", tasks=["asqa"], path=str(helmet)), other):
+        text = tokenizer.decode(document.tokens)
+        assert text.startswith("<user>Instruction: cite.")
+        assert text.endswith("</user><assistant>")
+
+
+def test_a_long_array_is_read_entry_by_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [{"number": number, "text": 'ä]}{[,"' * (number % 7)} for number in range(300)]
+    path = tmp_path / "array.json"
+    path.write_text(json.dumps(entries, ensure_ascii=False, indent=1), encoding="utf-8")
+    monkeypatch.setattr(files, "_CHUNK", 50)
+    assert [row.fields for _, row in files.read_rows(path)] == entries
+    assert [number for number, _ in files.read_rows(path, {3, 299})] == [3, 299]
+    path.write_text(path.read_text(encoding="utf-8")[:-100], encoding="utf-8")
+    with pytest.raises(InputError, match=r"array.json, entry 2[0-9]+: expected a JSON object"):
+        list(files.read_rows(path))

@@ -1,0 +1,316 @@
+"""Exact quantities of finite-state systems against closed forms and against the process written out in loops."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from fixtures.random_systems import (
+    ACTION,
+    KINDS,
+    History,
+    all_paths,
+    deficit,
+    evaluations,
+    random_system,
+    residual,
+    side_law,
+    transition,
+)
+
+from generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows
+from generator.finite.paths import pair_paths
+from generator.finite.system import FiniteSystem
+from schema.errors import InputError
+
+# Sums of at most 65,536 numbers in [0, 1], each off by some 1e-16 of its size.
+ROUNDING = 1e-12
+
+SHAPES: list[tuple[int, int, History]] = [
+    (2, 2, ()), (2, 3, ()), (2, 4, ()), (2, 4, (1,)), (3, 2, ()), (3, 3, ()), (3, 3, (2,)), (3, 3, (2, 0)), (4, 2, ()),
+    (4, 3, (3,)), (4, 3, (1, 3)),
+]  # fmt: skip
+SYSTEMS = [random_system(*shape, kind) for shape in SHAPES for kind in KINDS]
+EVERY = pytest.mark.parametrize(
+    "system", SYSTEMS, ids=lambda system: f"{system.name}-{''.join(map(str, system.eos_tokens))}"
+)
+
+
+@cache
+def exact(system: FiniteSystem) -> ExactQuantities:
+    return exact_quantities(system, ACTION)
+
+
+def mean(system: FiniteSystem, value: object) -> float:
+    """The expectation of a function of a ``Path``."""
+    return math.fsum(path.probability * value(path) for path in all_paths(system))  # type: ignore[operator]
+
+
+@EVERY
+def test_pairs_of_paths_are_those_of_the_definition(system: FiniteSystem) -> None:
+    paths = pair_paths(system, ACTION)
+    expected = {(path.x, path.y): path for path in all_paths(system)}
+    found = {
+        (tuple(x), tuple(y)): number
+        for number, (x, y) in enumerate(zip(paths.x.tolist(), paths.y.tolist(), strict=True))
+    }
+    # The definition's 1 - sum min(p, q) may leave a residual of 1e-17 where the other side has none.
+    assert set(found) <= set(expected)
+    assert all(expected[pair].probability < 1e-15 for pair in set(expected) - set(found))
+    assert paths.probability.sum() == pytest.approx(1.0, abs=ROUNDING)
+    eos = set(system.eos_tokens)
+    for pair, number in found.items():
+        path = expected[pair]
+        assert paths.probability[number] == pytest.approx(path.probability, abs=ROUNDING)
+        assert paths.delta[number] == pytest.approx(path.delta, abs=ROUNDING)
+        assert paths.f[number] == pytest.approx(path.f, abs=ROUNDING)
+        for side, ended in ((path.x, paths.x_ended), (path.y, paths.y_ended)):
+            assert ended[number].tolist() == [bool(eos & set(side[: t + 1])) for t in range(system.horizon)]
+
+
+@EVERY
+def test_decomposition(system: FiniteSystem) -> None:
+    found, horizon = exact(system), system.horizon
+    tokens = mean(system, lambda path: sum(path.mismatch)) / horizon
+    assert found.mismatch == pytest.approx(tokens, abs=ROUNDING)
+    assert found.rollout_tv == pytest.approx(mean(system, lambda path: sum(path.delta)) / horizon, abs=ROUNDING)
+    assert found.fixed_history_tv == pytest.approx(mean(system, lambda path: sum(path.f)) / horizon, abs=ROUNDING)
+    diverges = mean(system, lambda path: path.entry is not None)
+    assert found.divergence_probability == pytest.approx(diverges, abs=ROUNDING)
+    assert found.occurrence == pytest.approx(diverges / horizon, abs=ROUNDING)
+    exposure = mean(system, lambda path: horizon - (path.entry or horizon)) / horizon
+    occupation = mean(system, lambda path: sum(path.mismatch[path.entry :]) if path.entry else 0) / horizon
+    assert found.exposure == pytest.approx(exposure, abs=ROUNDING)
+    assert found.occupation == pytest.approx(occupation, abs=ROUNDING)
+    assert found.mismatch_rate * exposure == pytest.approx(occupation, abs=ROUNDING)
+    assert found.mean_entry is not None
+    assert found.mean_entry * diverges == pytest.approx(mean(system, lambda path: path.entry or 0), abs=ROUNDING)
+    variance = mean(system, lambda path: (sum(path.mismatch) / horizon - tokens) ** 2)
+    assert found.plain_variance == pytest.approx(variance, abs=ROUNDING)
+    counted = mean(system, lambda path: evaluations(system, path.x, path.y, 1))
+    assert found.plain_evaluations == pytest.approx(counted, abs=ROUNDING)
+
+
+@EVERY
+def test_depth_profile(system: FiniteSystem) -> None:
+    found, horizon = exact(system), system.horizon
+    for s in range(1, horizon + 1):
+        p = mean(system, lambda path, s=s: path.entry == s)
+        assert found.p[s - 1] == pytest.approx(p, abs=ROUNDING)
+        for j in range(horizon):
+            joint = mean(system, lambda path, s=s, j=j: path.entry == s and path.mismatch[s + j - 1 : s + j] == [True])
+            assert found.rho[s - 1, j] * found.p[s - 1] == pytest.approx(joint, abs=ROUNDING)
+    for depth in range(1, horizon + 1):
+        observed = mean(system, lambda path, d=depth: sum(path.mismatch[path.entry - 1 :][:d]) if path.entry else 0)
+        capacity = mean(system, lambda path, d=depth: max(horizon - path.entry - d + 1, 0) if path.entry else 0)
+        assert found.observed[depth - 1] == pytest.approx(observed / horizon, abs=ROUNDING)
+        assert found.capacity[depth - 1] == pytest.approx(capacity / horizon, abs=ROUNDING)
+
+
+Moments = tuple[float, float, float, float]
+
+
+def plain_branching(system: FiniteSystem) -> Moments:
+    """E Z^R, Var Z^R, the gap's right-hand side and the expected evaluations, over every U, J and suffix in turn."""
+    horizon = system.horizon
+    tokens = range(system.alphabet)
+    law = cache(lambda side, history: side_law(system, side, history))
+
+    @cache
+    def suffixes(x: History, y: History) -> list[tuple[History, History, float]]:
+        """Continuations of a pair of histories to the horizon, with their probability."""
+        if len(x) == horizon:
+            return [(x, y, 1.0)]
+        p, q = law(None, x), law(ACTION, y)
+        steps = [(u, v, transition(p, q, u, v)) for u, v in product(tokens, tokens)]
+        return [
+            (*pair, step * rest)
+            for u, v, step in steps
+            if step > 0
+            for *pair, rest in suffixes((*x, u), (*y, v))
+        ]  # fmt: skip
+
+    @cache
+    def branch(prefix: History) -> list[tuple[float, int, float]]:
+        """Loss, later evaluations and probability of every suffix of the residual branch after ``prefix``."""
+        p, q = law(None, prefix), law(ACTION, prefix)
+        return [
+            (
+                sum(a != b for a, b in zip(x, y, strict=True)) / horizon,
+                evaluations(system, x, y, len(prefix) + 2),
+                residual(p, q, u, v) * rest,
+            )
+            for u, v in product(tokens, tokens)
+            if residual(p, q, u, v) > 0
+            for x, y, rest in suffixes((*prefix, u), (*prefix, v))
+        ]
+
+    first = second = gap = counted = 0.0
+    pending: list[tuple[History, float, float, list[float]]] = [((), 1.0, 1.0, [])]  # U so far, P_U, survival, weights
+    while pending:
+        prefix, probability, survival, weights = pending.pop()
+        if len(prefix) < horizon and survival > 0:
+            p, q = law(None, prefix), law(ACTION, prefix)
+            overlap = [min(a, b) for a, b in zip(p, q, strict=True)]
+            e = deficit(p, q) if any(overlap) else 1.0
+            counted += probability * (not set(prefix) & set(system.eos_tokens))
+            longer = [*weights, survival * e]
+            if any(overlap):
+                pending += [
+                    ((*prefix, z), probability * overlap[z] / sum(overlap), survival * (1 - e), longer)
+                    for z in tokens
+                    if overlap[z] > 0
+                ]
+            else:
+                pending.append((prefix, probability, 0.0, longer))
+            continue
+        mass = sum(weights)
+        for s, weight in enumerate(weights, start=1):
+            for loss, later, chance in branch(prefix[: s - 1]):
+                share = probability * weight * chance
+                first += share / mass * (mass * loss)
+                second += share / mass * (mass * loss) ** 2
+                gap += (1 - mass) * share * loss**2
+                counted += share / mass * later
+    return first, second - first**2, gap, counted
+
+
+@EVERY
+def test_residual_branching(system: FiniteSystem) -> None:
+    found = exact(system).branching
+    risk, variance, gap, counted = plain_branching(system)
+    assert found.risk == pytest.approx(risk, abs=ROUNDING)
+    assert found.variance == pytest.approx(variance, abs=ROUNDING)
+    assert found.variance_gap == pytest.approx(gap, abs=ROUNDING)
+    assert found.evaluations == pytest.approx(counted, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eos", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("horizon", [2, 3, 4])
+@pytest.mark.parametrize("alphabet", [2, 3, 4])
+def test_identities(alphabet: int, horizon: int, eos: History, kind: str) -> None:
+    """Those of the paper; 4 tokens to horizon 4 are all 65,536 pairs of paths."""
+    for seed in range(3):
+        found = exact_quantities(random_system(alphabet, horizon, eos, kind, seed), ACTION)
+        moments = found.branching
+        assert found.mismatch == pytest.approx(found.rollout_tv, abs=ROUNDING)
+        assert found.mismatch == pytest.approx(found.occurrence + found.occupation, abs=ROUNDING)
+        assert found.mismatch == pytest.approx(found.occurrence + found.exposure * found.mismatch_rate, abs=ROUNDING)
+        assert found.observed[-1] == pytest.approx(found.mismatch, abs=ROUNDING)
+        assert found.observed[0] == pytest.approx(found.occurrence, abs=ROUNDING)
+        assert found.capacity[-1] == 0.0
+        assert found.capacity[0] == pytest.approx(found.exposure, abs=ROUNDING)
+        assert (found.observed <= found.mismatch + ROUNDING).all()
+        assert (found.observed + found.capacity >= found.mismatch - ROUNDING).all()
+        assert moments.risk == pytest.approx(found.mismatch, abs=ROUNDING)
+        assert found.plain_variance - moments.variance == pytest.approx(moments.variance_gap, abs=ROUNDING)
+        assert moments.variance_gap >= 0.0
+
+
+@pytest.mark.parametrize("e", [0.01, 0.3, 0.75])
+@pytest.mark.parametrize("horizon", [1, 2, 5])
+def test_persistent_intervention(e: float, horizon: int) -> None:
+    """P = delta_0, Q = (1 - e) delta_0 + e delta_1 whatever the history: I_t are independent Bernoulli(e)."""
+    histories = [2**t for t in range(horizon)]
+    reference = tuple(np.tile([1.0, 0.0], (count, 1)) for count in histories)
+    persistent = tuple(np.tile([1.0 - e, e], (count, 1)) for count in histories)
+    found = exact(FiniteSystem("persistent", 2, horizon, reference, {ACTION: persistent}))
+    stays = [(1 - e) ** t for t in range(horizon + 1)]  # survival to t + 1
+    assert found.p == pytest.approx([e * stays[s] for s in range(horizon)], abs=ROUNDING)
+    assert found.mismatch == pytest.approx(e, abs=ROUNDING)
+    assert found.fixed_history_tv == pytest.approx(e, abs=ROUNDING)
+    assert found.occurrence == pytest.approx((1 - stays[-1]) / horizon, abs=ROUNDING)
+    assert found.occupation == pytest.approx(e - (1 - stays[-1]) / horizon, abs=ROUNDING)
+    assert found.mismatch_rate == pytest.approx(e if horizon > 1 else 0.0, abs=ROUNDING)
+    assert found.plain_variance == pytest.approx(e * (1 - e) / horizon, abs=ROUNDING)
+    inside = np.tri(horizon, dtype=bool)[::-1]  # s + j <= H
+    first = np.arange(horizon) == 0
+    assert found.rho == pytest.approx(np.where(inside, np.where(first, 1.0, e), 0.0), abs=ROUNDING)
+    # U is 0, 0, ... for sure, so M is a number; D_J given J = s is 1 + Binomial(H - s, e), over H.
+    mass = 1 - stays[-1]
+    second = sum(
+        e * stays[s - 1] * ((1 + (horizon - s) * e) ** 2 + (horizon - s) * e * (1 - e)) for s in range(1, horizon + 1)
+    )
+    assert found.branching.variance == pytest.approx(mass * second / horizon**2 - e**2, abs=ROUNDING)
+    branch_start = sum(s * e * stays[s - 1] for s in range(1, horizon + 1)) / mass
+    assert found.branching.evaluations == pytest.approx(horizon + horizon - branch_start, abs=1e-11)
+
+
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_equal_laws(eos: History) -> None:
+    """M = 0: nothing diverges, and nothing is undefined but the mean entry."""
+    near = random_system(3, 3, eos)
+    found = exact(FiniteSystem("equal", 3, 3, near.reference, {ACTION: near.reference}, eos))
+    for name in ("mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate"):
+        assert getattr(found, name) == 0.0, name
+    assert found.divergence_probability == found.plain_variance == found.branching.variance == 0.0
+    assert found.mean_entry is None
+    assert not found.p.any()
+    assert not found.rho.any()
+    assert found.branching.evaluations == pytest.approx(found.plain_evaluations, abs=ROUNDING)
+    if not eos:
+        assert found.plain_evaluations == pytest.approx(3.0, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("position", [1, 2, 3])
+def test_disjoint_supports(position: int) -> None:
+    """M = 1 for sure: residual branching is the plain coupling, and its scan ends where survival does."""
+    near = random_system(3, 3)
+    apart = [list(near.reference), list(near.actions[ACTION])]
+    histories = 3 ** (position - 1)
+    apart[0][position - 1] = np.tile([0.25, 0.0, 0.75], (histories, 1))
+    apart[1][position - 1] = np.tile([0.0, 1.0, 0.0], (histories, 1))
+    found = exact(FiniteSystem("apart", 3, 3, tuple(apart[0]), {ACTION: tuple(apart[1])}))
+    assert found.divergence_probability == pytest.approx(1.0, abs=ROUNDING)
+    assert found.branching.variance == pytest.approx(found.plain_variance, abs=ROUNDING)
+    assert found.branching.variance_gap == pytest.approx(0.0, abs=ROUNDING)
+    # Scanned to ``position``, and H - J positions of the branch; P(J = s) = p_s since M = 1.
+    later = sum(found.p[s - 1] * (3 - s) for s in (1, 2, 3))
+    assert found.branching.evaluations == pytest.approx(position + later, abs=ROUNDING)
+
+
+def test_any_functional_of_the_paths() -> None:
+    """The late mismatch count's mean and variance, by weights."""
+    system = random_system(3, 3, (2,))
+    paths = pair_paths(system, ACTION)
+    late = paths.mismatch[:, 1:].sum(axis=1).astype(np.float64)
+    expected = mean(system, lambda path: sum(path.mismatch[1:]))
+    assert float(paths.mean(late)) == pytest.approx(expected, abs=ROUNDING)
+    square = mean(system, lambda path: sum(path.mismatch[1:]) ** 2)
+    assert paths.variance(late) == pytest.approx(square - expected**2, abs=ROUNDING)
+
+
+def test_rows() -> None:
+    """One row per quantity and position, none for what is undefined."""
+    system = random_system(2, 3)
+    rows, found = exact_rows(system, ACTION), exact(system)
+    assert all(list(row) == ["action", "quantity", "x", "value"] and row["action"] == ACTION for row in rows)
+    cells = {(row["quantity"], row["x"]): row["value"] for row in rows}
+    assert len(cells) == len(rows)
+    scalars = {name: value for (name, x), value in cells.items() if x is None}
+    assert set(scalars) == {
+        "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate",
+        "divergence_probability", "mean_entry", "plain_variance", "swrb_variance", "plain_evaluations",
+        "swrb_evaluations",
+    }  # fmt: skip
+    assert scalars["mismatch"] == found.mismatch
+    assert scalars["swrb_variance"] == found.branching.variance
+    assert scalars["swrb_evaluations"] == found.branching.evaluations
+    for name in ("p", "observed", "capacity"):
+        assert [cells[name, x] for x in (1, 2, 3)] == getattr(found, name).tolist()
+    assert len(cells) == len(scalars) + 9
+
+    equal = FiniteSystem("equal", 2, 3, system.reference, {ACTION: system.reference})
+    assert "mean_entry" not in {row["quantity"] for row in exact_rows(equal, ACTION)}
+
+
+def test_what_cannot_be_enumerated() -> None:
+    with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'actoin'; did you mean 'action'\?$"):
+        exact_rows(random_system(2, 2), "actoin")
+    line = "system 'far-16-3', action 'action': more than 1048576 pairs of histories, too many to enumerate; a smaller"
+    with pytest.raises(InputError, match=line):
+        exact_rows(random_system(16, 3, kind="far"), ACTION)

@@ -1,0 +1,115 @@
+"""Streams of a finite-state system: the laws that stand in its tables, whatever is selected, parked and rewound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fixtures.random_systems import ACTION, History, random_system, table_law
+
+from generator.coupling.kernels import StreamKernels
+from generator.finite.families import mixture_system
+from generator.finite.kernels import FiniteKernels
+from generator.finite.system import FiniteSystem
+from schema.errors import InputError
+
+Streams = list[tuple[str | None, History]]  # action (None: the reference) and history of every stream
+ACTIONS = ["one", "other", "one"]  # as asked for together: an action may recur
+CACHES: list[str | None] = [None, *ACTIONS]
+
+
+def system_of(eos: History = ()) -> FiniteSystem:
+    drawn = mixture_system(4, "s", 1, 1, 3, 5, ["one", "other"])
+    return FiniteSystem("s", 3, 5, drawn.reference, drawn.actions, eos)
+
+
+def matches(system: FiniteSystem, laws: torch.Tensor, streams: Streams) -> bool:
+    """Bitwise: laws are looked up, not computed."""
+    expected = [table_law(system, action, history) for action, history in streams]
+    return laws.dtype == torch.float64 and laws.tolist() == expected
+
+
+def tensor(rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_a_random_walk(seed: int, eos: History) -> None:
+    """Two passes to the horizon; each drops, repeats and parks streams and takes in what the pass before has parked."""
+    system = system_of(eos)
+    random = np.random.default_rng(seed)
+    kernels: StreamKernels = FiniteKernels(system, ACTIONS)
+    assert kernels.vocabulary_size == 3
+    assert kernels.eos_tokens == eos
+    assert kernels.device == "cpu"
+    caches = sorted(random.integers(0, 4, size=6).tolist())
+    laws = kernels.open(caches)
+    streams: Streams = [(CACHES[cache], ()) for cache in caches]
+    parked: Streams = []
+    assert matches(system, laws, streams)
+    for _ in range(2):
+        for t in range(1, 5):
+            if random.random() < 0.7:
+                known = [*streams, *((action, history[: t - 1]) for action, history in parked)]
+                usable = [row for row, (_, history) in enumerate(known) if len(history) == t - 1]
+                rows = sorted(
+                    random.choice(usable, size=random.integers(0, 8)).tolist() if usable else [],
+                    key=lambda row: CACHES.index(known[row][0]),
+                )
+                kernels.select(tensor(rows))
+                streams = [known[row] for row in rows]
+            tokens = random.integers(0, 3, size=len(streams)).tolist()
+            laws = kernels.advance(tensor(tokens))
+            streams = [(action, (*history, token)) for (action, history), token in zip(streams, tokens, strict=True)]
+            assert laws.shape == (len(streams), 3)
+            assert matches(system, laws, streams)
+            if streams and random.random() < 0.5:
+                rows = random.choice(len(streams), size=2).tolist()
+                kernels.park(tensor(rows))
+                parked += [streams[row] for row in rows]
+        kernels.rewind()
+        streams = []
+
+
+def test_parked_streams_come_back_at_any_earlier_position() -> None:
+    system = system_of()
+    kernels = FiniteKernels(system, ["other"])
+    kernels.open([0, 1])
+    for token in (2, 0, 1):
+        kernels.advance(tensor([token, token]))
+    kernels.park(tensor([1, 0]))
+    for position in range(4):
+        kernels.rewind()
+        for _ in range(position):
+            assert kernels.advance(tensor([])).shape == (0, 3)
+        kernels.select(tensor([1, 0, 0]))  # nothing is open: the parked ones, the reference's first
+        laws = kernels.advance(tensor([0, 1, 2]))
+        history = (2, 0, 1)[:position]
+        assert matches(system, laws, [(None, (*history, 0)), ("other", (*history, 1)), ("other", (*history, 2))])
+
+
+def test_parked_rows_follow_the_open_ones() -> None:
+    system = system_of()
+    kernels = FiniteKernels(system, ["one", "other"])
+    kernels.open([0, 1, 2])
+    kernels.advance(tensor([0, 1, 2]))
+    kernels.park(tensor([2]))
+    kernels.advance(tensor([0, 0, 0]))
+    kernels.park(tensor([0]))
+    kernels.rewind()
+    kernels.advance(tensor([]))
+    kernels.select(tensor([1, 0]))  # parked: the action's first, then the reference's
+    laws = kernels.advance(tensor([1, 1]))
+    assert matches(system, laws, [(None, (0, 1)), ("other", (2, 1))])
+    kernels.park(tensor([1]))
+    kernels.rewind()
+    kernels.advance(tensor([]))
+    kernels.select(tensor([1]))
+    kernels.select(tensor([0, 1, 3]))  # open: the reference's; parked: three by now
+    assert matches(system, kernels.advance(tensor([2, 2, 2])), [(None, (0, 2)), ("other", (2, 2)), ("other", (2, 2))])
+
+
+def test_unknown_action() -> None:
+    with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'none'; known: action$"):
+        FiniteKernels(random_system(2, 2), [ACTION, "none"])

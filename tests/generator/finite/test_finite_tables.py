@@ -1,0 +1,183 @@
+"""Tables of finite-state systems: what is one, the file that holds them, and the error line of what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixtures.random_systems import ACTION, KINDS, random_system, side_law
+
+from generator.finite.enumeration import exact_rows
+from generator.finite.families import mixture_system
+from generator.finite.system import FiniteSystem
+from generator.finite.tables import read_systems, write_systems
+from schema.errors import InputError
+
+HALF = np.array([[0.5, 0.5]])
+
+
+def coins() -> dict[str, Any]:
+    """A valid file's content."""
+    fair = {"": [0.5, 0.5], "0": [0.5, 0.5], "1": [0.5, 0.5]}
+    coin = {
+        "alphabet": 2,
+        "horizon": 2,
+        "eos": [1],
+        "reference": fair,
+        "actions": {"tilted": {"": [0.25, 0.75], "0": [1, 0]}},
+    }
+    return {"systems": {"coin": coin}}
+
+
+def written(folder: Path, content: Any) -> Path:
+    file = folder / "systems.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return file
+
+
+def test_absorbing_laws() -> None:
+    system = random_system(3, 3, (2, 0), "far")
+    for action in (None, ACTION):
+        for t, table in enumerate(system.absorbing_laws(action)):
+            for code, law in enumerate(table.tolist()):
+                history = tuple(int(digit) for digit in np.base_repr(code, 3).zfill(t)[-t:]) if t else ()
+                assert law == side_law(system, action, history)
+    plain = random_system(3, 3)
+    assert plain.absorbing_laws(None) is plain.reference
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"alphabet": 1}, "system 's': an alphabet has at least 2 tokens, not 1"),
+        ({"horizon": 0}, "system 's': a horizon is at least 1, not 0"),
+        ({"horizon": 10**9}, "system 's': 2 tokens to horizon 1000000000 make laws of 2^1000000000 numbers; a table holds at most 4194304"),
+        ({"actions": {}}, "system 's': no action; a system has a reference and at least one action"),
+        ({"eos_tokens": (2,)}, "system 's': EOS token 2 is not one of 0..1"),
+        ({"eos_tokens": (1, 0, 1)}, "system 's': EOS token 1 is given twice"),
+        ({"horizon": 2}, "system 's', reference: laws of 1 position(s), horizon 2"),
+        ({"reference": (HALF[:, :1],)}, "system 's', reference, position 1: laws are float64 [1, 1], not float64 [1, 2]"),
+        ({"reference": (HALF.astype(np.float32),)}, "system 's', reference, position 1: laws are float32 [1, 2], not float64 [1, 2]"),
+        ({"actions": {"a": (HALF * 0.5,)}}, "system 's', action 'a', position 1, history []: the law sums to 0.5, not to 1 (within 1e-12)"),
+        ({"actions": {"a": (HALF * [[3, -1]],)}}, "system 's', action 'a', position 1, history []: token 1 has probability -0.5; a probability is at least 0"),
+        ({"actions": {"a": (HALF * np.nan,)}}, "system 's', action 'a', position 1, history []: token 0 has probability nan; a probability is at least 0"),
+        ({"horizon": 2, "reference": (HALF, np.array([[1.0, 0.0], [1.0, 0.1]]))}, "system 's', reference, position 2, history [1]: the law sums to 1.1, not to 1 (within 1e-12)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_system(fields: dict[str, Any], line: str) -> None:
+    valid = {"name": "s", "alphabet": 2, "horizon": 1, "reference": (HALF,), "actions": {"a": (HALF,)}}
+    FiniteSystem(**valid)
+    with pytest.raises(InputError) as error:
+        FiniteSystem(**{**valid, **fields})
+    assert str(error.value) == line
+
+
+def test_a_file_holds_every_bit(tmp_path: Path) -> None:
+    """Laws of all kinds, some with 17 digits, two actions, two EOS tokens, an odd name."""
+    systems = [random_system(3, 3, (2, 0), kind) for kind in KINDS]
+    systems += [mixture_system(1, 'an "odd" name', 1, 2, 4, 3, ["one", "other"]), random_system(12, 2)]
+    file = tmp_path / "systems.json"
+    write_systems(file, systems)
+    read = read_systems(file)
+    assert list(read) == [system.name for system in systems]
+    for system in systems:
+        found = read[system.name]
+        assert (found.alphabet, found.horizon) == (system.alphabet, system.horizon)
+        assert found.eos_tokens == system.eos_tokens
+        assert list(found.actions) == list(system.actions)
+        for action in (None, *system.actions):
+            assert [laws.tobytes() for laws in found.laws(action)] == [laws.tobytes() for laws in system.laws(action)]
+    again = tmp_path / "again.json"
+    write_systems(again, read.values())
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_file_written_by_hand(tmp_path: Path) -> None:
+    """Integers are numbers, and what follows EOS may be left out."""
+    (system,) = read_systems(written(tmp_path, coins())).values()
+    assert system.eos_tokens == (1,)
+    assert system.laws("tilted")[1].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert {row["quantity"]: row["value"] for row in exact_rows(system, "tilted")}["divergence_probability"] == 0.375
+
+
+def edited(*path: str | int, value: Any = None, remove: bool = False) -> Callable[[], dict[str, Any]]:
+    """The valid content with one entry of the coin's set or removed."""
+
+    def content() -> dict[str, Any]:
+        whole = coins()
+        place = whole["systems"]["coin"]
+        for key in path[:-1]:
+            place = place[key]
+        if remove:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        return whole
+
+    return content
+
+
+COIN = "system 'coin'"
+TILTED = f"{COIN}, action 'tilted'"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (lambda: "{", "not JSON: Expecting property name enclosed in double quotes in line 1, column 2"),
+        (lambda: '{"systems": {"a": {}, "a": {}}}', "'a' is given twice in one object"),
+        (lambda: '{"systems": {"a": NaN}}', "NaN is not a probability"),
+        (list, 'the file is not one object {"systems": {NAME: SYSTEM, ...}}'),
+        (lambda: {"systems": {}}, "systems: there is none"),
+        (lambda: {"systems": []}, "systems: [] is not an object"),
+        (lambda: {"systems": {"coin": 3}}, f"{COIN}: 3 is not an object"),
+        (edited("horizons", value=2), f"{COIN}: unknown key 'horizons'; did you mean 'horizon'?"),
+        (edited("reference", remove=True), f"{COIN}: 'reference' is missing"),
+        (edited("alphabet", value=2.0), f"{COIN}, alphabet: 2.0 is not an integer"),
+        (edited("horizon", value=True), f"{COIN}, horizon: true is not an integer"),
+        (edited("eos", value=1), f"{COIN}, eos: 1 is not a list of tokens"),
+        (edited("eos", value=["1"]), f'{COIN}, eos: "1" is not an integer'),
+        (edited("eos", value=[2]), f"{COIN}: EOS token 2 is not one of 0..1"),
+        (edited("actions", value=[]), f"{COIN}, actions: [] is not an object"),
+        (edited("actions", value={}), f"{COIN}: no action; a system has a reference and at least one action"),
+        (edited("actions", "tilted", value=None), f"{TILTED}: null is not an object"),
+        (edited("actions", "tilted", "0", remove=True), f'{TILTED}, position 2, history [0]: no law; a kernel has one for every history, here under "0"'),
+        (edited("reference", "", remove=True), f'{COIN}, reference, position 1, history []: no law; a kernel has one for every history, here under ""'),
+        (edited("reference", "0 1", value=[1, 0]), f'{COIN}, reference: "0 1" is no history of at most 1 tokens 0..1 with spaces between'),
+        (edited("reference", "2", value=[1, 0]), f'{COIN}, reference: "2" is no history of at most 1 tokens 0..1 with spaces between'),
+        (edited("reference", "1", value=[1]), f"{COIN}, reference, position 2, history [1]: [1] is not a list of 2 probabilities"),
+        (edited("reference", "1", value="1" * 99), f'{COIN}, reference, position 2, history [1]: "{"1" * 36}... is not a list of 2 probabilities'),
+        (edited("reference", "1", value=[1, "0"]), f'{COIN}, reference, position 2, history [1]: token 1 has "0", not a probability'),
+        (edited("reference", "1", value=[False, 1]), f"{COIN}, reference, position 2, history [1]: token 0 has false, not a probability"),
+        (edited("reference", "1", value=[1.5, -0.5]), f"{COIN}, reference, position 2, history [1]: token 0 has 1.5, not a probability"),
+        (edited("reference", "1", value=[10**400, 0]), f"{COIN}, reference, position 2, history [1]: token 0 has 1{'0' * 36}..., not a probability"),
+        (edited("actions", "tilted", "", value=[0.3, 0.6]), f"{TILTED}, position 1, history []: the law sums to 0.8999999999999999, not to 1 (within 1e-12)"),
+        (edited("horizon", value=23), f"{COIN}: 2 tokens to horizon 23 make laws of 2^23 numbers; a table holds at most 4194304"),
+    ],
+)  # fmt: skip
+def test_error_lines(tmp_path: Path, content: Callable[[], Any], line: str) -> None:
+    file = written(tmp_path, content())
+    with pytest.raises(InputError) as error:
+        read_systems(file)
+    assert str(error.value) == f"{file}: {line}"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "none.json"
+    with pytest.raises(InputError) as error:
+        read_systems(missing)
+    assert str(error.value) == f"{missing}: cannot be read: No such file or directory"
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError) as error:
+        read_systems(binary)
+    assert str(error.value) == f"{binary}: not UTF-8 text"
+
+
+def test_two_systems_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^system 'near-2-2': two systems of one file have this name$"):
+        write_systems(tmp_path / "systems.json", [random_system(2, 2), random_system(2, 2, seed=1)])

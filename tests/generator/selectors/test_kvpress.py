@@ -1,0 +1,434 @@
+"""Presses of kvpress as selectors: the native definitions they agree with, kvpress's own run, and what is refused.
+
+Tests marked ``kvpress`` need it; ``make kvpress`` installs it and runs them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from fixtures.random_models import random_document, random_model, save_random_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from generator.actions import build_action
+from generator.attention.attention import PromptLayer
+from generator.selectors import build_selector, kvpress_presses
+from generator.selectors.h2o import AccumulatedAttention
+from generator.selectors.kvpress import AttentionInputs
+from generator.selectors.kvpress_presses import PRESSES, REFUSED, load_kvpress
+from generator.transformer.eviction import evict
+from generator.transformer.prompt import Prompt
+from schema.errors import InputError, OperationError
+from schema.study import ActionSection
+
+LAYERS = 3
+needs_kvpress = pytest.mark.kvpress
+every_architecture = pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+
+
+def action(selector: str, **parameters: Any) -> Any:
+    return build_action(ActionSection(name="mine", selector=selector, keep="1/2", **parameters))
+
+
+# --- Names: without kvpress ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("press", REFUSED)
+def test_what_is_no_pure_selection_is_refused_with_the_reason(press: str) -> None:
+    with pytest.raises(InputError) as caught:
+        action(f"kvpress:{press}")
+    assert str(caught.value).startswith(f"action 'mine': selector 'kvpress:{press}': not a pure selection: it ")
+    assert str(caught.value).endswith(REFUSED[press])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("selector", "parameters", "says"),
+    [
+        ("kvpress:ChunkKV", {}, "selector 'kvpress:ChunkKV': kvpress 0.5.5 has no such press; did you mean 'ChunkKVPress'?"),
+        ("kvpress:ChunkKVPress", {"press": "AdaKVPress"}, "press = 'AdaKVPress': not a pure selection: it gives the heads"),
+        ("kvpress:ChunkKVPress", {"press": "SnapKV"}, "press = 'SnapKV': kvpress 0.5.5 has no such press; did you mean 'SnapKVPress'?"),
+        ("kvpress:ChunkKVPress", {"press": "BlockPress"}, "press = 'BlockPress': not a press that scores the positions of a layer by itself"),
+        ("kvpress:CriticalKVPress", {"press": "ObservedAttentionPress"}, "press = 'ObservedAttentionPress': not a press that scores"),
+        ("kvpres:ChunkKVPress", {}, "unknown selector 'kvpres:ChunkKVPress'; known: "),
+    ],
+)  # fmt: skip
+def test_a_wrong_press_is_the_users_mistake(selector: str, parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        action(selector, **parameters)
+    assert str(caught.value).startswith(f"action 'mine': {says}")
+
+
+@pytest.mark.parametrize("missing", ["kvpress", "datasets"])
+def test_without_kvpress_the_error_says_how_to_install_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(_: str) -> str:
+        if missing == "kvpress":
+            raise PackageNotFoundError(missing)
+        return kvpress_presses.VERSION
+
+    def import_module(_: str) -> None:
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr(kvpress_presses, "version", version)
+    monkeypatch.setattr(kvpress_presses.importlib, "import_module", import_module)
+    with pytest.raises(InputError) as caught:
+        action("kvpress:SnapKVPress")
+    assert str(caught.value) == (
+        "action 'mine': selectors kvpress:NAME need kvpress 0.5.5, "
+        f"and '{missing}' is not installed; install both by: make kvpress"
+    )
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvpress_presses, "version", lambda _: "0.6.0")
+    with pytest.raises(InputError, match=r"kvpress 0\.6\.0 is installed; .* of 0\.5\.5"):
+        action("kvpress:SnapKVPress")
+
+
+def test_the_ratio_keeps_exactly_m() -> None:
+    """int(n (1 - r)), which kvpress keeps, is m at r = 1 - (m + 1/2) / n; at r = 1 - m / n it often is not."""
+    sizes = [(n, m) for n in [*range(2, 400), 1000, 4096, 32767, 131072] for m in {1, n // 10, n // 2, n * 9 // 10, n - 1} if 0 < m < n]  # fmt: skip
+    assert all(int(n * (1 - (1 - (m + 0.5) / n))) == m for n, m in sizes)
+    assert any(int(n * (1 - (1 - m / n))) != m for n, m in sizes)
+
+
+# --- Native definitions ----------------------------------------------------------------------------------------------
+
+
+@cache
+def prompt_of(architecture: str, entries: int) -> tuple[PromptLayer, ...]:
+    """A random prompt with everything that a selector of this module asks for."""
+    names = ("h2o", "expected_attention", "kvpress:SnapKVPress", "kvpress:KnormPress")
+    statistics = [statistic for name in names for statistic in build_selector(name, {}).statistics]
+    document = random_document(f"kvpress-{entries}", entries)
+    return tuple(Prompt(random_model(architecture, layers=LAYERS), document.tokens, 64, statistics).layers)
+
+
+SIZES = [(n, kept) for n in (401, 777, 1000) for kept in (n // 5, n // 2, n * 9 // 10)]
+
+
+@needs_kvpress
+@every_architecture
+@pytest.mark.parametrize(
+    ("native", "press"),
+    [
+        ("snapkv", "SnapKVPress"),
+        ("recent", "StreamingLLMPress"),
+        ("knorm", "KnormPress"),
+        ("tova", "TOVAPress"),
+        ("keydiff", "KeyDiffPress"),
+        ("expected_attention", "ExpectedAttentionPress"),
+    ],
+)
+def test_native_selectors_and_presses_keep_the_same_sets(native: str, press: str, architecture: str) -> None:
+    """All of them, at three lengths and three retentions. Only Knorm may swap ties.
+
+    In the first layer a token's key has the same norm wherever it stands, up to the rounding of its rotation; where
+    two norms are equal to the last bit kvpress's top-k takes any of them.
+    """
+    for entries, kept in SIZES:
+        prompt = prompt_of(architecture, entries)
+        ours, theirs = (evict(prompt, build_selector(name, {}), kept) for name in (native, f"kvpress:{press}"))
+        for layer, one, other in zip(prompt, ours.indices, theirs.indices, strict=True):
+            if native == "knorm":
+                norms = torch.linalg.vector_norm(layer.key, dim=-1)
+                one, other = (norms.gather(1, index.long()).sort().values for index in (one, other))  # noqa: PLW2901
+            assert torch.equal(one, other)
+
+
+@needs_kvpress
+@every_architecture
+def test_pyramidkv_differs_in_budgets_alone(architecture: str) -> None:
+    """kvpress counts the window within the falling part and goes back to equal layers where the last has less than it.
+
+    Given the same number a layer keeps the same set.
+    """
+    differ = False
+    for entries, kept in SIZES:
+        prompt = prompt_of(architecture, entries)
+        native, press = build_selector("pyramidkv", {}), build_selector("kvpress:PyramidKVPress", {})
+        budgets = native.budgets(kept, entries, LAYERS)
+        differ |= list(budgets) != list(press.budgets(kept, entries, LAYERS))
+        for layer, budget in zip(prompt, budgets, strict=True):
+            if budget < entries:
+                assert torch.equal(native.keep(layer, budget), press.keep(layer, budget))
+    assert differ
+
+
+@needs_kvpress
+@pytest.mark.parametrize("layers", [2, 3, 5, 7, 32])
+def test_budgets_of_the_pyramid_press_are_its_own_made_exact(layers: int) -> None:
+    """Its rounding may miss the sum by an entry, which the first layer makes up: so for 392 of 777 in 5 layers."""
+    selector = build_selector("kvpress:PyramidKVPress", {})
+    press = load_kvpress().PyramidKVPress(compression_ratio=0.0)
+    missed = 0
+    for entries, kept in [*SIZES, (777, 392), (4096, 1501), (32768, 3277), (4096, 3001)]:
+        budgets = list(selector.budgets(kept, entries, layers))
+        assert sum(budgets) == kept * layers
+        press.compression_ratio = 1 - kept / entries
+        config = type("Config", (), {"num_hidden_layers": layers})
+        modules = [type("Module", (), {"config": config, "layer_idx": number}) for number in range(layers)]
+        own = [press.get_layer_budget(module, entries) for module in modules]
+        missed += sum(own) != sum(budgets)
+        assert all(abs(m - n) <= 1 for m, n in zip(budgets, own, strict=True))
+    assert missed == (layers == 5)
+
+
+@needs_kvpress
+@every_architecture
+def test_observed_attention_is_accumulated_attention_per_query(architecture: str) -> None:
+    """H2O's sums, divided by the number of queries that could see a position, and no recent half."""
+    for entries, kept in SIZES:
+        prompt = prompt_of(architecture, entries)
+        theirs = evict(prompt, build_selector("kvpress:ObservedAttentionPress", {}), kept)
+        for layer, index in zip(prompt, theirs.indices, strict=True):
+            mean = layer.gathered(AccumulatedAttention()) / torch.arange(entries, 0, -1)
+            assert torch.equal(mean.topk(kept).indices.sort().values, index.long())
+
+
+# --- kvpress as it is published --------------------------------------------------------------------------------------
+
+# They draw from the global generator, which nothing seeds: other sets in every run.
+DRAWING = {"RandomPress", "LeverageScorePress", "CompactorPress"}
+CHUNKED = {"ChunkPress", "ChunkKVPress"}
+
+
+@cache
+def published_model(architecture: str, attention: str) -> Any:
+    """The random model with an attention of transformers, apart from ours: kvpress puts modules and hooks on it."""
+    load_kvpress()
+    with TemporaryDirectory() as folder:
+        save_random_model(Path(folder), architecture, layers=LAYERS)
+        return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
+
+
+def published(press: Any, architecture: str, attention: str, entries: int) -> list[list[list[int]]]:
+    """Positions kept per layer and KV head by kvpress's own hooks, found by the nearest key of the whole prompt."""
+    tokens = torch.tensor([random_document(f"kvpress-{entries}", entries).tokens])
+    network, cache = published_model(architecture, attention), DynamicCache()
+    with torch.no_grad(), press(network):
+        network(tokens, past_key_values=cache, cache_position=torch.arange(entries))
+    kept = []
+    for layer, whole in zip(cache.layers, prompt_of(architecture, entries), strict=True):
+        distance: Tensor = torch.cdist(layer.keys[0], whole.key, compute_mode="donot_use_mm_for_euclid_dist")
+        assert float(distance.amin(-1).max()) < 1e-3
+        kept.append(distance.argmin(-1).sort().values.tolist())
+    return kept
+
+
+@needs_kvpress
+@every_architecture
+@pytest.mark.parametrize("press", sorted(set(PRESSES) - DRAWING))
+def test_sets_are_those_of_a_run_of_kvpress(press: str, architecture: str) -> None:
+    """Without our gathering, ratio and search for indices: hooks on a model that has nothing to do with ours."""
+    kvpress, entries = load_kvpress(), 777
+    for kept in (155, 388, 699):
+        selector = build_selector(f"kvpress:{press}", {})
+        # PyramidKV rounds its budgets, and needs the ratio itself.
+        ratio = 1 - (kept if press == "PyramidKVPress" else kept + 0.5) / entries
+        inner = PRESSES[press].press
+        wrapped = {} if inner is None else {"press": getattr(kvpress, inner)(compression_ratio=ratio)}
+        theirs = getattr(kvpress, press)(**wrapped or {"compression_ratio": ratio})
+        attention = "eager" if PRESSES[press].attention else "sdpa"
+        ours = evict(prompt_of(architecture, entries), selector, kept)
+        for index, sets in zip(ours.indices, published(theirs, architecture, attention, entries), strict=True):
+            for one, other in zip(index.tolist(), sets, strict=True):
+                if press in CHUNKED:
+                    assert 0 <= len(one) - len(other) < 20  # what did not make a whole chunk is left out
+                    assert set(other) <= set(one)
+                else:
+                    assert one == other
+
+
+# --- What the adapter makes exact ------------------------------------------------------------------------------------
+
+
+@needs_kvpress
+@every_architecture
+def test_whole_chunks_are_filled_up(architecture: str) -> None:
+    """ChunkKV: the best chunks whole, one more from its beginning; the same for all heads, and growing with m."""
+    prompt = prompt_of(architecture, 401)
+    before: list[set[int]] = [set()] * LAYERS
+    for kept in (64, 79, 80, 81, 99, 150, 400):
+        cache = evict(prompt, build_selector("kvpress:ChunkKVPress", {}), kept)
+        for number, index in enumerate(cache.indices):
+            assert torch.equal(index[0], index[1])
+            chosen = set(index[0].tolist())
+            whole, partial = 0, []
+            for chunk in range(0, 401, 20):
+                inside = sorted(chosen & set(range(chunk, min(chunk + 20, 401))))
+                whole += len(inside) == min(20, 401 - chunk)
+                if 0 < len(inside) < min(20, 401 - chunk):
+                    partial.append(inside)
+            assert len(partial) <= 1
+            assert all(inside == list(range(inside[0], inside[0] + len(inside))) for inside in partial)
+            assert whole >= kept // 20 - 1
+            assert before[number] <= chosen
+            before[number] = chosen
+
+
+@needs_kvpress
+def test_chunks_share_what_is_left_from_the_first_on() -> None:
+    """ChunkPress keeps int(1,024 (1 - r)) of a whole chunk and so on: 1 of 3 chunks may have one more than the others."""
+    document = random_document("kvpress-1200", 1200)
+    selector = build_selector("kvpress:ChunkPress", {"chunk_length": 400, "press": "KeyDiffPress"})
+    prompt = Prompt(random_model("llama", layers=LAYERS), document.tokens, 1, selector.statistics).layers
+    for kept, counts in ((600, [200, 200, 200]), (601, [201, 200, 200]), (602, [201, 201, 200]), (2, [1, 1, 0])):
+        for index in evict(prompt, selector, kept).indices:
+            for head in index:
+                assert torch.bincount(head.long() // 400, minlength=3).tolist() == counts
+
+
+@needs_kvpress
+def test_options_reach_the_press_and_the_one_inside() -> None:
+    chosen = action("kvpress:ChunkKVPress", chunk_length=7, press="SnapKVPress", window_size=16)
+    row = chosen.row("study", prespecified=True)
+    assert row["selector"] == "kvpress:ChunkKVPress"
+    assert row["parameters"] == (
+        '{"chunk_length": 7, "kvpress": "0.5.5", "press": {"SnapKVPress": {"kernel_size": 5, "window_size": 16}}}'
+    )
+    press = chosen.selector._build(0.25)
+    assert (press.chunk_length, press.press.window_size, press.press.compression_ratio) == (7, 16, 0.25)
+    assert action("kvpress:SnapKVPress", window_size=16).selector.window == 16
+    assert action("kvpress:StreamingLLMPress", n_sink=0).selector.sinks == 0
+
+
+@needs_kvpress
+@pytest.mark.parametrize(
+    ("selector", "parameters", "says"),
+    [
+        ("kvpress:SnapKVPress", {"window_sise": 8}, "window_sise: unknown key; did you mean 'window_size'?"),
+        ("kvpress:KnormPress", {"n_sink": 8}, "selector 'kvpress:KnormPress' has no parameter 'n_sink'; it takes none"),
+        ("kvpress:BlockPress", {"x": 8}, "selector 'kvpress:BlockPress' has no parameter 'x'; it takes block_size, press"),
+        ("kvpress:SnapKVPress", {"compression_ratio": 0.5}, "selector 'kvpress:SnapKVPress' has no parameter 'compression_ratio'"),
+        ("kvpress:SnapKVPress", {"window_size": 0.5}, "window_size = 0.5: should be an integer"),
+        ("kvpress:CURPress", {"leverage_type": 1}, "leverage_type = 1: should be text"),
+        ("kvpress:EntropyGatedChunkKVPress", {"chunk_length": 3}, "selector 'kvpress:EntropyGatedChunkKVPress': EntropyGatedChunkKVPress requires chunk_length"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_the_users_mistake(selector: str, parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        action(selector, **parameters)
+    assert str(caught.value).startswith(f"action 'mine': {says}")
+
+
+@needs_kvpress
+def test_what_a_press_cannot_do_is_said_in_one_line() -> None:
+    selector = build_selector("kvpress:ChunkKVPress", {})  # SnapKV inside, with a window of 64
+    prompt = Prompt(random_model("llama", layers=LAYERS), random_document("x", 50).tokens, 1, selector.statistics)
+    with pytest.raises(OperationError) as caught:
+        evict(prompt.layers, selector, 25)
+    assert str(caught.value) == (
+        "kvpress:ChunkKVPress cannot keep 25 of 50 prompt entries: "
+        "Query length 50 should be greater than the window size 64"
+    )
+
+
+@needs_kvpress
+def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refused KeyRerotationPress, let in: its keys are none of the prompt's."""
+    monkeypatch.delitem(REFUSED, "KeyRerotationPress")
+    monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress_presses.Press(press="KnormPress"))
+    with pytest.raises(OperationError, match="KeyRerotationPress gave back an entry that is not one of the prompt's"):
+        evict(prompt_of("llama", 401), build_selector("kvpress:KeyRerotationPress", {}), 200)
+
+
+@needs_kvpress
+def test_equal_entries_are_all_found() -> None:
+    """Two positions with the same key and value: what is kept of them counts twice."""
+    layer = prompt_of("llama", 401)[0]
+    key, value = layer.key.clone(), layer.value.clone()
+    key[:, 100:103], value[:, 100:103] = key[:, :1] * 1e-3, value[:, :1]  # short keys: Knorm keeps them
+    twin = PromptLayer(key, value, layer.window_query, layer.scaling, 0, b"", layer.statistics)
+    index = evict([twin], build_selector("kvpress:KnormPress", {}), 50).indices[0]
+    assert all({100, 101, 102} <= set(head.tolist()) for head in index)
+
+
+# --- Isolation -------------------------------------------------------------------------------------------------------
+
+
+@needs_kvpress
+def test_every_press_is_admitted_or_refused() -> None:
+    assert {*PRESSES, *REFUSED} == set(load_kvpress().__all__)
+    assert not set(PRESSES) & set(REFUSED)
+
+
+@needs_kvpress
+def test_hidden_states_are_gathered_for_those_who_look_at_them() -> None:
+    assert build_selector("kvpress:KnormPress", {}).statistics == (AttentionInputs(hidden=False),)
+    assert build_selector("kvpress:ChunkPress", {}).statistics == (AttentionInputs(hidden=False),)
+    assert build_selector("kvpress:ChunkKVPress", {}).statistics == (AttentionInputs(hidden=True),)
+    layer = prompt_of("llama", 401)[0]
+    assert layer.gathered(AttentionInputs(hidden=False)).hidden.numel() == 0
+    assert layer.gathered(AttentionInputs(hidden=True)).hidden.shape == (401, 64)
+
+
+UNTOUCHED = """
+import sys
+sys.path.insert(0, "tests")
+import torch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from fixtures.random_models import random_document, random_model, save_random_model
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from generator.attention.attention import IMPLEMENTATION, _attend
+from generator.transformer.eviction import evict
+from generator.selectors import build_selector
+from generator.selectors.kvpress_presses import PRESSES
+from generator.transformer.prompt import Prompt
+
+tokens = random_document("x", 300).tokens
+ours = random_model("qwen2", layers=2)
+with TemporaryDirectory() as folder:
+    save_random_model(Path(folder), "llama")
+    other = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+
+def state():
+    with torch.no_grad():
+        logits = other(torch.tensor([tokens])).logits
+    modules = [[name for name, _ in network.named_modules()] for network in (ours.network, other)]
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for n in (ours.network, other) for m in n.modules()]
+    law = Prompt(ours, tokens, 1).first_law
+    return dict(ALL_ATTENTION_FUNCTIONS), modules, hooks, logits, law, torch.get_rng_state()
+
+
+before = state()
+assert before[0][IMPLEMENTATION] is _attend
+assert "kvpress" not in sys.modules
+for press in PRESSES:
+    selector = build_selector("kvpress:" + press, {})
+    evict(Prompt(ours, tokens, selector.window, selector.statistics).layers, selector, 150)
+assert "kvpress" in sys.modules
+after = state()
+assert before[0].keys() == after[0].keys()
+assert all(function is after[0][name] for name, function in before[0].items())
+assert not ALL_ATTENTION_FUNCTIONS._local_mapping, "functions lie where they lay"
+assert before[1:3] == after[1:3]
+assert not sum(after[2])
+assert all(torch.equal(one, two) for one, two in zip(before[3:], after[3:]))
+
+sys.modules["kvpress"].patch_attention_functions()
+assert ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] is not _attend, "what importing kvpress does by itself"
+print("untouched")
+"""
+
+
+@needs_kvpress
+def test_attention_and_models_are_left_untouched() -> None:
+    """In a process of its own, where nothing has imported kvpress: functions, modules, hooks, logits and draws."""
+    run = subprocess.run(
+        [sys.executable, "-c", UNTOUCHED], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip().endswith("untouched")

@@ -1,0 +1,633 @@
+"""The generator as a service: the same events whoever generates them, and nothing but what it should do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from fixtures.small_study import start_command, write_study
+from pyarrow import flight
+
+from flows import stages
+from flows.generation import generating_by, pending_development
+from generator.generation import PendingUnit
+from generator.service.client import Call, Endpoint, EndpointLost, WorkFailed, is_loopback
+from generator.service.dispatch import EndpointPool
+from generator.service.protocol import GenerationRequest, Identity
+from kvdrift.command import main
+from schema.errors import InputError, OperationError
+from schema.store.store import Store, Unit
+from schema.study import Study, load_study
+from schema.tables import EVENTS
+
+TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone
+EVERYONE = "0.0.0.0"  # noqa: S104 - what must be refused
+NOT_SERVED = ("get_flight_info", "get_schema", "do_put", "do_exchange")
+FLIGHT_ERRORS = (flight.FlightError, OSError)
+MEASURED = ("prefill_seconds", "decode_seconds", "path")
+
+
+class Server:
+    """``kvdrift serve`` in a process of its own; with a ``certificate`` it wants TOKEN and TLS."""
+
+    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
+        self._log = folder / "log"
+        self.token: str | None = None
+        self.root: bytes | None = None
+        options: tuple[str | Path, ...] = ()
+        if certificate is not None:
+            self.token, self.root = TOKEN, certificate.read_bytes()
+            options = ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
+            options += ("--tls-key", certificate.parent / "key.pem")
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kvdrift", "serve", "kvdrift/tiny", "--port", "0", *map(str, options)],
+                stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        self.location = ""
+
+    def wait(self) -> None:
+        """Until it says that it is ready."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("kvdrift: serving kvdrift/tiny on grpc"), self._log.read_text()
+        self.location = line.split()[-1]
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def log(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.location, self.token, self.root)
+
+    def client(self) -> flight.FlightClient:
+        return flight.FlightClient(self.location, tls_root_certs=self.root)
+
+
+def presenting(token: str | None) -> flight.FlightCallOptions:
+    """Options of a call with this token."""
+    return flight.FlightCallOptions(headers=[] if token is None else [(b"authorization", f"Bearer {token}".encode())])
+
+
+@dataclass
+class Servers:
+    """A service with token and TLS that stays, and one for everyone that is to be stopped and killed."""
+
+    secured: Server
+    spare: Server
+    certificate: Path
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Both, started together."""
+    certificate = write_certificate(tmp_path_factory.mktemp("certificate"))
+    (certificate.parent / "token").write_text(TOKEN + "\n")
+    secured, spare = (Server(tmp_path_factory.mktemp("server"), which) for which in (certificate, None))
+    try:
+        for server in (secured, spare):
+            server.wait()
+        yield Servers(secured, spare, certificate)
+        secured.signal(signal.SIGTERM)
+        assert secured.process.wait(30) == 0
+        assert not [line for line in secured.log() if " refused " not in line], "no more than refusals is logged"
+    finally:
+        for server in (secured, spare):
+            server.process.kill()
+            server.process.wait()
+
+
+def write_certificate(folder: Path) -> Path:
+    """A self-signed certificate for this machine, with its key in a file beside it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(private)
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    return folder / "certificate.pem"
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small study with both estimators."""
+    return write_study(tmp_path_factory.mktemp("study"), ("[plan]", '[plan]\nestimator = "swrb"'))
+
+
+@pytest.fixture(scope="module")
+def study(study_file: Path) -> Study:
+    """The same, read."""
+    return load_study(study_file)
+
+
+def developed(study: Study, location: Path, pool: EndpointPool | None = None) -> tuple[pa.Table, pa.Table]:
+    """Events and units of the development documents, generated by the pool or in this process."""
+    stages.prepare(study, str(location))
+    if pool is not None:
+        pool.check()
+    with nullcontext() if pool is None else generating_by(pool.generate):
+        stages.develop(study, str(location))
+    return events_and_units(location)
+
+
+def events_and_units(location: Path) -> tuple[pa.Table, pa.Table]:
+    """Both tables of a store in order, without what was measured."""
+    store = Store.open(location)
+    events, units = (
+        store.read(table).sort_by([(name, "ascending") for name in keys])
+        for table, keys in (
+            ("events", ("doc", "action", "kind", "replicate", "t")),
+            ("units", ("doc", "action", "estimator", "first_replicate")),
+        )
+    )
+    return events, units.drop_columns(MEASURED)
+
+
+@pytest.fixture(scope="module")
+def here(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, pa.Table]:
+    """Events and units generated in this process."""
+    return developed(study, tmp_path_factory.mktemp("here") / "store")
+
+
+class Disturbed(Endpoint):
+    """An endpoint to whose server something happens as soon as it is heard to generate for the first time."""
+
+    def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
+        heard = call.sign_of_life
+
+        def hear() -> None:
+            heard()
+            hear.count += 1
+            if hear.count == 2:  # the schema, and what the first batch says of the work
+                self.disturb()
+
+        hear.count = 0
+        call.sign_of_life = hear
+        return super().generate(request, call)
+
+    def disturb(self) -> None:
+        """Nothing unless replaced."""
+
+
+def disturbed(server: Server, number: int, timeout: float) -> Disturbed:
+    endpoint = Disturbed(server.location, timeout=timeout)
+    once = iter([number])
+    object.__setattr__(endpoint, "disturb", lambda: [server.signal(one) for one in once])
+    return endpoint
+
+
+class TestEvents:
+    """Events do not depend on who generates them."""
+
+    def test_any_number_of_endpoints(
+        self, servers: Servers, study: Study, here: tuple[pa.Table, pa.Table], tmp_path: Path
+    ) -> None:
+        said: list[str] = []
+        one = [servers.secured.endpoint()]
+        two = [*one, servers.spare.endpoint()]
+        for name, endpoints in (("one", one), ("two", two)):
+            events, units = developed(study, tmp_path / name, EndpointPool(endpoints, [study], said.append))
+            assert events.equals(here[0])
+            assert units.equals(here[1])
+        assert said == []
+
+    def test_one_that_hangs_and_one_that_dies(
+        self, servers: Servers, study: Study, here: tuple[pa.Table, pa.Table], tmp_path: Path
+    ) -> None:
+        """The spare service is stopped amid its work, then goes on, then is killed amid its work."""
+        for name, number, reason in (
+            ("hangs", signal.SIGSTOP, "silent for 4 s"),
+            ("dies", signal.SIGKILL, "no answer"),
+        ):
+            said: list[str] = []
+            endpoints = [disturbed(servers.spare, number, 4), servers.secured.endpoint()]
+            events, units = developed(study, tmp_path / name, EndpointPool(endpoints, [study], said.append))
+            assert events.equals(here[0])
+            assert units.equals(here[1])
+            assert len(said) == 1
+            assert said[0].startswith(f"endpoint {servers.spare.location}: {reason}")
+            if number == signal.SIGSTOP:
+                servers.spare.signal(signal.SIGCONT)
+
+    def test_the_command_asks_the_endpoints(
+        self, servers: Servers, study_file: Path, here: tuple[pa.Table, pa.Table], tmp_path: Path
+    ) -> None:
+        """Until the development documents are there; then the command is killed, which the service does not mind."""
+        command = start_command(
+            "run", study_file, "--store", tmp_path / "store", "--endpoint", servers.secured.location,
+            "--token-file", servers.certificate.parent / "token", "--tls-root-certs", servers.certificate,
+        )  # fmt: skip
+        assert command.stderr is not None
+        lines = []
+        for line in command.stderr:
+            lines.append(line)
+            if line.startswith("development documents: 4 of 4"):
+                break
+        command.kill()
+        command.communicate()
+        assert lines[-1].startswith("development documents: 4 of 4"), lines
+        assert events_and_units(tmp_path / "store")[0].equals(here[0])
+
+
+@pytest.fixture(scope="module")
+def asking(servers: Servers, study: Study) -> GenerationRequest:
+    """A request that the services can do."""
+    document, pending = pending_work_of(study)[0]
+    return GenerationRequest.of(study, servers.secured.endpoint().identity(), document, pending)
+
+
+def pending_work_of(study: Study) -> list[tuple[object, list[PendingUnit]]]:
+    material = stages.material_of(study)
+    return [
+        (document, [PendingUnit(action, 0, 2) for action in material.actions])
+        for document in material.of_split("development")
+    ]
+
+
+ACTION = {"name": "a", "selector": "recent", "keep": "1/2"}
+
+
+class TestRefusals:
+    """What is refused, and that the service outlives it."""
+
+    @pytest.mark.parametrize(
+        ("part", "change", "line"),
+        [
+            ("", {"protocol": 0}, "protocol: asked for 0"),
+            ("", {"schema_version": 1}, "schema_version: asked for 1"),
+            ("", {"model": "other/model"}, "model: asked for 'other/model', but 'kvdrift/tiny' is served"),
+            ("", {"weights": "0"}, "weights: asked for '0'"),
+            ("", {"unknown": 1}, "unknown: "),
+            ("", {"horizon": 0}, "horizon: "),
+            ("", {"horizon": 4000}, "tokens, the model has 4096 positions"),
+            ("", {"horizon": "12"}, "horizon: "),
+            ("", {"seed": -1}, "seed: "),
+            ("", {"pending": []}, "pending: "),
+            ("document", {"tokens": []}, "document.tokens: "),
+            ("document", {"tokens": [-1]}, "document.tokens.0: "),
+            ("document", {"tokens": [1, 256]}, "256 is not one of the 256 tokens"),
+            ("document", {"tokens": [1] * 4090}, "the model has 4096 positions"),
+            ("document", {"doc": "x" * 1001}, "document.doc: "),
+            ("pending", {"count": 2**30}, "at most 16777216 in one request"),
+            ("pending", {"first": 2**31 - 1}, "is too large"),
+            ("pending", {"estimator": "other"}, "pending.0.estimator: "),
+            ("pending", {"action": ACTION | {"selector": "resent"}}, "did you mean 'recent'?"),
+            ("pending", {"action": ACTION | {"keep": 0.5}}, "write an integer, an exact fraction"),
+            ("pending", {"action": ACTION | {"keep": 3}}, "action 'a', document 'needle-384-00000': keep = 3 retains 3 of"),
+            ("pending", {"action": ACTION | {"name": "a\nb"}}, "pending.0.action.name: "),
+            ("pending", {"action": ACTION | {"sinks": [1]}}, "pending.0.action.sinks"),
+        ],
+    )  # fmt: skip
+    def test_requests(
+        self, servers: Servers, asking: GenerationRequest, part: str, change: dict[str, object], line: str
+    ) -> None:
+        asked = json.loads(asking.encoded())
+        {"": asked, "document": asked["document"], "pending": asked["pending"][0]}[part].update(change)
+        before = len(servers.secured.log())
+        with pytest.raises(flight.FlightServerError) as refusal, servers.secured.client() as client:
+            list(client.do_get(flight.Ticket(json.dumps(asked).encode()), presenting(TOKEN)))
+        said = json.loads(refusal.value.extra_info)
+        assert said["kind"] == "refused"
+        assert line in said["line"]
+        assert len(servers.secured.log()) == before + 1
+        assert said["line"] in servers.secured.log()[-1]
+        assert "refused do_get from ipv" in servers.secured.log()[-1]
+
+    def test_nonsense(self, servers: Servers, asking: GenerationRequest) -> None:
+        draws = random.Random(5)  # noqa: S311 - no secret
+        whole = asking.encoded()
+        tickets = [b"", b"{", b"null", b"[" * 100_000, b'{"horizon": 1e999}', b"x" * (2**24 + 1), whole[:-1], whole * 2]
+        tickets += [draws.randbytes(200) for _ in range(20)]
+        for _ in range(20):
+            place = draws.randrange(len(whole))
+            tickets.append(whole[:place] + b"\xff" + draws.randbytes(2) + whole[place:])
+        before = len(servers.secured.log())
+        with servers.secured.client() as client:
+            for ticket in tickets:
+                with pytest.raises(flight.FlightServerError):
+                    list(client.do_get(flight.Ticket(ticket), presenting(TOKEN)))
+        assert len(servers.secured.log()) == before + len(tickets)
+        assert all(len(line) < 500 and line.isprintable() for line in servers.secured.log())
+        host, port = servers.secured.location.removeprefix("grpc+tls://").split(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(draws.randbytes(1000))
+        assert servers.secured.endpoint().generate(asking, Call())
+
+    def test_everything_else_that_flight_knows(self, servers: Servers) -> None:
+        with servers.secured.client() as client:
+            before = len(servers.secured.log())
+            for name, call in calls(client, presenting(TOKEN)).items():
+                if name not in ("list_actions", "list_flights", "identity"):
+                    with pytest.raises(FLIGHT_ERRORS) as refusal:
+                        call()
+                    assert "Traceback" not in str(refusal.value)
+            assert len(servers.secured.log()) == before + 6
+            assert [action.type for action in client.list_actions(presenting(TOKEN))] == ["identity"]
+            assert list(client.list_flights(b"", presenting(TOKEN))) == []
+
+    def test_without_or_with_another_token_nothing_is_told(self, servers: Servers) -> None:
+        for token, reason in ((None, "a token is required"), (TOKEN[:-1], "the token is wrong")):
+            with servers.secured.client() as client:
+                for name, call in calls(client, presenting(token)).items():
+                    before = len(servers.secured.log())
+                    with pytest.raises(FLIGHT_ERRORS) as refusal:
+                        call()
+                    expected = "not part of this service" if name in NOT_SERVED else reason
+                    assert expected in str(refusal.value)
+                    assert expected in servers.secured.log()[before]
+            with pytest.raises(InputError, match=reason):
+                Endpoint(servers.secured.location, token, servers.secured.root).identity()
+        assert TOKEN[:-1] not in "".join(servers.secured.log())
+        assert servers.secured.endpoint().identity().model == "kvdrift/tiny"
+
+    def test_without_tls_or_trust_one_line_says_so(self, servers: Servers) -> None:
+        plain = servers.secured.location.replace("grpc+tls", "grpc")
+        with pytest.raises(EndpointLost, match=r"a service with TLS is grpc\+tls://"):
+            Endpoint(plain, TOKEN, timeout=20).identity()
+        with pytest.raises(EndpointLost, match="certificate verify failed"):
+            Endpoint(servers.secured.location, TOKEN, timeout=20).identity()
+
+
+def calls(client: flight.FlightClient, options: flight.FlightCallOptions) -> dict[str, Callable[[], object]]:
+    """Every kind of call that a Flight client can make."""
+    descriptor = flight.FlightDescriptor.for_command(b"x")
+
+    def put() -> None:
+        writer, _ = client.do_put(descriptor, pa.schema([]), options)
+        writer.close()
+
+    def exchange() -> None:
+        writer, _ = client.do_exchange(descriptor, options)
+        writer.close()
+
+    return {
+        "do_get": lambda: list(client.do_get(flight.Ticket(b"x"), options)),
+        "do_action": lambda: list(client.do_action("shutdown", options)),
+        "identity": lambda: list(client.do_action("identity", options)),
+        "list_actions": lambda: list(client.list_actions(options)),
+        "list_flights": lambda: list(client.list_flights(b"", options)),
+        "get_flight_info": lambda: client.get_flight_info(descriptor, options),
+        "get_schema": lambda: client.get_schema(descriptor, options),
+        "do_put": put,
+        "do_exchange": exchange,
+    }
+
+
+def test_terminated_amid_its_work_it_says_so_and_ends_well(tmp_path: Path, asking: GenerationRequest) -> None:
+    server = Server(tmp_path)
+    try:
+        server.wait()
+        long = json.loads(asking.encoded()) | {"horizon": 200}
+        for item in long["pending"]:
+            item["count"] = 2000
+        with server.client() as client:
+            ticket = flight.Ticket(json.dumps(long).encode())
+            busy = client.do_get(ticket)
+            assert b"generating" in busy.read_chunk().app_metadata.to_pybytes()
+            waiting = client.do_get(ticket)
+            assert b"waiting" in waiting.read_chunk().app_metadata.to_pybytes()
+            server.signal(signal.SIGTERM)
+            for stream in (busy, waiting):
+                with pytest.raises(flight.FlightUnavailableError, match="the service is stopping"):
+                    list(stream)
+        assert server.process.wait(30) == 0
+        assert server.log() == []
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+class TestProtocol:
+    """Requests say all that there is to know."""
+
+    def test_requests_come_back_as_they_were(self, study: Study) -> None:
+        parameters = [
+            {"name": "a", "selector": "snapkv", "keep": "90%", "window": 32, "kernel": 3},
+            {"name": "b", "selector": "recent", "keep": 100, "sinks": 2},
+            {"name": "c", "selector": "random", "keep": "2/3", "seed": 5},
+        ]
+        sections = [type(study.actions[0]).model_validate(one) for one in parameters]
+        other = study.model_copy(update={"actions": sections})
+        material = stages.gather_material(other.model_copy(update={"plan": study.plan.model_copy()}))
+        identity = identity_for(study)
+        for document in material.of_split("development"):
+            pending = [
+                PendingUnit(action, 3, 2, estimator) for action in material.actions for estimator in ("plain", "swrb")
+            ]
+            request = GenerationRequest.of(other, identity, document, pending)
+            decoded = GenerationRequest.decoded(request.encoded())
+            assert decoded == request
+            read, units = decoded.work()
+            assert units == pending
+            assert (read.doc, read.tokens, read.stratum) == (document.doc, document.tokens, document.stratum)
+
+
+def identity_for(study: Study, **changes: object) -> Identity:
+    """What an endpoint made for the study would say of itself, but for ``changes``."""
+    said = {
+        "protocol": 1, "schema_version": 2, "model": study.model.id, "device": "cpu", "dtype": "float32",
+        "revision": None, "positions": 4096, "weights": "w", "versions": {},
+    }  # fmt: skip
+    return Identity.model_validate(said | changes)
+
+
+class Fake(Endpoint):
+    """An endpoint without a server: ``answers`` come one after another, errors are raised, None waits for the end."""
+
+    def __init__(self, name: str, identity: Identity, answers: Sequence[Exception | list[Unit] | None]) -> None:
+        super().__init__(f"grpc://{name}:1", timeout=60)
+        object.__setattr__(self, "said", identity)
+        object.__setattr__(self, "answers", iter(answers))
+        object.__setattr__(self, "ended", threading.Event())
+
+    def identity(self) -> Identity:
+        return self.said
+
+    def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
+        del request
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            call.opened(self.ended.set)
+            assert self.ended.wait(20)
+            raise EndpointLost("ended")
+        return answer
+
+
+UNITS = [Unit({}, EVENTS.schema.empty_table())]
+
+
+class TestDispatch:
+    """Who gets which work, and what happens when it comes to nothing."""
+
+    @pytest.fixture
+    def work(self, study: Study, tmp_path: Path) -> list[tuple[object, list[PendingUnit]]]:
+        stages.prepare(study, str(tmp_path / "store"))
+        return pending_development(Store.open(tmp_path / "store"), stages.material_of(study))
+
+    def run(self, study: Study, work: list[tuple[object, list[PendingUnit]]], *endpoints: Endpoint) -> list[str]:
+        """What the pool says while it does all the work."""
+        said: list[str] = []
+        pool = EndpointPool(endpoints, [study], said.append, pause=0.01)
+        pool.check()
+        assert len(list(pool.generate(study, work))) == len(work)
+        return said
+
+    def test_lost_work_is_done_again(self, study: Study, work: list[tuple[object, list[PendingUnit]]]) -> None:
+        answers = [UNITS, EndpointLost("a: gone"), EndpointLost("a: still gone"), UNITS, UNITS, UNITS]
+        said = self.run(study, work, Fake("a", identity_for(study), answers))
+        assert said == [
+            "a: gone; its work is done again, by another one if there is one",
+            "endpoint grpc://a:1: is back",
+        ]
+
+    def test_when_no_endpoint_is_left_what_came_before_is_kept(
+        self, study: Study, work: list[tuple[object, list[PendingUnit]]]
+    ) -> None:
+        gone = [Fake(name, identity_for(study), [UNITS, *[EndpointLost(f"{name}: gone")] * 9]) for name in "ab"]
+        pool = EndpointPool(gone, [study], print, pause=0.01)
+        pool.check()
+        made = pool.generate(study, work)
+        assert [next(made), next(made)] == [UNITS, UNITS]
+        with pytest.raises(OperationError, match=r"no endpoint is left \(a: gone; b: gone\)"):
+            next(made)
+
+    def test_work_that_fails_twice_is_an_error(
+        self, study: Study, work: list[tuple[object, list[PendingUnit]]]
+    ) -> None:
+        one = WorkFailed("out of memory")
+        self.run(study, work, Fake("a", identity_for(study), [one, *[UNITS] * 9]))
+        with pytest.raises(WorkFailed, match="out of memory"):
+            self.run(study, work[:1], Fake("a", identity_for(study), [one, one]))
+
+    def test_refused_work_is_an_error(self, study: Study, work: list[tuple[object, list[PendingUnit]]]) -> None:
+        with pytest.raises(InputError, match="no such thing"):
+            self.run(study, work, Fake("a", identity_for(study), [InputError("no such thing")]))
+
+    def test_whoever_stops_listening_ends_the_calls(
+        self, study: Study, work: list[tuple[object, list[PendingUnit]]]
+    ) -> None:
+        waiting = Fake("a", identity_for(study), [None])
+        pool = EndpointPool([waiting, Fake("b", identity_for(study), [UNITS] * 9)], [study], print)
+        pool.check()
+        made = pool.generate(study, work)
+        assert next(made) == UNITS
+        made.close()
+        assert waiting.ended.wait(20)
+
+    @pytest.mark.parametrize(
+        ("changes", "line"),
+        [
+            ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not 1\)"),
+            ({"schema_version": 1}, "another version of kvdrift"),
+            ({"model": "kvdrift/tny"}, "serves 'kvdrift/tny'; model.id: did you mean 'kvdrift/tiny'?"),
+            ({"dtype": "float16"}, "serves dtype = 'float16', the study asks for 'float32'"),
+            ({"revision": "main"}, "serves revision = 'main', the study asks for none"),
+            ({"device": "cuda:1"}, "serves device = 'cuda', the study asks for 'cpu'"),
+            ({"weights": "v"}, "serves other weights of 'kvdrift/tiny' than grpc://a:1"),
+        ],
+    )
+    def test_an_endpoint_that_serves_something_else(self, study: Study, changes: dict[str, object], line: str) -> None:
+        endpoints = [Fake("a", identity_for(study), []), Fake("b", identity_for(study, **changes), [])]
+        with pytest.raises(InputError, match=f"endpoint grpc://b:1: {line}".replace("?", r"\?")):
+            EndpointPool(endpoints, [study], print).check()
+
+    def test_where_none_answers(self, study: Study) -> None:
+        nobody = [Endpoint(f"grpc://127.0.0.1:{port}", timeout=20) for port in (1, 2)]
+        with pytest.raises(
+            OperationError, match=r"endpoint grpc://127.0.0.1:1: no answer .*refused.*127.0.0.1:2: no answer"
+        ):
+            EndpointPool(nobody, [study], print).check()
+
+
+@pytest.mark.parametrize(
+    ("location", "token", "line"),
+    [
+        ("http://localhost:1", None, "write grpc://HOST:PORT"),
+        ("grpc://localhost", None, "write grpc://HOST:PORT"),
+        ("grpc://localhost:99999", None, "write grpc://HOST:PORT"),
+        ("localhost:1", None, "write grpc://HOST:PORT"),
+        ("grpc://localhost:1/x", None, "write grpc://HOST:PORT"),
+        ("grpc://10.0.0.1:1", TOKEN, "would send the token unencrypted"),
+    ],
+)
+def test_no_endpoints(location: str, token: str | None, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        Endpoint(location, token)
+
+
+def test_loopback() -> None:
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1")] == [True] * 4
+    assert [is_loopback(host) for host in (EVERYONE, "::", "10.0.0.1", "example.org", "")] == [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--host", EVERYONE), "--host 0.0.0.0: others can reach it; give --token-file, --tls-cert and --tls-key"),
+        (("--host", "::", "--token-file", "token"), "--host ::: others can reach it"),
+        (("--host", EVERYONE, "--tls-cert", "pem", "--tls-key", "pem"), "others can reach it"),
+        (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both, or none"),
+        (("--tls-cert", "pem", "--tls-key", "token"), "--tls-key token: is not PEM"),
+        (("--token-file", "nowhere"), "--token-file nowhere: cannot be read"),
+        (("--token-file", "short"), "5 characters are no secret"),
+        (("--token-file", "spaces"), "should hold one line of printable characters"),
+        (("--port", "70000"), "Invalid value for '--port'"),
+    ],
+)
+def test_mistakes_in_a_call_of_serve(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], line: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    contents = {"token": TOKEN, "short": "12345", "spaces": "two words of a token", "pem": "-----BEGIN X-----"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", "kvdrift/tiny", *arguments])
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_an_address_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str], servers: Servers) -> None:
+    port = servers.secured.location.rsplit(":", maxsplit=1)[1]
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", "kvdrift/tiny", "--host", "localhost", "--port", port])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == f"kvdrift: cannot listen on grpc://localhost:{port}: is the port taken?\n"

@@ -1,0 +1,133 @@
+"""Layers on several devices: what shares a document's prompt stays with its layers, and what cannot be is said."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
+from fixtures.random_models import random_document, random_model, save_random_model
+from fixtures.small_study import write_study
+
+from generator.actions import Action
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import SELECTORS, Full, SnapKV
+from generator.transformer.loading import LoadedModel, load_model
+from schema.errors import InputError
+from schema.retention import Retention
+from schema.study import Study, load_study
+from schema.tables import PLAIN, SWRB
+
+DOCUMENT = random_document("d197", 197)
+HORIZON = 12
+
+
+def two_device_model() -> LoadedModel:
+    """A model of three layers, the last two and the head's norm on the second device."""
+    model = random_model("llama", layers=3)
+    network = copy.deepcopy(model.network)
+    for part in (*network.model.layers[1:], network.model.norm):
+        to_second_device(part)
+        bring_inputs(part, SECOND)
+    bring_inputs(network.lm_head, torch.device("cpu"))
+    return replace(model, network=network)
+
+
+def test_two_devices_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every selector; residual branching sets streams aside, which plain coupling does not.
+
+    The prompt's attention is another kernel on the second device, so laws move by some 1e-7; tokens are equal unless a
+    uniform falls as near to a boundary.
+    """
+    actions = [
+        Action(name, name, selector(), Retention(None) if selector is Full else Retention.parse("1/2"))
+        for name, selector in SELECTORS.items()
+    ]
+    pending = [PendingUnit(action, 0, 3, PLAIN) for action in actions]
+    pending += [PendingUnit(action, 0, 3, SWRB) for action in actions if action.name == "snapkv"]
+    whole = generate_units(random_model("llama", layers=3), "s", DOCUMENT, pending, HORIZON, 3)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
+    with TwoDevices():
+        split = generate_units(two_device_model(), "s", DOCUMENT, pending, HORIZON, 3)
+    for one, other in zip(whole, split, strict=True):
+        for name in ("kind", "t", "x_token", "y_token", "x_eos", "y_eos"):
+            assert one.events[name].equals(other.events[name])
+        for name in ("delta", "f", "weight"):
+            columns = (unit.events[name].fill_null(0).to_numpy() for unit in (one, other))
+            np.testing.assert_allclose(*columns, atol=1e-5)
+        assert one.record["kept_sha256"] == other.record["kept_sha256"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws, too, lie on the second device, all decisions on the CPU; the control is exactly zero there."""
+    model = random_model("qwen2", dtype)
+    network = copy.deepcopy(model.network)
+    to_second_device(network)
+    half, control = (
+        Action("half", "snapkv", SnapKV(), Retention.parse("1/2")),
+        Action("f", "full", Full(), Retention(None)),
+    )
+    pending = [PendingUnit(half, 0, 5, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(control, 0, 2)]
+    whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
+    with TwoDevices():
+        other = generate_units(replace(model, network=network, device=str(SECOND)), "s", DOCUMENT, pending, HORIZON, 3)
+    for one, twin in zip(whole, other, strict=True):
+        if one.record["action"] == "f":
+            assert not np.any(twin.events["delta"].to_numpy())
+        elif dtype == "float32":
+            for name in ("kind", "t", "x_token", "y_token"):
+                assert one.events[name].equals(twin.events[name])
+            np.testing.assert_allclose(*(unit.events["delta"].to_numpy() for unit in (one, twin)), atol=1e-5)
+
+
+def test_the_two_devices_do_refuse_each_other() -> None:
+    with TwoDevices(), pytest.raises(RuntimeError, match="takes tensors of both devices"):
+        torch.ones(3)[torch.arange(2, device=SECOND)]
+
+
+def test_a_study_names_a_device_or_a_map(tmp_path: Path) -> None:
+    plain = load_study(write_study(tmp_path))
+    mapped = load_study(write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice_map = "auto"')))
+    assert mapped.model.device_map == "auto"
+    assert Study.model_validate_json(mapped.model_dump_json()) == mapped
+    assert mapped.sha256 != plain.sha256
+    both = ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice_map = "auto"\ndevice = "cuda"')
+    with pytest.raises(InputError, match=r"model.device: device_map chooses the devices; write one of the two"):
+        load_study(write_study(tmp_path, both))
+    with pytest.raises(InputError, match=r"model.device_map = 'all': should be 'auto'"):
+        load_study(write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice_map = "all"')))
+
+
+def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_random_model(tmp_path / "model", "llama")
+    monkeypatch.setattr("generator.transformer.loading.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"^model.device_map = 'auto': needs the package accelerate: install kvdrift"):
+        load_model(str(folder), device_map="auto")
+
+
+@pytest.mark.slow
+class TestWithAccelerate:
+    """``make slow`` installs it."""
+
+    def test_a_map_onto_one_device_changes_nothing(self, tmp_path: Path) -> None:
+        folder = save_random_model(tmp_path / "model", "llama")
+        pending = [PendingUnit(Action("f", "full", Full(), Retention(None)), 0, 4)]
+        mapped, plain = (load_model(str(folder), device_map=device_map) for device_map in ("auto", None))
+        assert mapped.device == "cpu" or torch.cuda.is_available()
+        one, other = (generate_units(model, "s", DOCUMENT, pending, HORIZON, 3) for model in (mapped, plain))
+        assert one[0].events.equals(other[0].events) or torch.cuda.is_available()
+
+    def test_layers_without_a_place_in_memory_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = save_random_model(tmp_path / "model", "llama", layers=8)
+        monkeypatch.setattr("transformers.integrations.accelerate.get_max_memory", lambda *_: {"cpu": 400_000})
+        with pytest.raises(InputError, match=r"^model.device_map = 'auto': the weights do not fit the memory"):
+            load_model(str(folder), device_map="auto")

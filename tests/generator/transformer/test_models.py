@@ -1,0 +1,386 @@
+"""Loading a model: error lines, silence, EOS tokens, weights that fill the model, and the start-up self-test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, save_random_model
+from oracles.plain_generator import keep_snapkv, load_eager, plain_rollout
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
+from transformers.activations import SiLUActivation
+
+from generator.actions import Action
+from generator.attention import row_invariance
+from generator.attention.activation import SeamlessSiLU
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Full, SnapKV
+from generator.transformer.loading import load_model, position_limit
+from schema.errors import InputError
+from schema.retention import Retention
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder that loads."""
+    return save_random_model(tmp_path / "model", "qwen2")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def error_line(model_id: str, **options: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_model(model_id, **options)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line
+    return line
+
+
+# --- Error lines -----------------------------------------------------------------------------------------------------
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    for model_id in (str(tmp_path / "nothing"), "./nothing", "~/nothing", "../nothing"):
+        assert error_line(model_id) == f"model.id = '{model_id}': no such folder"
+
+
+def test_a_folder_without_configuration(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no config.json"
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no weights (*.safetensors)"
+
+
+def test_an_unknown_id() -> None:
+    """Not a folder, not in the local cache, and the network is off in tests."""
+    for model_id in ("nobody/no-such-model", "a/b/c", "no such id"):
+        assert error_line(model_id).startswith(f"model.id = '{model_id}': cannot load its configuration: ")
+
+
+def test_an_unsupported_architecture(folder: Path) -> None:
+    edit_config(folder, architectures=["MistralForCausalLM"])
+    line = error_line(str(folder))
+    assert "architecture MistralForCausalLM is not supported; supported: LlamaForCausalLM, Qwen2ForCausalLM" in line
+    edit_config(folder, architectures=...)
+    assert "architecture unknown is not supported" in error_line(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "message"),
+    [
+        (Qwen2Config(use_sliding_window=True, sliding_window=32, max_window_layers=1, num_hidden_layers=2), "Qwen2ForCausalLM", "sliding-window attention is not supported"),
+        (Qwen3Config(use_sliding_window=True, sliding_window=32, max_window_layers=0, num_hidden_layers=2), "Qwen3ForCausalLM", "sliding-window attention is not supported"),
+        (Qwen2Config(layer_types=["full_attention", "chunked_attention"], num_hidden_layers=2), "Qwen2ForCausalLM", "chunked attention is not supported"),
+        (Qwen3Config(layer_types=["linear_attention", "full_attention"], num_hidden_layers=2), "Qwen3ForCausalLM", "attention of type 'linear_attention' is not supported"),
+        (LlamaConfig(sliding_window=4096), "LlamaForCausalLM", "sliding-window attention is not supported"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "LlamaForCausalLM", "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"),
+        (MistralConfig(), "MistralForCausalLM", "architecture MistralForCausalLM is not supported"),
+        (MistralConfig(), "LlamaForCausalLM", "architecture LlamaForCausalLM as 'mistral' is not supported"),
+        (Gemma2Config(), "Gemma2ForCausalLM", "architecture Gemma2ForCausalLM is not supported"),
+        (T5Config(), "T5ForConditionalGeneration", "encoder-decoder architecture T5ForConditionalGeneration is not supported"),
+        (LlamaConfig(), "LlamaForSequenceClassification", "architecture LlamaForSequenceClassification is not supported"),
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_causal_attention_is_refused_by_name(
+    folder: Path, config: Any, architecture: str, message: str
+) -> None:
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': {message}")
+
+
+def test_a_window_that_no_layer_has_is_none(folder: Path) -> None:
+    """As published Qwen2.5 configurations are: a window beside ``use_sliding_window`` false, or above all layers."""
+    for changes in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 2}):
+        edit_config(folder, sliding_window=32, layer_types=..., **changes)
+        assert load_model(str(folder)).id == str(folder)
+
+
+def test_a_model_whose_code_comes_with_it_is_refused(folder: Path) -> None:
+    """It would have to be run to be read; nothing asks, nothing is run."""
+    edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model_type": ...}, {"model_type": "no-such-type"}, {"num_attention_heads": "four"}],
+    ids=["no type", "unknown type", "wrong value"],
+)
+def test_a_wrong_configuration(folder: Path, changes: dict[str, Any]) -> None:
+    edit_config(folder, **changes)
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
+
+
+def test_a_configuration_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hint"), [("float23", "did you mean 'float32'?"), ("int8", "bfloat16"), ("", "known: ")]
+)
+def test_an_unknown_dtype(folder: Path, dtype: str, hint: str) -> None:
+    line = error_line(str(folder), dtype=dtype)
+    assert line.startswith(f"model.dtype = '{dtype}': ")
+    assert hint in line or dtype == "int8"
+
+
+def test_a_device_that_does_not_exist(folder: Path) -> None:
+    for device in ("gpu", "cuda:99"):
+        assert error_line(str(folder), device=device).startswith(f"model.device = '{device}': ")
+    assert error_line(str(folder), device="meta") == (
+        "model.device = 'meta': computes nothing; write cpu, cuda or another device of torch"
+    )
+
+
+def test_weights_that_need_another_package(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its weights: ")
+
+
+def test_a_document_too_long_for_the_model(folder: Path) -> None:
+    """Prompt and horizon together may take all positions, and no more."""
+    edit_config(folder, max_position_embeddings=100)
+    assert position_limit(str(folder)) == 100
+    model, control = load_model(str(folder)), Action("full", "full", Full(), Retention(None))
+    model.prepare(random_document("fits", 88), [control], horizon=12)
+    with pytest.raises(InputError) as caught:
+        model.prepare(random_document("long", 89), [control], horizon=12)
+    assert str(caught.value) == (
+        "document 'long': a prompt of 89 tokens and a horizon of 12 exceed the 100 positions of the model "
+        "(max_position_embeddings)"
+    )
+
+
+# --- Weights must fill the model -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 2, 5000], ids=["empty", "header cut", "cut"])
+def test_cut_weights(folder: Path, size: int) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its weights: ")
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    places = {
+        "lm_head.weight": "model-00002-of-00002.safetensors",
+        "model.norm.weight": "model-00001-of-00002.safetensors",
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    assert "cannot load its weights: " in error_line(str(folder))
+
+
+def test_a_missing_tensor_is_not_filled_with_random_numbers(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    assert error_line(str(folder)) == (
+        f"model.id = '{folder}': its weights lack 1 tensor(s) of the configured size: model.layers.1.mlp.up_proj.weight"
+    )
+
+
+def test_a_tensor_of_another_size(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(7, 64)}))
+    assert error_line(str(folder)).endswith("its weights lack 1 tensor(s) of the configured size: lm_head.weight")
+
+
+def test_tied_embeddings_lack_nothing(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    edit_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    network = load_model(str(folder)).network
+    assert torch.equal(network.lm_head.weight, network.model.embed_tokens.weight)
+
+
+# --- What comes out --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+def test_a_folder_loads(tmp_path: Path, kind: str, dtype: str) -> None:
+    folder = save_random_model(tmp_path, kind)
+    model = load_model(str(folder), dtype=dtype)
+    assert (model.id, model.device, model.dtype) == (str(folder), "cpu", dtype)
+    assert {parameter.dtype for parameter in model.network.parameters()} == {getattr(torch, dtype)}
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    assert not model.network.training
+    again = load_model(str(folder), dtype=dtype)
+    for one, other in zip(model.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        (list(EOS_TOKENS), 9, EOS_TOKENS),  # the generation configuration decides, in its order
+        ([40, 5], 9, (40, 5)),
+        (3, 9, (3,)),
+        (0, 9, (0,)),  # token 0 is a token
+        (None, 9, (9,)),
+        (None, [9, 8], (9, 8)),
+        (None, None, ()),
+    ],
+)
+def test_eos_tokens(folder: Path, generation: Any, config: Any, expected: tuple[int, ...]) -> None:
+    edit_config(folder, eos_token_id=config)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert load_model(str(folder)).eos_tokens == expected
+
+
+def test_eos_tokens_without_a_generation_configuration(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert load_model(str(folder)).eos_tokens == EOS_TOKENS[:1]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        {"rope_type": "linear", "factor": 2.0},
+    ],
+    ids=lambda rope: str(rope["rope_type"]),
+)  # fmt: skip
+def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str, Any]) -> None:
+    """Tolerances as where the plain twin is compared without scaling: shared prompts move logits by some 1e-6."""
+    folder = save_random_model(tmp_path / "model", "llama", rope_parameters=rope | {"rope_theta": 1e4})
+    document, horizon, action = random_document("d170", 170), 12, Action("s", "snapkv", SnapKV(), Retention(85))
+    (unit,) = generate_units(load_model(str(folder)), "s", document, [PendingUnit(action, 0, 4)], horizon, 3)
+    plain = plain_rollout(
+        load_eager(folder),
+        document.tokens,
+        keep_snapkv(85),
+        seed=3,
+        document=document.doc,
+        action="s",
+        replicates=range(4),
+        horizon=horizon,
+        eos_tokens=EOS_TOKENS,
+    )
+    steps = {name: unit.events[name].to_numpy().reshape(4, horizon) for name in ("x_token", "y_token", "delta", "f")}
+    assert np.array_equal(steps["x_token"], plain.x_token)
+    assert np.array_equal(steps["y_token"], plain.y_token)
+    assert np.abs(steps["delta"] - plain.delta).max() < 1e-5
+    assert np.abs(steps["f"] - plain.f).max() < 1e-5
+    assert plain.delta.max() > 0.01
+
+
+def test_loading_says_nothing(folder: Path) -> None:
+    """Neither on standard output nor on standard error, a needless tensor in the files included."""
+    edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.needless": torch.zeros(3)}))
+    program = f"from generator.transformer.loading import load_model; load_model({str(folder)!r})"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+# --- Rows do not depend on the rows beside them ----------------------------------------------------------------------
+
+
+def test_the_self_test_passes_here(folder: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(str(folder), dtype=dtype)
+        assert model.rows.multiple == 8
+        assert model.batch_deviation == 0.0
+
+
+def test_the_self_test_finds_the_multiple_above_which_products_agree(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix product that rounds differently below 30 rows, as some libraries' do: 32 rows at a time are safe."""
+    forward = nn.Linear.forward
+
+    def other_rounding(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        output = forward(layer, rows)
+        return output * (1 + 2.0**-22) if len(rows) < 30 and layer.out_features == 96 else output
+
+    monkeypatch.setattr(nn.Linear, "forward", other_rounding)
+    model = load_model(str(folder))
+    assert model.rows.multiple == 32
+    assert model.batch_deviation == 0.0
+
+
+def test_the_self_test_measures_what_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row of a batch is off by a millionth in its largest place: no multiple helps, and that is how far."""
+    forward = SeamlessSiLU.forward
+
+    def seam(activation: SeamlessSiLU, rows: torch.Tensor) -> torch.Tensor:
+        output = forward(activation, rows)
+        largest = output.abs().max()
+        output[-1, 0] += 1e-6 * largest
+        return output
+
+    monkeypatch.setattr(SeamlessSiLU, "forward", seam)
+    model = load_model(str(folder))
+    assert model.rows.multiple == 64
+    assert 0.5e-6 < model.batch_deviation < 2e-6
+
+
+def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of fewer than 64 streams' queries (two heads each) is off: only whole tiles are safe."""
+    attend = row_invariance.attend_prompt
+
+    def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, mass = attend(query, *others)
+        return output, mass * (1 + 2.0**-20) if query.shape[1] < 128 else mass
+
+    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
+    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
+
+
+def test_every_silu_is_replaced(folder: Path) -> None:
+    modules = list(load_model(str(folder)).network.modules())
+    assert not [module for module in modules if isinstance(module, (nn.SiLU, SiLUActivation))]
+    assert len([module for module in modules if isinstance(module, SeamlessSiLU)]) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("width", [77, 101, 512, 4864])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_activation_has_no_seam(width: int, threads: int, dtype: torch.dtype) -> None:
+    """Rows of a batch equal the same rows in smaller batches, bitwise, also where threads share the work unevenly."""
+    activation = SeamlessSiLU()
+    rows = (3 * torch.randn(56, 1, width, generator=torch.Generator().manual_seed(width))).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = activation(rows)
+        for count in range(1, 56, 3 if width < 1000 else 11):
+            assert torch.equal(activation(rows[:count].contiguous()), whole[:count])
+            assert torch.equal(activation(rows[-count:].contiguous()), whole[-count:])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_activation_is_silu() -> None:
+    """Within two units in the last place of float32, and right where the exponential overflows."""
+    x = torch.cat([torch.linspace(-80, 80, 10_001), torch.tensor([-1e38, -200.0, 0.0, 200.0, 1e38])])
+    exact = x.double() * torch.sigmoid(x.double())
+    assert ((SeamlessSiLU()(x) - exact).abs() <= exact.abs() * 2.0**-22 + 1e-37).all()
+    assert SeamlessSiLU()(x.bfloat16()).dtype == torch.bfloat16

@@ -1,0 +1,144 @@
+"""The memory plan: its arithmetic against tensors as they are, what it does when there is little, what it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.random_models import random_document, random_model, save_random_model
+
+from generator.actions import Action
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Recent
+from generator.transformer import memory as planner
+from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, plan_memory
+from generator.transformer.prompt import PreparedPrompt
+from schema.retention import Retention
+from schema.tables import PLAIN, SWRB
+
+# Llama-3.1-8B.
+LARGE = ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16")
+GIB = 2**30
+
+
+def test_a_shape_is_that_of_the_configuration(tmp_path: Path) -> None:
+    folder = save_random_model(tmp_path / "model", "llama", layers=3)
+    config = json.loads((folder / "config.json").read_text())
+    shape = ModelShape.of(config, "float32")
+    assert shape == ModelShape(3, 64, 96, 4, 2, 16, 96, "float32")
+    assert ModelShape.of({**config, "head_dim": None, "num_key_value_heads": None}, "float32").kv_heads == 4
+    assert random_model("llama", layers=3).shape == shape
+    with pytest.raises(KeyError):
+        ModelShape.of({}, "float32")
+
+
+def test_bytes_of_an_entry_are_those_of_the_caches() -> None:
+    """By hand for the large model: 32 layers x 8 heads x 128 numbers x 2 bytes, keys and values; and as tensors."""
+    assert LARGE.entry_bytes == 2 * 32 * 8 * 128 * 2 == 128 * 1024
+    model = random_model("qwen2")
+    action = Action("recent", "recent", Recent(), Retention(50))
+    prompt = PreparedPrompt(model, random_document("d150", 150), [action], horizon=8)
+    record = prompt.record(1, streams=3)
+    assert record["payload_bytes"] == 50 * model.shape.entry_bytes
+    assert record["resident_bytes"] - record["payload_bytes"] - record["index_bytes"] - record["metadata_bytes"] == (
+        3 * 8 * model.shape.entry_bytes
+    )
+
+
+def test_replicates_take_their_streams() -> None:
+    """Suffixes alone: 1 + 2A streams, or 5 for every action where residual branching keeps those of its scan."""
+    suffix = LARGE.entry_bytes * 128
+    for estimator, streams in ((PLAIN, 7), (SWRB, 15)):
+        needed = LARGE.replicate_bytes(3, 128, estimator)
+        assert streams * suffix < needed < 1.5 * streams * suffix
+
+
+def test_a_plan_that_fits() -> None:
+    plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], 64, 128, 60 * GIB, PLAIN)
+    assert plan.replicates_at_once == 64
+    assert plan.fits
+    assert plan.prompt_bytes == (32_768 + 2 * 16_384 + 512) * 128 * 1024
+    assert plan.peak_bytes == plan.prompt_bytes + 64 * plan.replicate_bytes
+    assert str(plan) == (
+        f"64 of 64 replicates and {PREFILL_CHUNK} prompt tokens at once: "
+        f"{plan.peak_bytes / GIB:.2f} GiB above the weights, 60.00 GiB available"
+    )
+
+
+def test_less_memory_means_fewer_replicates_at_once() -> None:
+    """As many as fit and never fewer than one; where not even one does, the plan says so."""
+    at_once = []
+    for gib in (8, 9, 10, 12, 16, 24):
+        plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], 64, 128, gib * GIB, PLAIN)
+        at_once.append(plan.replicates_at_once)
+        assert plan.fits == (gib > 8)
+        if plan.fits and plan.replicates_at_once < 64:
+            assert plan.peak_bytes + 2 * plan.replicate_bytes > 0.9 * (gib * GIB - plan.prompt_bytes)
+    assert at_once == sorted(at_once)
+    assert at_once[0] == 1
+    assert 1 < at_once[2] < 64
+    assert at_once[-1] == 64
+
+
+def test_a_short_prompt_is_one_chunk() -> None:
+    long, short = (plan_memory(LARGE, entries, [64], 1, 8, GIB, PLAIN) for entries in (10 * PREFILL_CHUNK, 100))
+    assert long.prefill_bytes == PREFILL_CHUNK * LARGE.activation_bytes
+    assert short.prefill_bytes == 100 * LARGE.activation_bytes
+
+
+def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two replicates of two actions, five replicates take three goes; a control beside them one more."""
+    model, horizon = random_model("llama"), 6
+    room = int(2.5 * model.shape.replicate_bytes(2, horizon, PLAIN) / 0.9)
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda device: {"cpu": room}[device])
+    opened = []
+    kernels = PreparedPrompt.kernels
+    monkeypatch.setattr(PreparedPrompt, "kernels", lambda self, *given: opened.append(1) or kernels(self, *given))
+    actions = [Action(name, "recent", Recent(), Retention(100)) for name in ("one", "two")]
+    units = [PendingUnit(actions[0], 0, 5), PendingUnit(actions[1], 3, 2)]
+    generate_units(model, "s", random_document("d150", 150), units, horizon, 3)
+    assert len(opened) == 3
+
+
+# --- What is available ------------------------------------------------------------------------------------------------
+
+
+def test_some_memory_is_available_here() -> None:
+    assert 2**20 < available_bytes("cpu") < 2**50
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "names"),
+    [
+        ("0::/job", "job", ("memory.max", "memory.current", "inactive_file")),
+        ("4:memory:/job", "memory/job", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        ("0::/elsewhere", "", ("memory.max", "memory.current", "inactive_file")),  # as seen inside a container
+    ],
+)
+def test_control_groups_limit_it(
+    line: str, folder: str, names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limit - usage + what could be given up, of either version; no limit, and no control groups, limit nothing."""
+    groups, group = tmp_path / "groups", tmp_path / "groups" / folder
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text(f"1:cpu:/job\n{line}\n")
+    monkeypatch.setattr(planner, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(planner, "_GROUPS", groups)
+    limit, usage, pages = names
+    (group / usage).write_text("300\n")
+    (group / "memory.stat").write_text(f"anon 5\n{pages} 40\n")
+    (group / limit).write_text("1000\n")
+    assert available_bytes("cpu") == 740
+    (group / limit).write_text("max\n")
+    assert available_bytes("cpu") > 740
+    monkeypatch.setattr(planner, "_OWN_GROUPS", tmp_path / "absent")
+    assert available_bytes("cpu") > 740
+
+
+def test_a_gpu_gives_what_torch_holds_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"mem_get_info": (5 * GIB, 80 * GIB), "memory_reserved": 3 * GIB, "memory_allocated": GIB}
+    for name, value in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert available_bytes("cuda:0") == 7 * GIB

@@ -1,0 +1,225 @@
+"""The ``kvdrift`` command: every mistake is one line and exit code 2, every documented command has help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from fixtures.command import call
+from fixtures.small_study import run_command, write_study
+
+import kvdrift
+from kvdrift.shadowing import check_not_shadowed
+from schema.errors import OperationError
+
+COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "list")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([('selector = "snapkv"', 'selector = "snapvk"')], "action 'snapkv-half': unknown selector 'snapvk'; did you mean 'snapkv'?"),
+        ([("horizon = 12", "horizn = 12")], "study.horizn: unknown key; did you mean 'horizon'?"),
+        ([('keep = "1/2"', 'keep = "1/2"\nwindw = 32')], "action 'snapkv-half': windw: unknown key; did you mean 'window'?"),
+        ([('selector = "recent"', 'selector = "recent"\nwindow = 32')], "selector 'recent' has no parameter 'window'; it takes sinks"),
+        ([('keep = "1/2"', "keep = 0.5")], "keep = 0.5: write an integer, an exact fraction"),
+        ([('keep = "1/2"', "keep = 50")], "retains 50 of"),
+        ([('id = "kvdrift/tiny"', 'id = "./nowhere"')], "model.id = './nowhere': no such folder"),
+        ([('source = "embedded"', 'source = "embeded"')], "unknown source 'embeded'; did you mean 'embedded'?"),
+        ([('tasks = ["needle"]', 'tasks = ["needles"]')], "unknown task 'needles'; did you mean 'needle'?"),
+        ([("length = 384", "length = 385")], "length 385: the embedded source makes 384"),
+        ([('baseline = "snapkv-half"', 'baseline = "snapkv-hal"')], "plan.baseline = 'snapkv-hal': no such action; did you mean 'snapkv-half'?"),
+        ([('"gap", ', '"gaps", ')], "plan.primary: unknown quantity 'gaps'; did you mean 'gap'?"),
+        ([('"gap", ', '"entry_cdf", ')], "plan.primary: 'entry_cdf' is a profile"),
+        ([('stratum = "tracking"', 'stratum = "needle"')], "strata: 'needle' stands there twice"),
+        ([('tasks = ["variable_tracking"]', 'tasks = ["needle"]')], "is in two strata, 'needle' and 'tracking'"),
+        ([("[plan]", "[plan")], "not valid TOML"),
+        ([('stratum = "needle"', 'stratum = "pooled"')], "strata: 'pooled' is the name of the rows that pool them"),
+        ([("documents = 3", "documents = 4")], "plan.documents = 4: a stratum has only 3 evaluation documents"),
+        ([("[plan]", "[windows]\ncohort_bound = 7\n\n[plan]")], "windows.cohort_bound = 7: at most half the horizon, 6"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_study_file_are_one_line_and_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: list[tuple[str, str]], message: str
+) -> None:
+    code, out, err = call(capsys, "run", write_study(tmp_path, *changes), "--store", tmp_path / "store")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("kvdrift: ")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_model_folder_without_weights_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    study = write_study(tmp_path, ('id = "kvdrift/tiny"', f'id = "{tmp_path}/model"'))
+    code, _, err = call(capsys, "run", study, "--store", tmp_path / "store")
+    assert code == 2
+    assert "has no weights (*.safetensors)" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_unwritable_store_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = call(capsys, "run", write_study(tmp_path), "--store", tmp_path / "file" / "store")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nowhere.toml"), "nowhere.toml: no such study file"),
+        (("status", "nowhere"), "nowhere is not a kvdrift store"),
+        (("sql", "nowhere", "select 1"), "nowhere is not a kvdrift store"),
+        (("list", "view"), "did you mean 'views'?"),
+        (("rnu",), "No such command 'rnu'"),
+        (("run", "--stoer", "x"), "No such option: --stoer"),
+    ],
+)
+def test_mistakes_in_a_call_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert f"kvdrift {command}" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version") == (0, f"kvdrift {kvdrift.__version__}\n", "")
+
+
+@pytest.mark.parametrize("what", ["selectors", "tasks", "views", "models"])
+def test_lists(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    code, out, _ = call(capsys, "list", what)
+    assert code == 0
+    assert {"selectors": "snapkv", "tasks": "needle", "views": "decomposition", "models": "kvdrift/tiny"}[what] in out
+
+
+def test_failures_are_one_line_unless_debugging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        message = "boom"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("schema.study.load_studies", fail)
+    code, _, err = call(capsys, "run", tmp_path / "x.toml")
+    assert (code, err) == (1, "kvdrift: unexpected failure: RuntimeError: boom (--debug shows where)\n")
+    code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")
+    assert code == 1
+    assert "Traceback" in err
+
+
+def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "schema").mkdir()
+    (tmp_path / "schema" / "__init__.py").write_text("")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.command import main; main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "package 'schema' is found at" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_package_of_this_environment_shadows_ours() -> None:
+    try:
+        check_not_shadowed()
+    except OperationError as error:
+        pytest.fail(str(error))
+
+
+class TestSql:
+    """``kvdrift sql`` over the finished store."""
+
+    QUERY = "select action, documents, mismatch from decomposition where stratum = 'pooled' and split = 'evaluation'"
+
+    def test_table(self, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
+        code, out, _ = call(capsys, "sql", finished, self.QUERY)
+        assert code == 0
+        assert out.splitlines()[0].split() == ["action", "documents", "mismatch"]
+        assert {line.split()[0] for line in out.splitlines()[1:]} == {"full", "recent-half", "snapkv-half"}
+
+    def test_csv_json_latex(self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
+        _, csv, _ = call(capsys, "sql", finished, self.QUERY, "--format", "csv")
+        assert csv.splitlines()[0] == '"action","documents","mismatch"'
+        _, text, _ = call(capsys, "sql", finished, self.QUERY, "--format", "json")
+        rows = json.loads(text)
+        assert {row["action"]: row["documents"] for row in rows} == {"full": 6, "recent-half": 6, "snapkv-half": 6}
+        _, latex, _ = call(capsys, "sql", finished, "select 'a_b & c%' as \"x_y\"", "--format", "latex")
+        assert r"a\_b \& c\%" in latex
+        assert r"x\_y" in latex
+        call(capsys, "sql", finished, self.QUERY, "--format", "parquet", "-o", tmp_path / "x.parquet")
+        assert pq.read_table(tmp_path / "x.parquet").num_rows == len(rows)
+
+    @pytest.mark.parametrize(
+        ("query", "message"),
+        [
+            ("selec 1", "syntax error"),
+            ("select * from decompositions", 'Did you mean "decomposition"'),
+            ("select mismatc from decomposition", "mismatc"),
+            ("select cast('x' as integer)", "x"),
+        ],
+    )
+    def test_errors_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], finished: Path, query: str, message: str
+    ) -> None:
+        code, out, err = call(capsys, "sql", finished, query)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+    def test_wrong_format_and_unwritable_output(self, capsys: pytest.CaptureFixture[str], finished: Path) -> None:
+        assert call(capsys, "sql", finished, "select 1", "--format", "tabel")[0] == 2
+        code, _, err = call(capsys, "sql", finished, "select 1", "--format", "csv", "-o", "/no/such/folder/x.csv")
+        assert code == 2
+        assert err.count("\n") == 1
+
+    def test_prompt_answers_and_survives_errors(self, finished: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvdrift", "sql", str(finished)],
+            input="select 40 +\n2 as answer;\nselec;\nselect 7 as seven;\n",
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0
+        assert "42" in done.stdout
+        assert "seven" in done.stdout
+        assert "syntax error" in done.stderr
+
+
+def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "status", finished)
+    assert code == 0
+    assert "evaluation: 6 of 6 documents generated" in out
+    assert "(current)" in out
+    code, out, _ = call(capsys, "derive", finished)
+    assert code == 0
+    assert "nothing to derive" in out
+    code, out, _ = call(capsys, "report", finished, "-o", tmp_path / "page")
+    assert code == 0
+    assert (tmp_path / "page" / "index.html").is_file()
+    assert call(capsys, "report", finished, "--study", "smal")[0] == 2
+
+
+def test_dry_run_writes_nothing(tmp_path: Path) -> None:
+    code, out, err = run_command("run", write_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "evaluation: at most 6 documents, 18 units" in out
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,357 @@
+"""``kvdrift run --dry-run``: the paper's studies without their data and weights, numbers against the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fixtures.small_study import write_study
+
+from flows import timing as generation_time
+from flows.material import outline_study
+from flows.plan import primary_endpoints
+from flows.timing import Extent, Seconds, StudyTime, study_time
+from generator.actions import build_actions
+from generator.documents.registry import stratum_documents
+from generator.documents.source import where
+from generator.generation import PendingUnit
+from generator.transformer.eviction import evict
+from generator.transformer.footprint import Footprint, local_footprint
+from generator.transformer.loading import load_model
+from generator.transformer.memory import ModelShape
+from generator.transformer.prompt import Prompt
+from kvdrift.command import main
+from schema.document import Document
+from schema.errors import InputError, OperationError
+from schema.study import load_studies, load_study
+from stats.endpoints import Family
+
+STUDIES = Path(__file__).parents[2] / "studies"
+LLAMA = Footprint(ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16"), tied=False)
+PAPER = ("paper_first", "paper_retention90")
+STRATA = [f"{environment}-{length}" for environment in ("HELMET", "RULER") for length in ("4K", "16K", "32K")]
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], study: Path) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", str(study), "--dry-run"])
+    out, err = capsys.readouterr()
+    assert (stop.value.code, err) == (0, "")
+    return out
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder without data, on a machine without models."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("generator.transformer.local_folders.try_to_load_from_cache", lambda *_, **__: None)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("elsewhere")
+class TestPaperStudies:
+    """Section 5.1: documents, replicates, horizon, actions and endpoints."""
+
+    @pytest.mark.parametrize(
+        ("name", "units", "development", "evaluation"),
+        [
+            ("paper_first", 288 * 4, 36 * 3 * 32, 288 * 3 * 64),
+            ("paper_retention90", 288 * 3, 36 * 2 * 16, 288 * 2 * 32),
+        ],
+    )
+    def test_documents_units_and_trajectories(
+        self, capsys: pytest.CaptureFixture[str], name: str, units: int, development: int, evaluation: int
+    ) -> None:
+        out = dry_run(capsys, STUDIES / f"{name}.toml")
+        assert evaluation in {55_296, 18_432}
+        assert (
+            out.count(f"development: 36 documents, {units // 8} units, {development:,} trajectories and 72 of the") == 2
+        )
+        assert out.count(f"288 documents, {units} units, {evaluation:,} trajectories and 576 of the") == 2
+        assert out.count(f"{(evaluation + 576) * 128:,} events") == 2
+        assert f"on meta-llama/Llama-3.1-8B-Instruct, H = 128; store {Path('stores')}" in out
+        assert "on Qwen/Qwen2.5-7B-Instruct, H = 128" in out
+
+    @pytest.mark.parametrize("name", PAPER)
+    def test_what_cannot_be_known_is_said(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        out = dry_run(capsys, STUDIES / f"{name}.toml")
+        assert "bytes and memory need the model's configuration, which is not on this machine" in out
+        assert f"lengths are nominal in {', '.join(STRATA)}: " in out
+        assert f"not checked: the files of {', '.join(STRATA[:3])}; {Path('data/helmet')} is not here" in out
+        assert f"not checked: the files of {', '.join(STRATA[3:])}; {Path('data/ruler')} is not here" in out
+        assert "time: needs the model's weights, which are not on this machine" in out
+        assert not Path("stores").exists()
+
+    def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:
+        first, second = (dry_run(capsys, STUDIES / f"{name}.toml") for name in PAPER)
+        assert "action snapkv-512: keep 512, 512 prompt entries" in first
+        assert "action recent-half: keep 1/2, 2,048 to 16,384 prompt entries" in first
+        assert "action snapkv-90: keep 9/10, 3,686 to 29,491 prompt entries" in second
+        assert "action full: keep all, 4,096 to 32,768 prompt entries" in second
+
+    def test_bytes_where_the_configuration_is_at_hand(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Llama-3.1-8B: 32 layers, 8 KV heads of width 128, bfloat16: 128 KiB of payload to an entry."""
+        monkeypatch.setattr("kvdrift.commands.dry_run.local_footprint", lambda *_: LLAMA)
+        monkeypatch.setattr("kvdrift.commands.dry_run.memory_here", lambda *_: 80 * 2**30)
+        out = dry_run(capsys, STUDIES / "paper_first.toml")
+        assert "action snapkv-512: keep 512, 512 prompt entries, 64.5 MiB of prompt cache" in out
+        assert "action full: keep all, 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache" in out
+        assert "memory of generation: 15.0 GiB of weights and " in out
+        assert "64 of 64 replicates at once; 80.0 GiB available on cuda" in out
+
+    def test_prompts_that_may_be_too_long_for_the_model(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
+        monkeypatch.setattr("flows.material.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
+        out = dry_run(capsys, STUDIES / "paper_first.toml")
+        line = (
+            "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
+        )
+        assert out.count(f"{line}HELMET-32K, RULER-32K\n") == 2
+
+    def test_strata_and_actions_are_those_of_the_published_results(self) -> None:
+        """As the paper names them, and as the published numbers do."""
+        names = {
+            "paper_first": ["snapkv-512", "snapkv-half", "recent-half"],
+            "paper_retention90": ["snapkv-90", "recent-90"],
+        }
+        for name, actions in names.items():
+            studies = load_studies(STUDIES / f"{name}.toml")
+            assert [study.model.id.partition("/")[2] for study in studies] == [
+                "Llama-3.1-8B-Instruct",
+                "Qwen2.5-7B-Instruct",
+            ]
+            for study in studies:
+                assert [section.stratum_name for section in study.documents] == STRATA
+                assert [section.length for section in study.documents] == [4096, 16384, 32768] * 2
+                assert [action.name for action in study.actions] == actions
+                assert {tuple(len(section.tasks) for section in study.documents)} == {(6, 6, 6, 13, 13, 13)}
+
+    def test_the_endpoints_of_the_second_study_are_one_family_of_eight(self) -> None:
+        studies = load_studies(STUDIES / "paper_retention90.toml")
+        endpoints = [primary_endpoints(study) for study in studies]
+        assert [(e.quantity, e.action) for e in endpoints[0]] == [
+            (quantity, action)
+            for quantity in ("late_minus_early", "saturation")
+            for action in ("snapkv-90", "recent-90")
+        ]
+        assert sum(map(len, endpoints)) == studies[0].plan.family_size == 8
+        assert Family("primary", tuple(endpoints[0]), 0.05, 8).level == pytest.approx(0.99375)
+
+    def test_the_two_studies_take_different_parts_of_every_source(self) -> None:
+        first, second = (load_studies(STUDIES / f"{name}.toml")[0] for name in PAPER)
+        for one, other in zip(first.documents, second.documents, strict=True):
+            assert (one.part_of_clusters, other.part_of_clusters) == ((1, 2), (2, 2)), where(one)
+        assert first.study.seed != second.study.seed
+
+
+def test_quickstart_is_exact(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = StudyTime({"development": Seconds(4.04, 7.17), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
+    monkeypatch.setattr("kvdrift.commands.dry_run.study_time", lambda *_: found)
+    out = dry_run(capsys, STUDIES / "quickstart.toml")
+    assert "action snapkv-half: keep 1/2, 196 to 774 prompt entries" in out
+    assert (
+        "development: 18 documents, 72 units, 864 trajectories and 36 of the full-retention control, 57,600 events"
+        in out
+    )
+    assert "nominal" not in out
+    assert "time of generation on cpu (float32), an estimate: development 4 to 7.2 s, evaluation 9 to 22 min" in out
+
+
+def test_bytes_are_those_that_eviction_measures() -> None:
+    study = load_study(STUDIES / "quickstart.toml")
+    footprint = local_footprint("kvdrift/tiny", "float32")
+    assert footprint is not None
+    document = stratum_documents(study.documents[0], 7)["development"][0]
+    model = load_model("kvdrift/tiny")
+    weights = sum(parameter.nbytes for parameter in model.network.parameters())
+    assert footprint.weight_bytes == pytest.approx(weights, rel=0.01)  # norms and biases are left out
+    prompt = Prompt(model, document.tokens, window=64)
+    for action in build_actions(study):
+        kept = action.retention.kept(document.prompt_tokens)
+        compact = evict(prompt.layers, action.selector, kept)
+        assert footprint.cache_bytes(kept) == compact.payload_bytes + compact.index_bytes + compact.metadata_bytes
+
+
+def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
+    text = f'source = "jsonl"\npath = "{tmp_path}/mine.jsonl"\nlength = 384\nstratum = "needle"'
+    study = write_study(tmp_path, ('source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"', text))
+    with pytest.raises(InputError, match=r"documents 'needle': development = 2, but the source has \d document"):
+        outline_study(load_study(study))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "kvdrift/tiny"'), "model.id = 'kvdrift/tiny' stands there twice"),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nidd = "x"'), "model.idd: unknown key; did you mean 'id'?"),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "other"'), "names 2 models (kvdrift/tiny, other), where one is wanted"),
+    ],
+)  # fmt: skip
+def test_several_models(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_study(write_study(tmp_path, ("[model]", "[[model]]"), change))
+
+
+def test_a_family_smaller_than_its_members_is_refused(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, ("draws = 200", "draws = 200\nfamily_size = 2")))
+    with pytest.raises(InputError, match=r"plan.family_size = 2: this model alone has 3 endpoints"):
+        outline_study(study)
+
+
+# --- Time ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Machine:
+    """A clock that generation moves on: seconds to a prompt token, to a position, and to a replicate at a position."""
+
+    token: float = 0.01
+    position: float = 0.1
+    replicate: float = 0.02
+    now: float = 0.0
+    asked: list[tuple[str, int, int]] = field(default_factory=list)  # document, replicates, positions
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def decode(self, replicates: int, positions: int) -> float:
+        return (positions - 1) * (self.position + self.replicate * replicates)
+
+    def generate_units(
+        self, _model: Any, _study: str, document: Document, pending: Iterable[PendingUnit], horizon: int, _seed: int
+    ) -> list[Any]:
+        units, prefill = [], self.token * document.prompt_tokens
+        for estimator in sorted({item.estimator for item in pending}):
+            replicates = max(item.count for item in pending if item.estimator == estimator)
+            record = {
+                "estimator": estimator,
+                "prefill_seconds": prefill,
+                "decode_seconds": self.decode(replicates, horizon),
+            }
+            self.now += prefill + record["decode_seconds"]
+            units.append(SimpleNamespace(record=record))
+            prefill = 0.0
+        self.asked.append((document.doc, max(item.count for item in pending), horizon))
+        return units
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    clock = Machine()
+    monkeypatch.setattr(generation_time, "time", clock)
+    monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
+    model = SimpleNamespace(
+        device="cpu", positions=4096, network=SimpleNamespace(config=SimpleNamespace(vocab_size=256))
+    )
+    monkeypatch.setattr(generation_time, "study_model", lambda _: model)
+    return clock
+
+
+def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) -> StudyTime:
+    """Of 2 development documents to a stratum with 4 replicates, and 3 to 5 of evaluation with 5 to 9."""
+    extents = {
+        "development": Extent((4, 4), dict.fromkeys(("needle", "tracking"), (2, 2))),
+        "evaluation": Extent((5, 9), dict.fromkeys(("needle", "tracking"), (3, 5))),
+    }
+    return study_time(outline_study(load_study(write_study(folder, *changes))), extents, budget)
+
+
+def test_time_is_that_of_a_document_times_documents(tmp_path: Path, machine: Machine) -> None:
+    """Prompts have 396 and 392 tokens, decoding is affine in replicates; bounds are widened by what documents differ."""
+    found = small_time(tmp_path)
+    assert {spent.positions for spent in found.strata.values()} == {12}
+
+    def seconds(documents: int, replicates: int) -> float:
+        return documents * (0.01 * (396 + 392) + 2 * (machine.decode(replicates, 12) + 0.05))
+
+    assert found.splits["development"].low == pytest.approx(0.8 * seconds(2, 4))
+    assert found.splits["development"].high == pytest.approx(1.3 * seconds(2, 4))
+    assert found.splits["evaluation"].low == pytest.approx(0.8 * seconds(3, 5))
+    assert found.splits["evaluation"].high == pytest.approx(1.3 * seconds(5, 9))
+    assert found.measuring == machine.now
+
+
+@pytest.mark.parametrize("budget", [15.0, 20.0, 30.0])
+@pytest.mark.parametrize("horizon", [12, 200])
+def test_measuring_keeps_to_its_budget_and_the_range_holds_the_truth(
+    tmp_path: Path, machine: Machine, budget: float, horizon: int
+) -> None:
+    found = small_time(tmp_path, ("horizon = 12", f"horizon = {horizon}"), budget=budget)
+    assert machine.now < 1.5 * budget
+    for spent in found.strata.values():
+        for replicates, seconds in spent.decode.items():
+            assert seconds.low - 1e-9 <= machine.decode(replicates, horizon) <= seconds.high + 1e-9
+
+
+def test_a_prompt_too_long_for_the_budget_is_scaled(tmp_path: Path, machine: Machine) -> None:
+    machine.token = 0.02
+    longer = ('tasks = ["variable_tracking"]\nlength = 384', 'tasks = ["variable_tracking"]\nlength = 1536')
+    found = small_time(tmp_path, longer)
+    short, long = found.strata["needle"], found.strata["tracking"]
+    assert (short.positions, long.positions, long.tokens) == (12, 0, 1544)
+    ratio = 1544 / 396
+    assert long.prefill == Seconds(short.prefill.low * ratio, pytest.approx(short.prefill.high * ratio**2))
+    assert {doc for doc, _, _ in machine.asked} == {next(doc for doc, _, _ in machine.asked)}
+
+
+def test_a_prefill_beyond_the_budget_is_said(tmp_path: Path, machine: Machine) -> None:
+    machine.token = 1.0
+    with pytest.raises(OperationError, match="the prefill of 396 prompt tokens alone takes some 396 s"):
+        small_time(tmp_path)
+    assert len(machine.asked) == 2
+
+
+def test_a_hybrid_study_may_branch_no_action(tmp_path: Path, machine: Machine) -> None:
+    machine.position = machine.replicate = 0.01
+    found = small_time(tmp_path, ("draws = 200", 'estimator = "hybrid"\ndraws = 200'))
+    for spent in found.strata.values():
+        for replicates, seconds in spent.decode.items():
+            assert seconds.low == pytest.approx(machine.decode(replicates, 12))
+            assert seconds.high == pytest.approx(2 * machine.decode(replicates, 12))
+
+
+def test_time_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = dry_run(capsys, write_study(tmp_path))
+    assert re.search(
+        r"time of generation on cpu \(float32\), an estimate: development .* to .* s, evaluation .* s\n", out
+    )
+    assert out.endswith(" s of generating one document of each stratum here: whole in 2 strata\n")
+    assert not (tmp_path / "stores").exists()
+
+
+def test_a_device_that_is_not_here_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = dry_run(capsys, write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice = "cuda:77"')))
+    assert "5 of 5 replicates at once; there is no cuda:77 here" in out
+    assert "time: not measured; model.device = 'cuda:77': " in out
+
+
+def test_a_document_too_long_for_the_model_is_refused(tmp_path: Path) -> None:
+    """The embedded model has 4,096 positions."""
+    study = load_study(write_study(tmp_path, ("horizon = 12", "horizon = 3701")))
+    with pytest.raises(
+        InputError, match=r"^document 'needle-384-\d+': a prompt of 396 tokens and a horizon of 3701 exceed"
+    ):
+        outline_study(study)
+
+
+def test_systems_need_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no model is loaded and no prompt is kept" in dry_run(capsys, STUDIES / "finite_state.toml")
+
+
+def test_too_little_memory_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdrift.commands.dry_run.memory_here", lambda *_: 3 * 2**20)
+    out = dry_run(capsys, write_study(tmp_path))
+    assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
+    assert "time: not measured; there is too little memory" in out

@@ -1,0 +1,189 @@
+"""The law of one residual-branching replicate, from its definition: every scan U written out, every branch averaged.
+
+A replicate's estimates are of the form a + c phi: a and c functions of the scan, phi of the branch, whose start J is s
+with probability w_s / M. Their moments follow scan by scan from those of phi given J = s and U_<s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from fixtures.random_systems import History, deficit, side_law
+from oracles.exact_moments import Array
+
+from generator.finite.paths import PairPaths
+from generator.finite.system import FiniteSystem
+
+POWERS = 4
+# Variances that would be 0 but for rounding; those that count are above 1e-9 here.
+_NOTHING = 1e-14
+
+
+@dataclass(frozen=True)
+class Law:
+    """One replicate's mean, variance, fourth central moment and largest deviation."""
+
+    mean: float
+    variance: float
+    fourth: float
+    largest: float
+
+    @property
+    def squared(self) -> Law:
+        """The law of the squared deviation, but for its fourth moment."""
+        return Law(self.variance, max(self.fourth - self.variance**2, 0.0), np.nan, self.largest**2)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One common prefix, to where survival is 0 or to the horizon: w_s (0 beyond), and positions evaluated."""
+
+    tokens: History
+    probability: float
+    weights: list[float]
+    evaluations: int
+
+    @property
+    def mass(self) -> float:
+        """M."""
+        return sum(self.weights)
+
+
+def scans(system: FiniteSystem, action: str) -> list[Scan]:
+    """All scans of positive probability."""
+    return list(_scans(system, action, Scan((), 1.0, [], 0), 1.0))
+
+
+def _scans(system: FiniteSystem, action: str, scan: Scan, survival: float) -> Iterator[Scan]:
+    left = system.horizon - len(scan.weights)
+    if left == 0 or survival == 0.0:
+        yield Scan(scan.tokens, scan.probability, scan.weights + [0.0] * left, scan.evaluations)
+        return
+    p, q = side_law(system, None, scan.tokens), side_law(system, action, scan.tokens)
+    overlap = list(map(min, p, q))
+    common = sum(overlap)
+    weights = [*scan.weights, survival * (deficit(p, q) if common > 0.0 else 1.0)]
+    evaluations = scan.evaluations + (not set(scan.tokens) & set(system.eos_tokens))
+    if common == 0.0:
+        yield from _scans(system, action, Scan(scan.tokens, scan.probability, weights, evaluations), 0.0)
+    for token, mass in enumerate(overlap):
+        if mass > 0.0:
+            longer = Scan((*scan.tokens, token), scan.probability * mass / common, weights, evaluations)
+            yield from _scans(system, action, longer, survival * (1.0 - deficit(p, q)))
+
+
+def plain_laws(paths: PairPaths) -> dict[str, Law]:
+    """What ``swrb`` says of one coupled replicate."""
+    horizon = paths.x.shape[1]
+    diverged = paths.mismatch.any(axis=1).astype(np.float64)
+    risk = paths.mismatch.mean(axis=1)
+    values = {
+        "risk": risk,
+        "occurrence": diverged / horizon,
+        "occupation": risk - diverged / horizon,
+        "divergence_probability": diverged,
+        "evaluations": paths.evaluated.sum(axis=1).astype(np.float64),
+    }
+    laws = {}
+    for name, value in values.items():
+        mean = float(paths.mean(value))
+        second, fourth = (float(paths.mean((value - mean) ** power)) for power in (2, 4))
+        laws[name] = _law(mean, second, fourth, float(np.abs(value - mean).max()))
+    return laws
+
+
+def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, Law]:
+    """What ``swrb`` and ``swrb_windows`` say of one replicate; depths L = 1..H follow an "@"."""
+    horizon = system.horizon
+    found = scans(system, action)
+    probability = np.array([scan.probability for scan in found])
+    weights = np.array([scan.weights for scan in found])
+    mass = weights.sum(axis=1)
+    phi = _branch_functionals(paths)
+    powers = _powers(found, weights, phi, paths, system.alphabet)
+    nothing, position = np.zeros_like(mass), np.arange(1, horizon + 1)
+
+    def law(a: Array, c: Array, name: str) -> Law:
+        """Of a + c phi."""
+        mean = float(probability @ (a + c * powers[name][:, 1]))
+        second, fourth = (
+            sum(
+                float(probability @ (comb(k, i) * (a - mean) ** (k - i) * c**i * powers[name][:, i]))
+                for i in range(k + 1)
+            )
+            for k in (2, 4)
+        )
+        highest, lowest = float((a + c * phi[name].max()).max()), float(a.min())
+        return _law(mean, second, fourth, max(highest - mean, mean - lowest))
+
+    laws = {
+        "risk": law(nothing, mass, f"observed@{horizon}"),
+        "occurrence": law(mass / horizon, nothing, "tail@1"),
+        "occupation": law(nothing, mass, "tail@1"),
+        "divergence_probability": law(mass, nothing, "tail@1"),
+        "evaluations": law(
+            np.array([float(scan.evaluations) for scan in found]), np.ones_like(mass), "later evaluations"
+        ),
+    }
+    for depth in range(1, horizon + 1):
+        below, capacity = f"observed@{depth}", weights @ np.maximum(horizon - position - depth + 1, 0) / horizon
+        laws |= {
+            below: law(nothing, mass, below),
+            f"capacity@{depth}": law(capacity, nothing, below),
+            f"upper@{depth}": law(capacity, mass, below),
+            f"midpoint@{depth}": law(capacity / 2, mass, below),
+            f"half_width@{depth}": law(capacity / 2, nothing, below),
+            f"tail@{depth}": law(nothing, mass, f"tail@{depth}"),
+        }
+    return laws
+
+
+def _branch_functionals(paths: PairPaths) -> dict[str, Array]:
+    """phi of every path that branches at tau, [paths]: 1/H of the mismatches in and after the window of depth L."""
+    mismatch = paths.mismatch
+    horizon = mismatch.shape[1]
+    lag = np.arange(1, horizon + 1) - paths.entry[:, None]
+    found = {"later evaluations": (paths.evaluated & (lag > 0)).sum(axis=1).astype(np.float64)}
+    for depth in range(1, horizon + 1):
+        found[f"observed@{depth}"] = (mismatch & (lag < depth)).sum(axis=1) / horizon
+        found[f"tail@{depth}"] = (mismatch & (lag >= depth)).sum(axis=1) / horizon
+    return found
+
+
+def _powers(
+    found: list[Scan], weights: Array, phi: dict[str, Array], paths: PairPaths, alphabet: int
+) -> dict[str, Array]:
+    """E[phi^k | U], k = 0..4, [scans, 5] of every functional; powers above 0 of no branch are 0."""
+    horizon = weights.shape[1]
+    mass = weights.sum(axis=1)
+    share = np.divide(weights, mass[:, None], out=np.zeros_like(weights), where=mass[:, None] > 0.0)
+    values = np.stack(list(phi.values()), axis=1)[..., None] ** np.arange(POWERS + 1)
+    result = np.zeros((len(found), *values.shape[1:]))
+    code = np.zeros(len(paths.probability), dtype=np.int64)  # of X_<s
+    for s in range(1, horizon + 1):
+        here = paths.entry == s
+        chance = np.zeros(alphabet ** (s - 1))
+        np.add.at(chance, code[here], paths.probability[here])
+        sums = np.zeros((len(chance), *values.shape[1:]))
+        np.add.at(sums, code[here], paths.probability[here, None, None] * values[here])
+        for number, scan in enumerate(found):
+            if share[number, s - 1] > 0.0:
+                place = _code(scan.tokens[: s - 1], alphabet)
+                result[number] += share[number, s - 1] * sums[place] / chance[place]
+        code = code * alphabet + paths.x[:, s - 1]
+    result[..., 0] = 1.0
+    return {name: result[:, number] for number, name in enumerate(phi)}
+
+
+def _code(tokens: History, alphabet: int) -> int:
+    code = 0
+    for token in tokens:
+        code = code * alphabet + token
+    return code
+
+
+def _law(mean: float, second: float, fourth: float, largest: float) -> Law:
+    return Law(mean, second if second > _NOTHING else 0.0, max(fourth, 0.0), largest)

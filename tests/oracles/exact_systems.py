@@ -1,0 +1,270 @@
+"""Finite-state systems whose every view can be checked by enumeration, and a store of their rollouts.
+
+Fifty random systems in 18 studies, one for each (alphabet, horizon, with or without EOS), and seven systems made for a
+corner of residual branching, each a study of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from generator.actions import Action
+from generator.finite.model import FiniteModel, exact_value_rows, system_document
+from generator.finite.system import FiniteSystem
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Full
+from schema.retention import Retention
+from schema.store.store import Store
+from schema.study import FINITE_STATE, POOLED
+from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
+from sql.catalog import open_views, view_texts
+from transforms.pipeline import run_derivation
+
+SYSTEMS, REPLICATES, SEED, MODEL = 50, 2000, 4, "exact"
+# An action mixes the reference with a law of its own, by so much.
+ACTIONS = {"baseline": 0.15, "close": 0.3, "far": 0.6}
+SPECIAL_ACTION = "action"
+EOS_TOKENS = {2: (1,), 3: (2,), 4: (3, 1)}
+
+Laws = list[NDArray[np.float64]]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A study's windows, named as in ``studies``."""
+
+    horizon: int
+    cohort_bound: int
+    early_last: int
+    late_first: int
+    first_block_last: int
+    second_block_last: int
+    agreement_run: int
+    saturation_threshold: float = 0.1
+
+
+# Windows that are as little empty as the horizon allows; block 2 of H = 2, and all but block 3 of H = 1, have to be.
+WINDOWS = {
+    1: Windows(1, 0, 0, 1, 0, 0, 1),
+    2: Windows(2, 1, 1, 1, 1, 1, 1),
+    3: Windows(3, 1, 1, 1, 1, 2, 1),
+    4: Windows(4, 2, 1, 2, 1, 2, 2),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ExactStudy:
+    """Systems of one horizon and EOS, by stratum."""
+
+    name: str
+    strata: dict[str, list[FiniteSystem]]
+
+    @property
+    def systems(self) -> list[FiniteSystem]:
+        """All of them."""
+        return [system for systems in self.strata.values() for system in systems]
+
+    @property
+    def weights(self) -> dict[str, dict[str, float]]:
+        """The systems of every stratum, and of all of them pooled, with w_d = 1 / (S n_stratum(d))."""
+        found = {}
+        for stratum in (*self.strata, POOLED):
+            own = self.strata if stratum == POOLED else {stratum: self.strata[stratum]}
+            found[stratum] = {s.name: 1 / (len(own) * len(systems)) for systems in own.values() for s in systems}
+        return found
+
+    @property
+    def windows(self) -> Windows:
+        """The windows of their horizon."""
+        return WINDOWS[self.systems[0].horizon]
+
+    @property
+    def actions(self) -> list[str]:
+        """The actions, which all systems have."""
+        return list(self.systems[0].actions)
+
+
+@cache
+def random_studies() -> tuple[ExactStudy, ...]:
+    """The fifty: two or three a study, in two strata, of which one has twice the systems where there are three."""
+    shapes = list(product((2, 3, 4), (2, 3, 4), (False, True)))
+    strata: list[dict[str, list[FiniteSystem]]] = [{"x": [], "y": []} for _ in shapes]
+    for number in range(SYSTEMS):
+        alphabet, horizon, ends = shapes[number % len(shapes)]
+        eos = EOS_TOKENS[alphabet] if ends else ()
+        stratum = "y" if number // len(shapes) == 1 else "x"
+        strata[number % len(shapes)][stratum].append(_random_system(number, alphabet, horizon, eos))
+    names = [f"{alphabet}-{horizon}-{'eos' if ends else 'open'}" for alphabet, horizon, ends in shapes]
+    return tuple(ExactStudy(name, systems) for name, systems in zip(names, strata, strict=True))
+
+
+def _random_system(number: int, alphabet: int, horizon: int, eos: tuple[int, ...]) -> FiniteSystem:
+    """Every third has tokens of probability 0 here and there, on both sides and not the same ones."""
+    chance = np.random.default_rng([SEED, number])
+
+    def laws() -> Laws:
+        tables = []
+        for t in range(horizon):
+            weights = chance.gamma(1.5, size=(alphabet**t, alphabet)) + 0.05
+            if number % 3 == 2:
+                weights *= chance.random(weights.shape) < 0.8
+                weights[:, 0] += weights.sum(axis=1) == 0.0  # never without mass
+            tables.append(weights / weights.sum(axis=1, keepdims=True))
+        return tables
+
+    reference = laws()
+    mixed = {
+        name: tuple((1.0 - share) * p + share * own for p, own in zip(reference, laws(), strict=True))
+        for name, share in ACTIONS.items()
+    }
+    return FiniteSystem(f"system-{number}", alphabet, horizon, tuple(reference), mixed, eos)
+
+
+# What each special system is there for; M is the mass of a scan, J where its branch starts.
+NO_MASS, FIRST, LATER, LAST, SOMETIMES, EOS_INSIDE, ONE = (
+    "no-mass",  # equal laws: M = 0
+    "disjoint-first",  # disjoint supports at position 1: M = 1, J = 1, and survival is 0 at once
+    "disjoint-later",  # disjoint supports at position 2: M = 1, J = 1 or 2
+    "last-only",  # laws differ at the last position only: J = H
+    "sometimes-disjoint",  # disjoint supports after token 0: survival reaches 0 on some scans
+    "eos-inside",  # scans that end early, in EOS, with and without mass
+    "horizon-1",
+)
+
+
+@cache
+def special_studies() -> tuple[ExactStudy, ...]:
+    """The seven, one system with one action each."""
+    chance = np.random.default_rng(SEED)
+
+    def laws(alphabet: int, horizon: int) -> Laws:
+        return [chance.dirichlet(np.ones(alphabet), alphabet**t) for t in range(horizon)]
+
+    def disjoint(t: int, rows: slice) -> tuple[Laws, Laws]:
+        """Laws over 4 tokens to H = 3, without a token in common after the histories ``rows`` of t tokens."""
+        p, q = laws(4, 3), laws(4, 3)
+        p[t][rows], q[t][rows] = [0.25, 0.75, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]
+        return p, q
+
+    def study(name: str, p: Laws, q: Laws, eos: tuple[int, ...] = ()) -> ExactStudy:
+        system = FiniteSystem(name, p[0].shape[1], len(p), tuple(p), {SPECIAL_ACTION: tuple(q)}, eos)
+        return ExactStudy(name, {"x": [system]})
+
+    equal, before, ending = laws(3, 3), laws(3, 3), laws(3, 4)
+    for law in ending:
+        law[:] = 0.5 * law + 0.5 * np.array([0.0, 0.0, 1.0])
+    return (
+        study(NO_MASS, equal, equal, (2,)),
+        study(FIRST, *disjoint(0, slice(None))),
+        study(LATER, *disjoint(1, slice(None))),
+        study(LAST, before, [*before[:2], *laws(3, 3)[2:]]),
+        study(SOMETIMES, *disjoint(1, slice(0, 1))),
+        study(EOS_INSIDE, ending, [0.7 * p + 0.3 * a for p, a in zip(ending, laws(3, 4), strict=True)], (2,)),
+        study(ONE, laws(3, 1), laws(3, 1)),
+    )
+
+
+# Views without an estimate of a system's moments, and what is in them.
+LEFT_OUT = {
+    "actions": "what was done",
+    "analyzed_branchings": "single replicates: swrb has their means",
+    "analyzed_trajectories": "single replicates: moments has their means",
+    "branching_depths": "single replicates: swrb_windows has their means",
+    "branchings": "single replicates: swrb has their means",
+    "calibration": "verdicts of an analysis",
+    "depth_intervals": "identified_interval and swrb_windows are its two halves",
+    "documents": "what was measured",
+    "estimates": "an analysis: columns of the other views with intervals (test_coverage)",
+    "events": "single steps",
+    "exact_values": "the truth itself (test_finite_enumeration)",
+    "plan": "what is to be measured",
+    "plans": "what is to be measured",
+    "published": "numbers of the paper",
+    "results": "an analysis: columns of the other views with intervals (test_coverage)",
+    "steps": "single steps: position_moments and lag_moments have their means",
+    "studies": "parameters",
+    "trajectories": "single replicates: moments has their means",
+    "trajectory_moments": "single replicates: moments has their means",
+    "units": "what was generated",
+    "windows": "parameters",
+}
+VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One document's coupled replicates under one action: event columns by name, [K, H] each."""
+
+    steps: dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out: every view's rows, and the coupled rollouts by (study, doc, action)."""
+
+    rows: dict[str, list[Row]]
+    samples: dict[tuple[str, str, str], Sample]
+
+
+@cache
+def measured() -> Measured:
+    """Roll every system out by both estimators, derive, and read ``VIEWS``; the same numbers in every run."""
+    samples = {}
+    with TemporaryDirectory() as folder:
+        store = Store.create(Path(folder) / "store")
+        for study in (*random_studies(), *special_studies()):
+            samples.update(_rolled_out(store, study))
+        run_derivation(store.location)
+        with open_views(store, kept=_KEPT) as opened:
+            return Measured({view: opened.rows(view).to_pylist() for view in VIEWS}, samples)
+
+
+# What the others are computed from, and most of the work.
+_KEPT = ("moments", "position_moments", "lag_moments", "depth_moments", "swrb")
+
+
+def _rolled_out(store: Store, study: ExactStudy) -> dict[tuple[str, str, str], Sample]:
+    named = {"study": study.name, "model": MODEL}
+    parameters = {**named, **vars(study.windows), "seed": SEED, "study_sha256": "0" * 64}
+    store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
+    model = FiniteModel(MODEL, {system.name: system for system in study.systems})
+    pending = [
+        PendingUnit(Action(name, FINITE_STATE, Full(), Retention(None)), 0, REPLICATES, estimator)
+        for name in study.actions
+        for estimator in (PLAIN, SWRB)
+    ]
+    documents, exact, units = [], [], []
+    for stratum, systems in study.strata.items():
+        for system in systems:
+            document = system_document(system, stratum)
+            documents.append(
+                {
+                    **named, "doc": document.doc, "split": "evaluation", "stratum": stratum, "cluster": document.doc,
+                    "source": FINITE_STATE, "prompt_tokens": 0, "answers": [],
+                }
+            )  # fmt: skip
+            exact += exact_value_rows(study.name, MODEL, system)
+            units += generate_units(model, study.name, document, pending, system.horizon, SEED)
+    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
+    store.append_units(units)
+    return {
+        (study.name, unit.record["doc"], unit.record["action"]): Sample(
+            {
+                name: unit.events[name].to_numpy().reshape(REPLICATES, -1)
+                for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+            }
+        )
+        for unit in units
+        if unit.record["estimator"] == PLAIN
+    }

@@ -1,0 +1,195 @@
+"""The plain, slow twin of the generator: the definitions written down one by one.
+
+It shares the uniforms with the fast path and nothing else: attention is transformers' own eager one, evicted prompts
+are expanded into one copy per replicate in a ``DynamicCache``, every action has three streams of its own (reference on
+X, compressed on Y, compressed on X), each fed one token per position whether it is still needed or not, and the
+coupling is a loop over replicates and tokens in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from generator.coupling.uniforms import uniform_table
+
+# One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].
+Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class PlainSteps:
+    """One action's steps, [replicates, H] each, with what was kept, per layer [KV heads, m]."""
+
+    x_token: NDArray[np.int32]
+    y_token: NDArray[np.int32]
+    delta: NDArray[np.float64]
+    f: NDArray[np.float64]
+    x_eos: NDArray[np.bool_]
+    y_eos: NDArray[np.bool_]
+    kept: list[NDArray[np.int64]]
+
+
+def load_eager(folder: Path) -> Any:
+    """The folder's model with transformers' eager attention."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def share_of(entries: int, share: Fraction) -> int:
+    """The largest m with m / n <= share, by counting."""
+    kept = 0
+    while Fraction(kept + 1, entries) <= share:
+        kept += 1
+    return kept
+
+
+def keep_all() -> Chooser:
+    """Everything."""
+    return lambda attention, kv_heads: np.tile(np.arange(attention.shape[-1]), (kv_heads, 1))
+
+
+def keep_recent(kept: int, sinks: int = 4) -> Chooser:
+    """Sinks, and the latest positions until there are enough."""
+
+    def choose(attention: NDArray[np.float64], kv_heads: int) -> NDArray[np.int64]:
+        positions = set(range(sinks))
+        latest = attention.shape[-1] - 1
+        while len(positions) < kept:
+            positions.add(latest)
+            latest -= 1
+        return np.tile(sorted(positions), (kv_heads, 1))
+
+    return choose
+
+
+def keep_snapkv(kept: int, window: int = 64, kernel: int = 5) -> Chooser:
+    """The window, and the positions before it with the highest pooled attention from it."""
+
+    def choose(attention: NDArray[np.float64], kv_heads: int) -> NDArray[np.int64]:
+        heads, entries, _ = attention.shape
+        before = entries - window
+        per_head = heads // kv_heads
+        chosen = []
+        for kv_head in range(kv_heads):
+            received = attention[kv_head * per_head : (kv_head + 1) * per_head, before:, :before].mean(axis=(0, 1))
+            padded = np.concatenate([np.zeros(kernel // 2), received, np.zeros(kernel // 2)])
+            pooled = [sum(padded[place : place + kernel]) / kernel for place in range(before)]
+            best = sorted(range(before), key=lambda place, pooled=pooled: (-pooled[place], place))
+            chosen.append(sorted(best[: kept - window]) + list(range(before, entries)))
+        return np.array(chosen)
+
+    return choose
+
+
+def plain_rollout(
+    network: Any,
+    tokens: Sequence[int],
+    chooser: Chooser,
+    *,
+    seed: int,
+    document: str,
+    action: str,
+    replicates: Sequence[int],
+    horizon: int,
+    eos_tokens: Sequence[int],
+) -> PlainSteps:
+    """One action's coupled rollout of one document."""
+    count, entries = len(replicates), len(tokens)
+    prompt, first_law, kept = _prefill(network, tokens, chooser)
+    everything = [np.tile(np.arange(entries), (len(layer), 1)) for layer in kept]
+    reference, compressed_on_y, compressed_on_x = (
+        _expanded(prompt, choice, count) for choice in (everything, kept, kept)
+    )
+    u_x = uniform_table(seed, document, None, replicates, horizon, 1)
+    u_y = uniform_table(seed, document, action, replicates, horizon, 2)
+
+    x, y = np.zeros((2, count, horizon), dtype=np.int32)
+    delta, f = np.zeros((2, count, horizon))
+    x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
+    for k in range(count):
+        x[k, 0] = y[k, 0] = inverse_cdf(first_law, u_x[k, 0, 0])
+        x_eos[k, 0] = y_eos[k, 0] = x[k, 0] in eos_tokens
+
+    end = np.zeros(len(first_law))
+    end[eos_tokens[0]] = 1.0
+    for column in range(1, horizon):
+        position = entries + column - 1  # the token emitted at t = column stands at n + t - 1
+        p_laws = _advance(network, reference, x[:, column - 1], position)
+        q_laws = _advance(network, compressed_on_y, y[:, column - 1], position)
+        forced_laws = _advance(network, compressed_on_x, x[:, column - 1], position)
+        for k in range(count):
+            x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
+            p = end if x_over else p_laws[k]
+            q = end if y_over else q_laws[k]
+            forced = end if x_over else forced_laws[k]
+            delta[k, column] = 1.0 - np.minimum(p, q).sum()
+            f[k, column] = 1.0 - np.minimum(p, forced).sum()
+            x[k, column], y[k, column] = coupled_pair(p, q, u_x[k, column, 0], *u_y[k, column])
+            x_eos[k, column] = x_over or x[k, column] in eos_tokens
+            y_eos[k, column] = y_over or y[k, column] in eos_tokens
+    return PlainSteps(x, y, delta, f, x_eos, y_eos, kept)
+
+
+def coupled_pair(
+    p: NDArray[np.float64], q: NDArray[np.float64], u_x: float, accept: float, residual: float
+) -> tuple[int, int]:
+    """X from p; Y = X with probability min(1, q(X)/p(X)), otherwise from the part of q above p."""
+    x = inverse_cdf(p, u_x)
+    if accept < q[x] / p[x]:
+        return x, x
+    return x, inverse_cdf(np.array([max(b - a, 0.0) for a, b in zip(p, q, strict=True)]), residual)
+
+
+def inverse_cdf(weights: NDArray[np.float64], u: float) -> int:
+    """The first token at which the running sum of weights passes u times their sum."""
+    target, running, last = u * weights.sum(), 0.0, -1
+    for token, weight in enumerate(weights):
+        if weight > 0.0:
+            last = token
+            running += weight
+            if running > target:
+                return token
+    return last  # rounding of the running sum alone
+
+
+def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any, NDArray[np.float64], list[Any]]:
+    cache = DynamicCache()
+    with torch.no_grad():
+        output = network(torch.tensor([list(tokens)]), past_key_values=cache, output_attentions=True)
+    kept = [
+        chooser(attention[0].double().numpy(), layer.keys.shape[1])
+        for attention, layer in zip(output.attentions, cache.layers, strict=True)
+    ]
+    return cache, softmax(output.logits[0, -1]), kept
+
+
+def _expanded(prompt: Any, kept: list[NDArray[np.int64]], count: int) -> Any:
+    """A cache with one copy of the kept entries per replicate."""
+    cache = DynamicCache()
+    for number, (layer, choice) in enumerate(zip(prompt.layers, kept, strict=True)):
+        keys = torch.stack([layer.keys[0, head, rows] for head, rows in enumerate(choice)])
+        values = torch.stack([layer.values[0, head, rows] for head, rows in enumerate(choice)])
+        cache.update(keys.expand(count, -1, -1, -1).clone(), values.expand(count, -1, -1, -1).clone(), number)
+    return cache
+
+
+def _advance(network: Any, cache: Any, tokens: NDArray[np.int32], position: int) -> NDArray[np.float64]:
+    ids = torch.tensor(tokens[:, None].astype(np.int64))
+    with torch.no_grad():
+        output = network(ids, past_key_values=cache, position_ids=torch.full_like(ids, position))
+    return np.stack([softmax(row) for row in output.logits[:, -1]])
+
+
+def softmax(logits: torch.Tensor) -> NDArray[np.float64]:
+    """Temperature 1, float64."""
+    values = logits.double().numpy()
+    weights = np.exp(values - values.max())
+    return np.asarray(weights / weights.sum())

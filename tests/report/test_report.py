@@ -1,0 +1,507 @@
+"""The page, its figures and tables, from a synthetic study whose curves are known in closed form.
+
+Each action diverges with a constant hazard λ and disagrees at rate C while exposed, so that O, E, R and the entry CDF
+follow from (λ, C, H); intervals are the point ± a fixed part of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.report_views import (
+    CONTROL,
+    HAZARD,
+    MODEL,
+    STUDY,
+    FakeViews,
+    H,
+    Row,
+    action_numbers,
+    build,
+    check,
+    check_latex,
+    contrast_numbers,
+    ends,
+    estimate_rows,
+    make_views,
+    number,
+    pair,
+)
+
+from report import build_report
+from report.parts.plan_rows import plan_rows
+from report.parts.trajectories_text import visible
+from report.printing.canvas import action_styles
+from report.printing.latex import escape
+from report.printing.numbers import MISSING, count_range, duration, fixed, size
+from report.reading.published import is_model
+from report.reading.quantities import QUANTITIES, known_quantity
+from schema.errors import InputError
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of words and tables: figures are made but not written."""
+    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("three")
+    return folder, build(folder, make_views(("snapkv-half", "recent-half", "snapkv-10")))
+
+
+def test_files_exist_and_parse(three: tuple[Path, str]) -> None:
+    folder, html = three
+    checker = check(html)
+    for name in ("entry_cdf", "gap_terms", "gap_terms_by_stratum", "two_clocks", "clocks_by_stratum", "eos_terms", "depth",
+                 "eos_terms_by_stratum", "calibration", "cost_curve"):  # fmt: skip
+        assert ET.parse(folder / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert f"figure-{name}" in checker.ids
+    for table in checker.tables:
+        if table:
+            assert (folder / "tables" / f"{table.removeprefix('table-')}.csv").stat().st_size > 0
+    for link in checker.links:
+        target = link.removeprefix("#")
+        assert target in checker.ids if link.startswith("#") else (folder / link).is_file(), link
+
+
+def test_page_is_self_contained(three: tuple[Path, str]) -> None:
+    _, html = three
+    assert not re.search(r"https?:|//[a-z]|<script|<img|@import|url\((?!#)", html)
+    assert len(html) < 1_500_000
+
+
+def test_same_input_gives_same_bytes(three: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = three
+    build(tmp_path, make_views(("snapkv-half", "recent-half", "snapkv-10")))
+    first = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    second = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert first == second
+
+
+@pytest.mark.parametrize("table", ["decomposition", "gap", "eos_contrasts", "saturation"])
+def test_printed_numbers_are_the_estimates(three: tuple[Path, str], table: str) -> None:
+    folder, html = three
+    rows = check(html).tables[f"table-{table}"]
+    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
+        records = list(csv.DictReader(file))
+    stored = {
+        (row["action"], row["quantity"], row["baseline"]): row
+        for row in make_views(("snapkv-half", "recent-half", "snapkv-10")).views["estimates"]
+        if row["stratum"] == "pooled" and row["x"] is None
+    }
+    cells = [cell for row in rows[1:] for cell in row[1:]]
+    assert len(cells) == len(records) > 0
+    for cell, record in zip(cells, records, strict=True):
+        row = stored[record["action"], record["quantity"], record["baseline"] or None]
+        assert float(record["estimate"]) == row["estimate"]
+        factor = QUANTITIES[record["quantity"]].unit.factor
+        shown, bounds = cell.split(" ", 1)
+        assert number(shown) == pytest.approx(factor * row["estimate"], abs=0.0501)
+        assert ends(bounds) == pytest.approx((factor * row["low"], factor * row["high"]), abs=0.0501)
+        assert ("†" in shown) == (row["family"] is not None)
+
+
+def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
+    _, html = three
+    a, b = (action_numbers(action, 0.0) for action in ("snapkv-half", "recent-half"))
+    share = contrast_numbers(b, a)["exposure_share"]
+    assert "recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes" in html
+    assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
+    assert f"{100 * share:.0f}% of the gap is exposure" in html
+    assert "full: δ and f exactly 0 in 18 pairs on 18 documents" in html
+    assert "stays apart longer than snapkv-half with 0.20 times its prompt-cache bytes" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_overlapping_intervals_claim_nothing(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    for row in views.views["estimates"]:
+        if row["quantity"] in {"gap", "exposure_term"}:
+            row["low"], row["high"] = -0.5, 0.5
+    html = build(tmp_path, views)
+    assert "recent-half and snapkv-half are not told apart at the same bytes" in html
+    assert "stays apart longer" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_missing_intervals_are_said(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(("snapkv-half", "recent-half"), analyzed=False, planned=False))
+    table = check(html).tables["table-decomposition"]
+    assert "Intervals are missing" in html
+    assert "No plan was frozen" in html
+    assert "recent-half disagrees with the full cache on 67.5% of positions, snapkv-half on 34.4% at the same" in html
+    assert "longer than" not in html
+    assert not any("[" in cell for row in table for cell in row)
+    expected = 100 * action_numbers("snapkv-half", 0.0)["mismatch"]
+    assert number(table[1][1]) == pytest.approx(expected, abs=0.051)
+
+
+def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
+    """A horizon too short for lag windows and for the first block: their quantities are null."""
+    views = make_views(("snapkv-half", "recent-half"), strata=("NIAH-4K",))
+    views.views["studies"][0] |= {"early_last": 0, "late_first": 33, "first_block_last": 0, "second_block_last": 0}
+    for row in views.views["estimates"]:
+        if "early" in row["quantity"] or "late" in row["quantity"] or row["quantity"].startswith("generation_"):
+            row["estimate"] = row["low"] = row["high"] = None
+    tables = check(build(tmp_path, views)).tables
+    assert tables["table-generation_gaps"][0] == ["action", "g, –pp", "g, –pp", "g, 1–64pp", "Δgpp"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_standing_of_estimates_is_said(tmp_path: Path) -> None:
+    actions = ("snapkv-half", "recent-half", "recent-10")
+    html = build(tmp_path, make_views(actions))
+    tables = check(html).tables
+    marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
+    assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
+    assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
+    assert "Actions that came after the plan: recent-10." in html
+    without = build(tmp_path, make_views(actions, planned=False))
+    assert "†" not in without
+    assert "table-primary" not in check(without).ids
+    assert "Exploratory, pointwise 95% intervals." in without
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_stale_estimates_are_said(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    for row in views.views["decomposition"]:
+        if row["action"] == "recent-half":
+            row["mismatch"] += 0.01
+    assert "after the last analysis of recent-half:" in build(tmp_path, views)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_action_alone(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(("snapkv-half",), strata=("NIAH-4K",)))
+    checker = check(html)
+    assert "snapkv-half disagrees with its full-cache self on" in html
+    assert "table-gap" not in checker.ids
+    assert not {"figure-gap_terms", "figure-eos_terms", "gap", "calibration"} & set(checker.ids)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_six_actions_seven_strata(tmp_path: Path) -> None:
+    strata = tuple(f"RULER-{length}K" for length in (4, 8, 16, 32, 64, 128, 256))
+    html = build(tmp_path, make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")
+    assert "Contrasts are to <b>knorm-half</b> (as asked for)" in html
+    assert html.index("RULER-8K") < html.index("RULER-16K")
+    styles = action_styles(list(HAZARD))
+    assert len({style.colour for style in styles.values()}) == len({str(s.dashes) for s in styles.values()}) == 6
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nulls_are_dashes(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    for row in views.views["estimates"]:
+        if row["quantity"] in {"early", "late", "late_minus_early", "exposure_share", "branch_delta", "eos_share"}:
+            row["estimate"] = row["low"] = row["high"] = None
+    tables = check(build(tmp_path, views)).tables
+    branch = dict(zip(tables["table-branch"][0], tables["table-branch"][1], strict=True))
+    assert [branch[head] for head in ("early δ%", "late δ%", "late − earlypp")] == [MISSING] * 3
+    assert tables["table-eos_contrasts"][1][-1] == MISSING
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    odd = "<b>&half$x$</b>"
+    views = make_views(("_plain", odd), strata=('<i>S</i> q"1',))
+    html = build(tmp_path, views, token_text=lambda token: f"<i>&{token}")
+    checker = check(html)
+    assert odd not in html
+    assert "&lt;b&gt;&amp;half$x$&lt;/b&gt;" in html
+    assert "<b>v09</b>" not in html
+    assert "<b>&lt;i&gt;&amp;" in html
+    assert checker.tables["table-decomposition"][2][0] == odd
+    svg = (tmp_path / "figures" / "entry_cdf.svg").read_text(encoding="utf-8")
+    assert "_plain" in svg
+    assert "&lt;b&gt;&amp;half$x$&lt;/b&gt;" in svg
+
+
+def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
+    _, html = three
+    part = html[html.index('id="examples"') : html.index('id="definitions"')]
+    assert part.count('<div class="pair">') == 9  # three strata, three actions
+    assert "first mismatch at τ = 5" in part
+    assert "reference ends at 41, compressed ends at 37" in part
+    first = part[part.index('<div class="pair">') :]
+    side = r'<{0}(?: class="([sz])")?>([^<]*)</{0}>'
+    cell = r'<span class="(|[me]| e|m e)"><u>([^<]*)</u>' + side.format("b") + side.format("i")
+    cells = re.findall(cell, first[: first.index("</div>")])
+    assert len(cells) == 41
+    assert [place for place, cell in enumerate(cells, 1) if cell[1] == "τ"] == [5]
+    _, events = pair("NIAH-4K/evaluation/0", "snapkv-half")
+    marked = [place for place, cell in enumerate(cells, 1) if "m" in cell[0].split()]
+    assert marked == [event["t"] for event in events if event["x_token"] != event["y_token"]]
+    assert [cell[2] for cell in cells] == [""] * 40 + ["s"]
+    assert [cell[4] for cell in cells] == [""] * 36 + ["s"] + ["z"] * 4
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_control_that_moved_is_a_notice(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half",))
+    assert "The control full keeps the whole cache" not in build(tmp_path, views)
+    next(row for row in views.views["trajectories"] if row["action"] == CONTROL)["sum_f"] = 1e-7
+    html = build(tmp_path, views)
+    assert "The control full keeps the whole cache" in html
+    assert "full: δ and f NOT 0" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_unknown_quantities_are_not_hidden(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half",))
+    views.views["estimates"] += estimate_rows("pooled", "snapkv-half", None, {"new_quantity": 0.123})
+    rows = check(build(tmp_path, views)).tables["table-other"]
+    assert rows[1][0].strip() == "new_quantity"
+    assert rows[1][3].startswith("12.3 %")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_development_only_study_says_so(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(("snapkv-half",), split="development", analyzed=False))
+    assert "the page shows the development documents" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_documents_without_events_are_counted_apart(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    views.views["documents"] += [
+        row | {"doc": f"{row['doc']}x", "split": "evaluation"} for row in views.views["documents"][:5]
+    ]
+    html = build(tmp_path, views)
+    assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_events_of_another_generator_have_a_page_too(tmp_path: Path) -> None:
+    """Ingested events have no row in studies: seed and study file are not known, windows follow from the horizon."""
+    views = make_views(("snapkv-half", "recent-half"), planned=False)
+    views.views["studies"] = []
+    html = build(tmp_path, views)
+    assert "<dt>Seed</dt><dd>not recorded</dd>" in html
+    assert "Study file SHA-256" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_wrong_names_are_one_line_errors(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    with pytest.raises(InputError, match="half-cache / kvdrift/tiny"):
+        build_report(views, "half-cach", MODEL, tmp_path)
+    with pytest.raises(InputError, match="did you mean 'recent-half'"):
+        build_report(views, STUDY, MODEL, tmp_path, baseline="recent-hal")
+    whole = views.views["decomposition"]
+    views.views["decomposition"] = []
+    with pytest.raises(InputError, match="no derived trajectories yet"):
+        build_report(views, STUDY, MODEL, tmp_path)
+    views.views["decomposition"] = whole
+    views.views["actions"] = [row for row in views.views["actions"] if row["control"]]
+    with pytest.raises(InputError, match="nothing to report"):
+        build_report(views, STUDY, MODEL, tmp_path)
+
+
+def test_every_registered_quantity_has_a_label() -> None:
+    stats = pytest.importorskip("stats.quantities")
+    assert [name for name in stats.QUANTITIES if known_quantity(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (fixed(-0.04, 1), "0.0"), (fixed(-1.26, 1), "−1.3"), (fixed(None, 1), MISSING), (fixed(12345.6, 0), "12,346"),
+        (size(1536), "1.5 KiB"), (size(80), "80 B"), (duration(90), "90.0 s"), (duration(7200), "2.0 h"),
+        (count_range([4, None, 9]), "4–9"), (count_range([]), MISSING), (visible("a\n"), "a↵"), (visible(""), "∅"),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_plan_section_has_spreads_and_what_precision_costs(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(("snapkv-half", "recent-half")))
+    tables = check(html).tables
+    endpoint = tables["table-plan_endpoints"][1]
+    assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp"]  # roots of the components, in points
+    assert [row[:2] for row in tables["table-cost_curve"][1:]] == [["4", "48"], ["16", "12"], ["64", "3"]]
+    assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
+    assert html.index("plan section sha256") > html.index("Everything else in the plan") > html.index("<dt>alpha</dt>")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_windows_say_from_where_actions_are_ordered(tmp_path: Path) -> None:
+    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
+    low, high = (action_numbers(action, 0.0)["mismatch"] for action in ("snapkv-half", "recent-half"))
+    first = next(depth for depth in range(1, H + 1)
+                 if high * depth / H > low + (1 - low) * (1 - depth / H))  # fmt: skip
+    assert tables["table-action_ordering"][1][0] == "recent-half"
+    assert tables["table-action_ordering"][1][-1] == f"L = {first}"
+    depths = [row[0] for row in tables["table-identified_interval"][1:] if len(row) > 1]
+    assert depths == ["1", "8", "16", "32", "64"] * 2
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_calibration_shows_every_candidate_and_its_decision(tmp_path: Path) -> None:
+    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
+    heading, *rows = tables["table-calibration"][1:]
+    assert heading == ["recent-half − snapkv-half: ΔR = 20.00 pp"]
+    assert [row[0] for row in rows] == ["fixed history"] * 3 + ["positions 1–16"] * 3
+    assert [(row[1], row[5]) for row in rows[:3]] == [
+        ("cell mean", "unresolved"), ("flat, uncalibrated", "different"), ("ridge selected", "equivalent"),
+    ]  # fmt: skip
+    assert rows[2][4] == "−0.40 [−1.60, 0.80]"
+    assert len(tables["table-uncalibrated"]) == 6
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sections_without_rows_say_so_in_a_line(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    gone = {"identified_interval", "action_ordering", "calibration", "entry", "eos_partition"}
+    views.views |= {view: [] for view in gone}
+    views.views["estimates"] = [
+        row for row in views.views["estimates"] if row["quantity"] not in {"entry_cdf", "eos_gap", "survival", "hazard"}
+    ]
+    html = build(tmp_path, views)
+    checker = check(html)
+    assert not {"figure-depth", "figure-calibration", "figure-entry_cdf", "table-eos_partition"} & set(checker.ids)
+    for what in ("identified intervals", "entry times", "EOS partition"):
+        assert f"Not shown: the views have no {what} for this study yet." in html
+    assert "No predictor has been judged" in html
+
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def paper_row(quantity: str, value: float, **more: Any) -> Row:
+    row = {"study": "first", "model": "Llama-3.1-8B-Instruct", "stratum": "pooled", "action": "recent-half",
+           "baseline": "snapkv-half", "quantity": quantity, "x": None, "unit": "pp", "value": value, "low": None,
+           "high": None, "level": None, "source": "text"}  # fmt: skip
+    return row | more
+
+
+PAPER = [
+    paper_row("token_mismatch_gap", 20.7),
+    paper_row("token_mismatch_gap_figure", 20.79, low=19.06, high=22.51, level=0.95),
+    paper_row("exposure_share", 84.7, unit="%"),
+    paper_row("generation_clock_tv_gap", 37.19, x="1-32"),
+    paper_row("divergence_cdf", 61.05, x="32", action="snapkv-half", baseline=None, unit="%"),
+    paper_row("mean_entry_given_divergence", 30.37, action="snapkv-half", baseline=None, unit="steps"),
+    paper_row("late_minus_early_branch_tv", 4.21, stratum="VT-4K", action="snapkv-half", baseline=None),
+    paper_row("branch_cohort_documents", 288.0, action="snapkv-half", baseline=None, unit="count"),
+    paper_row("branch_cohort_paths", 4723.0, action="snapkv-half", baseline=None, unit="count"),
+    paper_row("calibration_error:positions_1_32:ridge:equivalent", -0.388, low=-1.062, high=0.301, level=0.9875),
+    paper_row("calibration_mae:positions_1_32", 4.09),
+    paper_row("exposure_share", 11.1, unit="%", action="snapkv-512"),
+    paper_row("exposure_share", 22.2, unit="%", model="Qwen2.5-7B-Instruct"),
+    paper_row("exposure_share_max", 96.1, unit="%", model=None, stratum="stratum-range", action=None, baseline=None),
+]
+
+
+def as_paper(views: FakeViews, *, horizon: int = 128) -> FakeViews:
+    """The study as if it were of the paper's model and horizon, beside the paper's numbers."""
+    for rows in views.views.values():
+        for row in rows:
+            if "model" in row:
+                row["model"] = LLAMA
+    views.views["published"] = PAPER
+    views.views["studies"][0] |= {"horizon": horizon, "first_block_last": 32, "second_block_last": 64}
+    return views
+
+
+def build_paper(folder: Path, **options: Any) -> str:
+    views = as_paper(make_views(("snapkv-half", "recent-half"), strata=("VT-4K",)), **options)
+    return build_report(views, STUDY, LLAMA, folder).read_text(encoding="utf-8")
+
+
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    html = build_paper(tmp_path)
+    tables = check(html).tables
+    gap = dict(zip(tables["table-gap"][0], tables["table-gap"][1], strict=True))
+    assert gap["ΔRpp"].endswith("published 20.8")
+    assert gap["exposure share%"].endswith("published 84.7")
+    assert "published" not in gap["rate share%"]
+    assert tables["table-generation_gaps"][1][1].endswith("published 37.2")
+    assert re.search(r"published 61\.[01]$", tables["table-entry"][1][1])
+    assert tables["table-entry"][1][-1].endswith("published 30.4")
+    assert "published 288 / 4,723" in tables["table-branch"][1][2]
+    with (tmp_path / "tables" / "branch_by_stratum.csv").open(encoding="utf-8") as file:
+        found = {(row["action"], row["quantity"]): row["published"] for row in csv.DictReader(file)}
+    assert float(found["snapkv-half", "late_minus_early"]) == pytest.approx(0.0421)
+    assert not found["recent-half", "late_minus_early"]
+    ridge = tables["table-calibration"][7]
+    assert ridge[4].endswith("published −0.39")
+    assert ridge[5].endswith("published equivalent")
+    assert ridge[6].endswith("published 4.09")
+    assert "11.1" not in html
+    assert "22.2<" not in html
+    for figure in ("entry_cdf", "gap_terms", "two_clocks", "calibration"):
+        assert "open: published" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8")
+    with (tmp_path / "tables" / "gap.csv").open(encoding="utf-8") as file:
+        row = next(row for row in csv.DictReader(file) if row["quantity"] == "gap")
+    assert [float(row[f"published{end}"]) for end in ("", "_low", "_high")] == pytest.approx([0.2079, 0.1906, 0.2251])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_published_numbers_of_another_horizon_are_not_compared(tmp_path: Path) -> None:
+    html = build_paper(tmp_path, horizon=64)
+    assert "but at a horizon of 128 tokens" in html
+    assert "published 2" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_studies_unlike_the_paper_show_nothing_published(tmp_path: Path) -> None:
+    views = make_views(("snapkv-half", "recent-half"))
+    views.views["published"] = PAPER
+    assert "published" not in re.sub(r"<style>.*?</style>", "", build(tmp_path, views), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("model", "same"),
+    [(LLAMA, True), ("/models/llama-3.1-8b-instruct/", True), ("Llama-3.1-8B-Instruct", True),
+     ("x/not-Llama-3.1-8B-Instruct", False), ("meta-llama/Llama-3.1-8B", False)],
+)  # fmt: skip
+def test_models_match_by_the_end_of_their_id(model: str, same: bool) -> None:  # noqa: FBT001
+    assert is_model(model, "Llama-3.1-8B-Instruct") is same
+    assert not is_model(model, None)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
+    odd = r"a_b & 50% #1 ~^\{x}$"
+    html = build(tmp_path, make_views(("snapkv-half", odd, "recent-half")), latex=True)
+    tables = check(html).tables
+    assert {path.stem for path in (tmp_path / "tables").glob("*.tex")} == {
+        path.stem for path in (tmp_path / "tables").glob("*.csv")
+    } - {"estimates"}
+    for path in (tmp_path / "tables").glob("*.tex"):
+        check_latex(path.read_text(encoding="utf-8"))
+    text = (tmp_path / "tables" / "gap.tex").read_text(encoding="utf-8")
+    assert escape(odd) in text
+    assert r"$\Delta$R" in text
+    assert " & pp & " in text
+    low, high = ends(tables["table-gap"][1][1].split(" ", 1)[1])
+    assert f"[{low}, {high}]" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("50% & a_b", r"50\% \& a\_b"), ("ΔE · C̄", r"$\Delta$E $\cdot$ $\bar{C}$"), ("τ≤T", r"$\tau\le$T"),
+     ("$−1", r"\$$-$1"), ("G₁", "G$_1$"), ("\\{}", r"\textbackslash{}\{\}"), ("a–b", "a--b")],
+)  # fmt: skip
+def test_signs_become_latex(text: str, expected: str) -> None:
+    assert escape(text) == expected
+
+
+def test_plan_of_any_shape_becomes_rows() -> None:
+    rows = plan_rows({"a": {"b_c": [1, 2]}, "list": [{"x": 1}, {"y": True}], "empty": {}, "none": None})
+    assert [(row.key, row.text) for row in rows] == [("a › b c", "1, 2"), ("list", ""), ("empty", "–"), ("none", "–")]
+    assert rows[1].heads == ("x", "y")
+    assert rows[1].lines == (("1", "–"), ("–", "yes"))
+    chosen_first = plan_rows({"alpha": 0.05, "zeta": 1, "replicates": 16})
+    assert [row.key for row in chosen_first] == ["replicates", "alpha", "zeta"]

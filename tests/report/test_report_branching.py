@@ -1,0 +1,366 @@
+"""The page's section on residual branching: words that follow from the numbers, systems of known risk, the paper's."""
+
+from __future__ import annotations
+
+import csv
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.report_views import (
+    MODEL,
+    STUDY,
+    FakeViews,
+    Row,
+    build,
+    check,
+    check_latex,
+    estimate_rows,
+    make_views,
+    number,
+)
+
+from report import build_report
+from report.parts.branching import LOSES, OPEN, PAYS, verdict
+from report.printing.numbers import MISSING, significant
+from report.reading.estimates import Estimate
+from report.reading.quantities import QUANTITIES, Unit, known_quantity
+from stats.efficiency import BRANCHING_QUANTITIES
+
+ACTIONS = ("snapkv-half", "recent-half", "recent-10")
+# Share of pairs that diverge, variance ratio, evaluations ratio, time ratio; intervals are +- 8% and 0.002.
+GAINS = {
+    "snapkv-half": (0.05, 40.0, 1.25, 2.0), "recent-half": (0.7, 1.7, 1.7, 2.5), "recent-10": (0.99, 1.02, 1.5, 2.0),
+}  # fmt: skip
+ENDS = re.compile(r"\[(\S+), (\S+)\]")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of words and tables: figures are made but not written."""
+    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+
+
+def branching_numbers(action: str) -> dict[str, float]:
+    mass, variance, evaluations, seconds = GAINS[action]
+    return {
+        "swrb_mismatch": mass * 0.8, "plain_mismatch": mass * 0.8 + 0.003, "swrb_occurrence": mass / 64,
+        "swrb_occupation": mass * 0.8 - mass / 64, "swrb_divergence_probability": mass, "plain_variance": 0.02,
+        "swrb_variance": 0.02 / variance, "plain_evaluations": 60.0, "swrb_evaluations": 60.0 * evaluations,
+        "plain_seconds": 0.08, "swrb_seconds": 0.08 * seconds, "variance_ratio": variance,
+        "evaluation_ratio": evaluations, "second_ratio": seconds, "efficiency": variance / evaluations,
+        "efficiency_in_seconds": variance / seconds,
+    }  # fmt: skip
+
+
+def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeViews:
+    """The study of ``test_report`` with SWRB replicates of some of its actions."""
+    views = make_views(ACTIONS, **options)
+    keys = {"study": STUDY, "model": MODEL, "split": "evaluation"}
+    rows: dict[str, list[Row]] = {"swrb_risk": [], "swrb_efficiency": [], "swrb_windows": []}
+    for action in branched:
+        numbers = branching_numbers(action)
+        named = {
+            view: {
+                quantity.column: numbers[name]
+                for name, quantity in BRANCHING_QUANTITIES.items()
+                if quantity.view == view
+            }
+            for view in ("swrb_risk", "swrb_efficiency")
+        }
+        for stratum in ("pooled", "NIAH-4K", "NIAH-16K", "VT-4K"):
+            if options.get("analyzed", True):
+                views.views["estimates"] += estimate_rows(stratum, action, None, numbers)
+            where = keys | {"stratum": stratum, "action": action, "documents": 12}
+            rows["swrb_risk"].append(where | named["swrb_risk"] | {"replicates": 192, "monte_carlo_error": 0.0012})
+            of_one = {"doc": f"{stratum}/evaluation/0", "efficiency": 99.0}
+            rows["swrb_efficiency"] += [where | named["swrb_efficiency"] | more for more in ({"doc": None}, of_one)]
+        views_of = [row for row in views.views["identified_interval"] if row["action"] == action]
+        rows["swrb_windows"] += [row | {"lower": row["lower"] * 0.99} for row in views_of]
+    views.views |= rows
+    for row in list(views.views["units"]):
+        if row["action"] in branched:
+            views.views["units"].append(row | {"estimator": "swrb", "replicates": 5})
+    return views
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("branched")
+    return folder, build(folder, branched_views(), latex=True)
+
+
+def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
+    _, html = drawn
+    part = html[html.index('<section id="branching">') :]
+    said = [
+        "Residual branching pays for snapkv-half (efficiency 32.0 [29.4, 34.6]; 5.0% of pairs diverge)",
+        "It does not pay for recent-10 (efficiency 0.680 [0.624, 0.736]; 99.0% of pairs diverge)",
+        "Undecided for recent-half (efficiency 1.00 [0.918, 1.08]; 70.0% of pairs diverge)",
+        "Counted in decoding time as measured, it pays for snapkv-half (20.0 [18.4, 21.6]); it does not pay for recent-10",
+        "recent-10 (0.510 [0.467, 0.553]) and recent-half (0.680 [0.624, 0.736]).",
+        "large where divergence is rare, next to none where M is near 1",
+    ]
+    places = [part.index(text) for text in said]
+    assert places == sorted(places)
+    rows = check(html).tables["table-swrb_efficiency"]
+    assert [(row[0], row[-1]) for row in rows[1:]] == [("snapkv-half", PAYS), ("recent-10", LOSES), ("recent-half", OPEN)]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ["swrb_efficiency", "swrb_costs"])
+def test_printed_numbers_are_the_estimates(drawn: tuple[Path, str], table: str) -> None:
+    folder, html = drawn
+    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
+        records = list(csv.DictReader(file))
+    rows = check(html).tables[f"table-{table}"][1:]
+    cells = [cell for row in rows for cell in row[1:] if cell not in {PAYS, LOSES, OPEN}]
+    assert len(cells) == len(records) > 0
+    for cell, record in zip(cells, records, strict=True):
+        value = branching_numbers(record["action"])[record["quantity"]]
+        assert float(record["estimate"]) == value
+        unit = QUANTITIES[record["quantity"]].unit
+        shown, bounds = cell.split(" ", 1)
+        low, high = (number(end) for end in ENDS.fullmatch(bounds).groups())  # type: ignore[union-attr]
+        expected = [unit.factor * float(record[name]) for name in ("estimate", "low", "high")]
+        rounding = {"abs": 0.0501} if unit is Unit.PERCENT else {"rel": 0.0051}  # one decimal, or three digits
+        assert [number(shown), low, high] == pytest.approx(expected, **rounding)
+
+
+def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, str]) -> None:
+    folder, html = drawn
+    head, *rows = check(html).tables["table-swrb_risk"]
+    row = dict(zip(head, rows[0], strict=True))
+    assert row["action"] == "snapkv-half"
+    assert (row["documents"], row["replicates"]) == ("12", "192")
+    assert row["R (SWRB)%"].startswith("4.0 [")
+    assert row["R (coupled)%"].startswith("4.3 [")
+    assert row["differencepp"] == "−0.30 ± 0.12"
+    assert row["in errors"] == "−2.5"
+    with (folder / "tables" / "swrb_risk.csv").open(encoding="utf-8") as file:
+        stored = next(csv.DictReader(file))
+    assert float(stored["monte_carlo_error"]) == 0.0012
+
+
+def test_its_files_are_there(drawn: tuple[Path, str]) -> None:
+    folder, html = drawn
+    for name in ("swrb_efficiency", "swrb_windows"):
+        assert ET.parse(folder / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert "mathdefault" not in html  # ticks of logarithmic axes are plain numbers
+    for name in ("swrb_risk", "swrb_efficiency", "swrb_efficiency_by_stratum", "swrb_costs", "swrb_windows"):
+        check_latex((folder / "tables" / f"{name}.tex").read_text(encoding="utf-8"))
+    windows = check(html).tables["table-swrb_windows"]
+    assert [row[0] for row in windows[1:] if len(row) > 1] == ["1", "8", "16", "32", "64"] * 3
+
+
+def test_replicates_of_both_estimators_are_counted_apart(drawn: tuple[Path, str]) -> None:
+    _, html = drawn
+    assert "<dt>Replicates K</dt><dd>16 per document and action</dd>" in html
+    assert "<dt>SWRB replicates</dt><dd>5 of residual branching" in html
+    head, *rows = check(html).tables["table-actions"]
+    assert {row[head.index("K")] for row in rows} == {"16 5 SWRB", "2"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_study_without_branches_has_no_such_section(tmp_path: Path) -> None:
+    html = build(tmp_path, make_views(ACTIONS))
+    assert "esidual branching" not in html
+    assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith("swrb")]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_actions_that_were_not_branched_are_left_out(tmp_path: Path) -> None:
+    html = build(tmp_path, branched_views(("recent-half",)))
+    rows = check(html).tables["table-swrb_risk"]
+    assert [row[0] for row in rows[1:]] == ["recent-half"]
+    assert "Undecided for recent-half" in html
+    assert "Residual branching pays" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_an_analysis_points_decide_nothing(tmp_path: Path) -> None:
+    html = build(tmp_path, branched_views(analyzed=False, planned=False))
+    rows = check(html).tables["table-swrb_efficiency"]
+    assert {row[-1] for row in rows[1:]} == {OPEN}
+    assert rows[1][1:-1] == ["5.0", "40.0", "1.25", "2.00", "32.0", "20.0"]
+    assert "Residual branching pays" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_times_that_nobody_recorded_are_said(tmp_path: Path) -> None:
+    views = branched_views()
+    for row in views.views["estimates"]:
+        if "second" in row["quantity"]:
+            row["estimate"] = row["low"] = row["high"] = None
+    html = build(tmp_path, views)
+    assert "Decoding times are not recorded" in html
+    assert check(html).tables["table-swrb_efficiency"][1][4] == MISSING
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.01, 9.0, PAYS), (0.2, 0.99, LOSES), (0.9, 1.1, OPEN), (1.0, 2.0, OPEN), (None, None, OPEN)],
+)
+def test_an_interval_beside_one_decides(low: float | None, high: float | None, expected: str) -> None:
+    assert verdict(Estimate("pooled", "a", None, "efficiency", None, 1.5, low, high)) == expected
+
+
+def test_every_quantity_of_branching_has_a_label() -> None:
+    assert [name for name in BRANCHING_QUANTITIES if known_quantity(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(52.71, "52.7"), (0.0123456, "0.0123"), (1234.5, "1,234"), (289.0, "289"), (1.0, "1.00"), (0.0, "0"),
+     (-0.5, "−0.500"), (None, MISSING)],
+)  # fmt: skip
+def test_three_digits_over_orders_of_magnitude(value: float | None, text: str) -> None:
+    assert significant(value) == text
+
+
+# ---------------------------------------------------------------------------------------------- systems of known risk
+
+SYSTEMS = "binary-24"
+
+
+def finite_views(*, horizon: int = 3, model: str = SYSTEMS) -> FakeViews:
+    """One action on five systems: plain estimates off by one standard error, SWRB exact with a 20 c smaller variance."""
+    views = branched_views(("snapkv-half",), strata=("binary",))
+    keep = {"snapkv-half", "full"}
+    for name, rows in views.views.items():
+        views.views[name] = [row for row in rows if row.get("action", "full") in keep]
+    for row in views.views["actions"]:
+        row["selector"] = "finite-state"
+    views.views["studies"][0] |= {"horizon": horizon, "early_last": 0, "late_first": 2, "cohort_bound": 1}
+    keys = {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "binary", "action": "snapkv-half"}
+    enumerated: list[Row] = []
+    for c in range(1, 6):
+        variance = 0.01 * c
+        common = keys | {"doc": f"system-{c}", "replicates": 100, "exact_risk": 0.01 * c, "evaluations": 3.0}
+        plain = common | {"estimator": "plain", "risk": 0.01 * c + (variance / 100) ** 0.5, "risk_variance": variance}
+        swrb = common | {"estimator": "swrb", "risk": 0.01 * c, "risk_variance": variance / (20 * c)}
+        views.views["swrb"] += [plain, swrb]
+        exact = {"mismatch": 0.01 * c, "plain_variance": variance, "swrb_variance": variance / (22 * c),
+                 "plain_evaluations": 3.0, "swrb_evaluations": 3.6}  # fmt: skip
+        named = {name: keys[name] for name in ("study", "model", "action")} | {"doc": f"system-{c}", "x": None}
+        enumerated += [named | {"quantity": name, "value": value} for name, value in exact.items()]
+        views.views["swrb_efficiency"].append(keys | {"doc": f"system-{c}", "variance_ratio": 20.0 * c})
+    views.views |= {"published": published_systems(), "exact_values": enumerated}
+    for rows in views.views.values():
+        for row in rows:
+            if row.get("model") == MODEL:
+                row["model"] = model
+    return views
+
+
+def published_systems() -> list[Row]:
+    empty = {"study": "finite-state", "model": SYSTEMS, "stratum": None, "action": None, "baseline": None, "x": None}
+    totals = {"variance_ratio_min": 11.1, "variance_ratio_median": 52.7, "variance_ratio_max": 289.0,
+              "kernel_pair_evaluations_ratio": 1.37, "variance_cost_advantage": 20.0}  # fmt: skip
+    rows = [empty | {"quantity": name, "value": value, "unit": "ratio"} for name, value in totals.items()]
+    for c, ratio in ((1, 11.1), (2, 52.7), (10, 289.3)):
+        for name, value in (("exact_risk", 0.02), ("naive_estimate", 0.03), ("swrb_estimate", 0.021)):
+            rows.append(empty | {"stratum": f"system-{c}", "quantity": name, "value": value, "x": str(c)})
+        rows.append(empty | {"quantity": "variance_ratio_sorted", "value": ratio, "x": str(c)})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("finite")
+    page = build_report(finite_views(), STUDY, SYSTEMS, folder, latex=True)
+    return folder, page.read_text(encoding="utf-8")
+
+
+def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
+    folder, html = finite
+    tables = check(html).tables
+    summary = {row[0]: row[1:] for row in tables["table-swrb_validation"]}
+    assert summary == {
+        "of all systems": ["this study", "exact", "published"],
+        "systems with a smaller variance by SWRB": ["5 of 5", "5 of 5", "3 of 3"],
+        "variance ratio, least": ["20.0", "22.0", "11.1"],
+        "variance ratio, median": ["60.0", "66.0", "52.7"],
+        "variance ratio, greatest": ["100", "110", "289"],
+        "evaluations ratio": ["1.25 [1.15, 1.35]", "1.20", "1.37"],
+        # (1 + 2 + 3 + 4 + 5) / (5 / 22) / 1.2: ratios of means, not the mean of ratios
+        "efficiency: variance for evaluations, ratio of means": ["32.0 [29.4, 34.6]", "55.0", "20.0"],
+    }
+    systems = [row for row in tables["table-swrb_systems"][1:] if len(row) > 1]
+    assert [row[0] for row in systems] == [*(f"system-{c} · snapkv-half" for c in range(1, 6)), "system-1", "system-2",
+                                           "system-10"]  # fmt: skip
+    assert systems[3][1:] == ["4.00", "6.00 1.0 errors", "4.00 0.0 errors", "80.0 exactly 88.0"]
+    assert systems[5][1:] == ["2.00", "3.00", "2.10", MISSING]
+    assert tables["table-swrb_ratios"][1:4] == [["1", "20.0", "11.1"], ["2", "40.0", "52.7"], ["3", "60.0", "289"]]
+    assert tables["table-swrb_ratios"][4] == ["4", "80.0", MISSING]
+    svg = (folder / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
+    for text in ("open: published", "median 60.0×", "published median 52.7×", "identity; median"):
+        assert text in svg
+    assert (folder / "figures" / "swrb_systems.pdf").read_bytes().startswith(b"%PDF")
+    with (folder / "tables" / "swrb_systems.csv").open(encoding="utf-8") as file:
+        records = list(csv.DictReader(file))
+    assert [row["source"] for row in records] == ["this study"] * 5 + ["published"] * 3
+    assert float(records[4]["plain_variance"]) == 0.05
+    for name in ("swrb_validation", "swrb_systems", "swrb_ratios"):
+        check_latex((folder / "tables" / f"{name}.tex").read_text(encoding="utf-8"))
+
+
+def test_nothing_on_the_page_speaks_of_prompts_or_caches(finite: tuple[Path, str]) -> None:
+    _, html = finite
+    checker = check(html)
+    assert not {"eos", "saturation", "clocks", "examples"} & set(checker.ids)
+    assert [link for link in checker.links if link.startswith("#") and link[1:] not in checker.ids] == []
+    assert "snapkv-half disagrees with the reference on" in html
+    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", html, flags=re.DOTALL)
+    for word in ("prompt length", "prefilled", "full cache", "full-cache", "evict", "compressed model’s,"):
+        assert word not in text, word
+    assert checker.tables["table-actions"][0] == ["action", "K", "time"]
+    assert checker.tables["table-documents"][0] == ["stratum", "development", "evaluation"]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("make", [lambda: finite_views(horizon=4), lambda: finite_views(model="ternary")])
+def test_systems_of_another_kind_stand_alone(tmp_path: Path, make: Callable[[], FakeViews]) -> None:
+    views = make()
+    model = views.views["studies"][0]["model"]
+    html = build_report(views, STUDY, model, tmp_path).read_text(encoding="utf-8")
+    tables = check(html).tables
+    assert tables["table-swrb_validation"][0] == ["of all systems", "this study", "exact"]
+    assert [row[0] for row in tables["table-swrb_systems"][1:]] == [f"system-{c} · snapkv-half" for c in range(1, 6)]
+    assert "Open markers" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_ratios_over_a_variance_of_zero_are_left_out_and_said(tmp_path: Path) -> None:
+    views = finite_views()
+    for row in views.views["swrb"]:
+        if row["doc"] == "system-2" and row["estimator"] == "swrb":
+            row["risk_variance"] = 0.0
+    for row in views.views["swrb_efficiency"]:
+        if row["doc"] == "system-2":
+            row["variance_ratio"] = None
+    tables = check(build_report(views, STUDY, SYSTEMS, tmp_path).read_text(encoding="utf-8")).tables
+    rows = tables["table-swrb_validation"]
+    assert rows[1][:2] == ["systems with a smaller variance by SWRB", "5 of 5"]
+    assert rows[3][:2] == ["variance ratio, median of the 4 systems where SWRB’s is not 0", "70.0"]
+
+
+def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> None:
+    views = finite_views(model="ternary")
+    for name in ("swrb_risk", "swrb_efficiency", "swrb_windows"):
+        views.views[name] = []
+    for name in ("swrb", "units"):
+        views.views[name] = [row for row in views.views[name] if row["estimator"] == "plain"]
+    html = build_report(views, STUDY, "ternary", tmp_path).read_text(encoding="utf-8")
+    checker = check(html)
+    assert "<h2>Systems of known risk</h2>" in html
+    assert "esidual branching" not in html
+    assert checker.tables["table-swrb_systems"][1] == ["system-1 · snapkv-half", "1.00", "2.00 1.0 errors", MISSING,
+                                                       "– exactly 22.0"]  # fmt: skip
+    assert not {"table-swrb_validation", "table-swrb_ratios", "figure-swrb_windows"} & set(checker.ids)
+    svg = (tmp_path / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
+    assert "median" not in svg
+    assert "SWRB" not in svg

@@ -1,0 +1,859 @@
+"""``kvdrift ingest``: right logs go in whole and once, whatever their format and order; what is wrong is named and stays out."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from kvdrift.command import main
+from schema.errors import InputError
+from schema.ingestion import files as event_files
+from schema.ingestion import intake
+from schema.ingestion.documents import read_documents
+from schema.ingestion.ingestion import Finding, IngestReport, ingest
+from schema.store.store import Store, Unit
+from schema.tables import ACTIONS, EVENTS, PLANS, STUDIES
+from sql.catalog import open_views
+from transforms.pipeline import run_derivation
+
+H = 12
+EOS = 2
+DOCS = ("d0", "d1", "d2", "d3")
+ACTION_NAMES = ("full", "half")
+PAIR = tuple(name for name in EVENTS.columns if name not in ("kind", "weight"))  # what a log must have
+PAIR_KEY = tuple(name for name in EVENTS.key if name != "kind")
+
+
+def make_log(
+    docs: Sequence[str] = DOCS,
+    actions: Sequence[str] = ACTION_NAMES,
+    replicates: Sequence[int] = range(4),
+    horizon: int = H,
+    study: str = "ext",
+    model: str = "org/m",
+) -> pa.Table:
+    """A right log: coupled pairs that part, return and end, each a fixed function of its key."""
+    rows: list[tuple[Any, ...]] = []
+    for doc in docs:
+        for action in actions:
+            for replicate in replicates:
+                numbers = np.random.default_rng([replicate, zlib.crc32(f"{doc}/{action}".encode())])
+                x_done = y_done = parted = False
+                for t in range(1, horizon + 1):
+                    delta = 0.9 if x_done != y_done else float(numbers.uniform(0.05, 0.6))
+                    if t == 1 or action == "full" or (x_done and y_done):
+                        delta = 0.0
+                    f = 0.0 if x_done else 0.3 if parted else delta
+                    x_token = EOS if x_done or numbers.random() < 0.08 else int(numbers.integers(3, 50))
+                    other = EOS if x_token != EOS and numbers.random() < 0.2 else x_token + 60
+                    y_token = EOS if y_done else other if numbers.random() < delta else x_token
+                    x_done, y_done = x_done or x_token == EOS, y_done or y_token == EOS
+                    parted = parted or x_token != y_token
+                    rows.append((study, model, doc, action, replicate, t, x_token, y_token, delta, f, x_done, y_done))
+    columns = list(zip(*rows, strict=True))
+    return pa.table(
+        {name: pa.array(column, EVENTS.schema.field(name).type) for name, column in zip(PAIR, columns, strict=True)}
+    )
+
+
+def with_kinds(log: pa.Table) -> pa.Table:
+    """``log`` with the columns that it need not have."""
+    kind = pa.array(["coupled"] * log.num_rows, pa.string())
+    return log.append_column("kind", kind).append_column("weight", pa.nulls(log.num_rows, pa.float64()))
+
+
+LOG = make_log()
+
+
+def write(path: Path, log: pa.Table) -> Path:
+    pq.write_table(log, path)
+    return path
+
+
+def documents_csv(folder: Path, docs: Sequence[str] = DOCS) -> Path:
+    path = folder / "documents.csv"
+    lines = [f"{doc},S{number % 2},{'development' if number < 2 else 'evaluation'}" for number, doc in enumerate(docs)]
+    path.write_text("\n".join(["doc,stratum,split", *lines]) + "\n")
+    return path
+
+
+def place(log: pa.Table, **key: Any) -> int:
+    """The row with this key."""
+    mask = np.ones(log.num_rows, dtype=bool)
+    for name, value in key.items():
+        mask &= np.array(log.column(name).to_pylist(), dtype=object) == value
+    return int(np.flatnonzero(mask)[0])
+
+
+def edit(log: pa.Table, changes: dict[str, Any], **key: Any) -> pa.Table:
+    """``log`` with some values of one row changed; a column takes the type that its new value needs."""
+    row = place(log, **key)
+    for name, value in changes.items():
+        values = log.column(name).to_pylist()
+        values[row] = value
+        field = log.schema.field(name)
+        kind = field.type
+        if pa.types.is_integer(kind) and value is not None and abs(value) >= 2**31:
+            kind = pa.int64()
+        if pa.types.is_boolean(kind) and not isinstance(value, bool | None):
+            kind, values = pa.int8(), [None if v is None else int(v) for v in values]
+        log = log.set_column(log.schema.get_field_index(name), pa.field(name, kind), pa.array(values, kind))
+    return log
+
+
+def stored(location: Path) -> pa.Table:
+    return Store.open(location).read("events").sort_by([(name, "ascending") for name in EVENTS.key])
+
+
+def canonical(log: pa.Table) -> pa.Table:
+    whole = log if "kind" in log.column_names else with_kinds(log)
+    return whole.cast(EVENTS.schema).sort_by([(name, "ascending") for name in EVENTS.key])
+
+
+def without(log: pa.Table, **key: Any) -> pa.Table:
+    """``log`` without the rows that have all of these values."""
+    mask = pa.scalar(True)  # noqa: FBT003
+    for name, value in key.items():
+        mask = pc.and_(mask, pc.equal(log.column(name), value))
+    return log.filter(pc.invert(mask))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., IngestReport]:
+    """Ingest tables into the one store of the test, the documents of DOCS being known."""
+
+    def call(*logs: pa.Table, **options: Any) -> IngestReport:
+        paths = [write(tmp_path / f"log{number}.parquet", log) for number, log in enumerate(logs)]
+        documents = options["documents"] if options else documents_csv(tmp_path)
+        return ingest(tmp_path / "store", paths, documents)
+
+    return call
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["ingest", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+# What is right goes in
+
+
+def test_a_log_comes_back_as_it_was_and_gives_numbers(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    report = run(LOG)
+    assert (report.findings, report.remarks) == ([], [])
+    assert (report.taken.units, report.taken.events) == (8, LOG.num_rows)
+    assert stored(tmp_path / "store").equals(canonical(LOG))
+    store = Store.open(tmp_path / "store")
+    assert run_derivation(store.location).events == LOG.num_rows
+    with open_views(store) as views:
+        rows = views.sql(
+            "select action, documents, mismatch, fixed_history_tv from decomposition "
+            "where stratum = 'S0' and split = 'evaluation' order by action"
+        ).fetchall()
+    own = LOG.filter(pc.and_(pc.equal(LOG["doc"], "d2"), pc.equal(LOG["action"], "half")))
+    mismatch = np.mean(own["x_token"].to_numpy() != own["y_token"].to_numpy())
+    assert rows[0] == ("full", 1, 0.0, 0.0)
+    assert rows[1][:2] == ("half", 1)
+    assert rows[1][2] == pytest.approx(mismatch)
+    assert rows[1][3] == pytest.approx(own["f"].to_numpy().mean(dtype=float))
+    assert mismatch > 0
+
+
+def test_rows_that_ingest_writes_beside_the_events(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    run(LOG)
+    store = Store.open(tmp_path / "store")
+    documents = {row["doc"]: row for row in store.read("documents").to_pylist()}
+    assert set(documents) == set(DOCS)
+    wanted = {"study": "ext", "model": "org/m", "stratum": "S1", "split": "evaluation", "cluster": "d3", "task": None}
+    assert wanted.items() <= documents["d3"].items()
+    actions = {row["action"]: row for row in store.read("actions").to_pylist()}
+    assert [actions[name]["control"] for name in ACTION_NAMES] == [True, False]
+    assert [actions[name]["keep"] for name in ACTION_NAMES] == ["all", "unknown"]
+    assert {(row["selector"], row["prespecified"]) for row in actions.values()} == {("external", True)}
+    unit = store.units().to_pylist()[0]
+    assert (unit["first_replicate"], unit["replicates"], unit["horizon"], unit["seed"]) == (0, 4, H, None)
+
+
+def test_an_action_that_a_frozen_plan_does_not_name_is_exploratory(
+    tmp_path: Path, run: Callable[..., IngestReport]
+) -> None:
+    plan = {"study": "ext", "model": "org/m", "plan_sha256": "0", "frozen_at": 0, "events_version": 0,
+            "plan": json.dumps({"actions": ["half"]})}  # fmt: skip
+    Store.create(tmp_path / "store").append_rows("plans", pa.Table.from_pylist([plan], schema=PLANS.schema))
+    assert run(make_log(actions=["full", "half", "late"])).findings == []
+    rows = Store.open(tmp_path / "store").read("actions").to_pylist()
+    assert {row["action"]: row["prespecified"] for row in rows} == {"full": True, "half": True, "late": False}
+
+
+def test_an_action_that_is_known_keeps_its_row(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    row = {
+        "study": "ext",
+        "action": "half",
+        "selector": "snapkv",
+        "keep": "1/2",
+        "position_mode": "on",
+        "control": False,
+        "prespecified": True,
+    }
+    Store.create(tmp_path / "store").append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    assert run(LOG).findings == []
+    rows = {row["action"]: row["selector"] for row in Store.open(tmp_path / "store").read("actions").to_pylist()}
+    assert rows == {"full": "external", "half": "snapkv"}
+
+
+def wide(log: pa.Table) -> pa.Table:
+    """The same log as others may write it: int64, float64, flags as integers, dictionaries, large strings."""
+    shapes = {
+        "study": pa.dictionary(pa.int8(), pa.string()),
+        "model": pa.large_string(),
+        "doc": pa.dictionary(pa.int32(), pa.large_string()),
+        "action": pa.string_view(),
+        "replicate": pa.uint64(),
+        "t": pa.int16(),
+        "x_token": pa.int64(),
+        "y_token": pa.uint32(),
+        "delta": pa.float64(),
+        "f": pa.float64(),
+        "x_eos": pa.uint8(),
+    }
+    return log.cast(
+        pa.schema([pa.field(name, shapes.get(name, log.schema.field(name).type)) for name in log.column_names])
+    )
+
+
+def ipc(new: Callable[..., Any]) -> Callable[[pa.Table, Path], None]:
+    def save(log: pa.Table, path: Path) -> None:
+        with new(str(path), log.schema) as writer:
+            writer.write_table(log, max_chunksize=100)
+
+    return save
+
+
+def plain(log: pa.Table) -> pa.Table:
+    """Without string views: Arrow does not write them to Parquet."""
+    return log.set_column(log.schema.get_field_index("action"), "action", log.column("action").cast(pa.string()))
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        ipc(pa.ipc.new_file),
+        ipc(pa.ipc.new_stream),
+        lambda log, path: pq.write_table(plain(log), path, row_group_size=77),
+        lambda log, path: ipc(pa.ipc.new_stream)(log.unify_dictionaries(), path),
+    ],
+    ids=["IPC file", "IPC stream", "Parquet", "unified"],
+)
+@pytest.mark.parametrize("order", ["sorted", "reversed", "shuffled", "by t"])
+def test_formats_types_and_orders(
+    tmp_path: Path, save: Callable[[pa.Table, Path], None], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_files, "WINDOW", 60)
+    monkeypatch.setattr(event_files, "_SLICE", 35)
+    monkeypatch.setattr(intake, "_UNITS_AT_ONCE", 3)
+    rows = LOG.num_rows
+    places = {"sorted": np.arange(rows), "reversed": np.arange(rows)[::-1], "shuffled": np.random.default_rng(1).permutation(rows),
+              "by t": np.argsort(LOG["t"].to_numpy(), kind="stable")}  # fmt: skip
+    log = wide(LOG.take(pa.array(places[order]))).append_column("extra", pa.array(np.zeros(rows)))
+    log = log.select(log.column_names[::-1])
+    save(log, tmp_path / "log.data")
+    report = ingest(tmp_path / "store", [tmp_path / "log.data"], documents_csv(tmp_path))
+    assert report.findings == []
+    assert report.remarks == [f"{tmp_path}/log.data: columns ignored: extra"]
+    assert stored(tmp_path / "store").equals(canonical(LOG))
+
+
+def test_windows_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "WINDOW", 60)
+    monkeypatch.setattr(event_files, "_SLICE", 35)
+    file = event_files.EventFile(write(tmp_path / "log.parquet", LOG))
+    layout = file.layout()
+    assert layout.clustered
+    assert [len(rows) for rows in file.windows(layout)] == [96] * 4  # a group has 48 rows
+    shuffled = event_files.EventFile(
+        write(tmp_path / "s.parquet", LOG.take(pa.array(np.random.default_rng(1).permutation(LOG.num_rows))))
+    )
+    layout = shuffled.layout()
+    assert not layout.clustered
+    (rows,) = shuffled.windows(layout)
+    names = [layout.groups[group] for group in rows.group]
+    again = pq.read_table(tmp_path / "s.parquet")
+    assert names == list(zip(*(again.column(name).to_pylist() for name in event_files.NAMES), strict=True))
+
+
+def test_empty_files_and_folders_of_files(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    folder = tmp_path / "logs"
+    (folder / "_delta_log").mkdir(parents=True)
+    (folder / "_delta_log" / "0.json").write_text("{}")
+    (folder / "._SUCCESS").write_text("")
+    write(folder / "a.parquet", LOG.slice(0, 48))
+    write(folder / "b.parquet", LOG.slice(48))
+    write(folder / "c.parquet", LOG.slice(0, 0))
+    report = ingest(tmp_path / "store", [folder], documents_csv(tmp_path))
+    assert (report.files, report.taken.units, report.findings) == (3, 8, [])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="no files in this folder"):
+        ingest(tmp_path / "store", [tmp_path / "none"])
+    assert run(LOG).present.units == 8
+
+
+def test_the_log_of_our_own_generator_is_right(finished: Path, tmp_path: Path) -> None:
+    store = Store.open(finished)
+    write(tmp_path / "documents.parquet", store.read("documents"))
+    report = ingest(tmp_path / "store", [finished / "events"], tmp_path / "documents.parquet")
+    assert (report.findings, report.remarks) == ([], [])
+    assert stored(tmp_path / "store").equals(canonical(store.read("events")))
+    documents = [Store.open(place).read("documents").sort_by("doc") for place in (finished, tmp_path / "store")]
+    assert documents[0].filter(pc.is_in(documents[0]["doc"], documents[1]["doc"])).equals(documents[1])
+
+
+@pytest.mark.parametrize(
+    ("save", "kind"),
+    [
+        (pq.write_table, pa.string()),
+        (pq.write_table, pa.dictionary(pa.int8(), pa.string())),
+        (ipc(pa.ipc.new_file), pa.large_string()),
+        (ipc(pa.ipc.new_file), pa.string_view()),
+        (ipc(pa.ipc.new_file), pa.dictionary(pa.int32(), pa.large_string())),
+    ],
+)
+@pytest.mark.parametrize("weight", [pa.float64(), pa.float16(), pa.null()])
+def test_a_log_may_say_that_its_pairs_are_coupled(
+    tmp_path: Path, save: Callable[[pa.Table, Path], None], kind: pa.DataType, weight: pa.DataType
+) -> None:
+    shapes = {"kind": kind, "weight": weight}
+    log = with_kinds(LOG.slice(0, 48))
+    schema = pa.schema([pa.field(field.name, shapes.get(field.name, field.type)) for field in log.schema])
+    columns = [
+        pa.nulls(48, weight) if name == "weight" else log[name].cast(schema.field(name).type)
+        for name in log.column_names
+    ]
+    save(pa.table(columns, schema=schema), tmp_path / "log")
+    report = ingest(tmp_path / "store", [tmp_path / "log"], documents_csv(tmp_path))
+    assert (report.findings, report.remarks) == ([], [])
+    assert stored(tmp_path / "store").equals(canonical(LOG.slice(0, 48)))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("kind", "scan", "row 31: kind is 'scan', must be 'coupled': only coupled pairs are taken"),
+        ("kind", None, "row 31: kind is None, must be 'coupled': only coupled pairs are taken"),
+        ("weight", 0.25, "row 31: weight is 0.25, must be null: only coupled pairs are taken"),
+    ],
+)
+def test_other_kinds_of_events_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    value: Any,
+    message: str,
+) -> None:
+    monkeypatch.setattr(event_files, "_SLICE", 20)
+    log = with_kinds(LOG)
+    values = log[column].to_pylist()
+    values[30:40] = [value] * 10
+    other = log.set_column(log.schema.get_field_index(column), column, pa.array(values, log.schema.field(column).type))
+    paths = write(tmp_path / "other.parquet", other), write(tmp_path / "log.parquet", make_log(study="b"))
+    code, out, err = command(capsys, *paths, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path))
+    assert (code, err) == (2, f"kvdrift: {tmp_path}/other.parquet: {message}\n")
+    assert "files:         2, 1 not or not wholly readable" in out
+    assert "went in:       8 units" in out
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("kind", pa.array([1] * 4), "column 'kind' is int64, must be string"),
+        ("weight", pa.array([""] * 4), "column 'weight' is string, must be float or double"),
+    ],
+)
+def test_columns_of_other_types_are_refused(tmp_path: Path, column: str, values: pa.Array, message: str) -> None:
+    path = write(tmp_path / "log.parquet", LOG.slice(0, 4).append_column(column, values))
+    (finding,) = ingest(tmp_path / "store", [path]).findings
+    assert str(finding) == f"{path}: {message}"
+
+
+def test_units_of_the_other_estimator_are_not_in_the_way(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    """A store that a generator filled with residual branches takes the log's pairs of the same replicates."""
+    names = {"study": "ext", "model": "org/m", "doc": "d0", "action": "half"}
+    still = {"x_token": 5, "y_token": 5, "delta": 0.0, "f": 0.0, "x_eos": False, "y_eos": False, "weight": 0.0}
+    rows = [{**names, "kind": "scan", "replicate": 0, "t": t, **still} for t in range(1, H + 1)]
+    record = {**names, "estimator": "swrb", "first_replicate": 0, "replicates": 1, "horizon": H}
+    Store.create(tmp_path / "store").append_units([Unit(record, pa.Table.from_pylist(rows, schema=EVENTS.schema))])
+    (finding,) = run(make_log(["d1"], ["half"], [0], horizon=H - 1)).findings
+    assert finding.kind == "horizon", "their horizon is the study's"
+    report = run(LOG)
+    assert (report.findings, report.taken.units, report.present.units) == ([], 8, 0)
+    there = stored(tmp_path / "store")
+    assert there.filter(pc.equal(there["kind"], "coupled")).equals(canonical(LOG))
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    names = pc.cast(pa.array([b"\xff"] * LOG.num_rows, pa.binary()), pa.string(), safe=False)
+    path = write(tmp_path / "log.parquet", LOG.set_column(2, "doc", names))
+    (finding,) = ingest(tmp_path / "store", [path]).findings
+    assert str(finding).startswith(f"{path}: cannot be read as Parquet ('utf-8' codec can't decode")
+
+
+# Once, and growing
+
+
+def test_again_changes_nothing(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    run(LOG)
+    versions = Store.open(tmp_path / "store").versions()
+    report = run(LOG, LOG)
+    assert (report.taken.units, report.present.units, report.present.events) == (0, 16, 2 * LOG.num_rows)
+    assert Store.open(tmp_path / "store").versions() == versions
+    other = ingest(tmp_path / "other", [tmp_path / "log0.parquet", tmp_path / "log1.parquet"], documents_csv(tmp_path))
+    assert (other.taken.units, other.present.units, other.findings) == (8, 8, []), "the first file waits for its commit"
+    assert stored(tmp_path / "other").equals(canonical(LOG))
+
+
+def test_replicates_grow_and_fill_gaps(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    first = run(make_log(replicates=[2, 3, 6]))
+    assert (first.taken.units, first.taken.events) == (16, 8 * 3 * H), "two runs of replicates are two units"
+    report = run(make_log(replicates=range(9)))
+    assert (report.taken.units, report.taken.events, report.present.events) == (8, 8 * 6 * H, 8 * 3 * H)
+    assert report.findings == []
+    assert stored(tmp_path / "store").equals(canonical(make_log(replicates=range(9))))
+    units = [
+        row
+        for row in Store.open(tmp_path / "store").units().to_pylist()
+        if (row["doc"], row["action"]) == ("d0", "half")
+    ]
+    spans = sorted((row["first_replicate"], row["replicates"]) for row in units)
+    assert spans == [(0, 2), (2, 2), (4, 2), (6, 1), (7, 2)]
+    assert run(make_log(replicates=[1, 2])).present.units == 8
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_conflicting_second_file(tmp_path: Path, run: Callable[..., IngestReport], together: bool) -> None:  # noqa: FBT001
+    open_at_7 = next(
+        row for row in LOG.to_pylist() if row["action"] == "half" and row["t"] == 7 and not row["x_eos"] | row["y_eos"]
+    )
+    key = {name: open_at_7[name] for name in ("doc", "action", "replicate")} | {"t": 5}
+    other = make_log(replicates=range(6))
+    value = other["delta"][place(other, **key)].as_py() / 2 + 0.25
+    other = edit(edit(other, {"delta": value, "x_token": 40, "y_token": 41}, **key), {"f": 0.125}, **(key | {"t": 7}))
+    if together:
+        report = run(LOG, other)
+    else:
+        run(LOG)
+        report = run(other)
+    (finding,) = report.findings
+    assert finding.kind == "conflict"
+    assert finding.key == {"study": "ext", "model": "org/m", **key}
+    assert finding.count == 2
+    assert "x_token is 40, but the store has" in finding.text
+    assert report.kept_out.units == 1
+    assert report.kept_out.events == 6 * H
+    grown = make_log(replicates=range(6))
+    for replicate in (4, 5):
+        grown = without(grown, doc=key["doc"], action="half", replicate=replicate)
+    assert stored(tmp_path / "store").equals(canonical(grown))
+
+
+# What is wrong is named and stays out
+
+
+def after(log: pa.Table, *, both: bool, **key: Any) -> dict[str, Any]:
+    """The key of the second row after X's EOS (or both sides'), at which a rule of absorption can be broken."""
+    for row in log.to_pylist()[::-1]:
+        if row["x_eos"] and row["y_eos"] == both and all(row[name] == value for name, value in key.items()):
+            before = (
+                place(log, **{name: row[name] for name in PAIR_KEY} | {"t": row["t"] - 2}) if row["t"] > 3 else None
+            )
+            if before is not None and log["x_eos"][before].as_py() and log["y_eos"][before].as_py() == both:
+                return {name: row[name] for name in PAIR_KEY}
+    pytest.fail("the log has no such row")
+
+
+BOTH = after(LOG, both=True, action="half")
+ONE = after(make_log(replicates=range(40)), both=False, action="half")
+AT = {"doc": "d1", "action": "half", "replicate": 2, "t": 6}
+
+
+def repeated(log: pa.Table, **key: Any) -> pa.Table:
+    return pa.concat_tables([log, log.slice(place(log, **key), 1)])
+
+
+CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
+    "duplicate": (lambda: repeated(LOG, **AT), "duplicate", AT, "the key is there more than once"),
+    "gap": (lambda: without(LOG, **AT), "gap", AT, "the position is missing"),
+    "wide gap": (lambda: without(without(LOG, **AT), **(AT | {"t": 7})), "gap", AT, "positions 6..7 are missing"),
+    "first missing": (lambda: without(LOG, **(AT | {"t": 1})), "gap", AT | {"t": 1}, "the position is missing"),
+    "short": (lambda: without(LOG, **(AT | {"t": H})), "horizon", AT | {"t": H - 1}, f"the replicate ends at {H - 1}, but the study and model have horizon {H}"),
+    "zero t": (lambda: edit(LOG, {"t": 0}, **(AT | {"t": 1})), "position", AT | {"t": 0}, "t is 0, must be at least 1"),
+    "negative": (lambda: pa.concat_tables([LOG, make_log(["d1"], ["half"], [0]).set_column(4, "replicate", pa.array([-1] * H, pa.int32()))]),
+                 "replicate", AT | {"replicate": -1, "t": 1}, "replicate is -1, must be at least 0"),
+    "delta above": (lambda: edit(LOG, {"delta": 1.5}, **AT), "range", AT, "delta is 1.5, must be within [0, 1]"),
+    "delta below": (lambda: edit(LOG, {"delta": -1e-6}, **AT), "range", AT, "delta is -1e-06, must be"),
+    "f NaN": (lambda: edit(LOG, {"f": float("nan")}, **AT), "range", AT, "f is nan, must be within [0, 1]"),
+    "f infinite": (lambda: edit(LOG, {"f": float("inf")}, **AT), "range", AT, "f is inf"),
+    "delta null": (lambda: edit(LOG, {"delta": None}, **AT), "null", AT, "delta is null"),
+    "token null": (lambda: edit(LOG, {"x_token": None}, **AT), "null", AT, "x_token is null"),
+    "flag null": (lambda: edit(LOG, {"y_eos": None}, **AT), "null", AT, "y_eos is null"),
+    "t null": (lambda: edit(LOG, {"t": None}, **AT), "null", AT | {"t": -1}, "t is null"),
+    "wide token": (lambda: edit(LOG, {"y_token": 2**31}, **AT), "type", AT, "y_token is no int32"),
+    "wide replicate": (lambda: edit(LOG, {"replicate": 2**40}, **AT), "type", AT | {"replicate": -1}, "replicate is no int32"),
+    "flag 2": (lambda: edit(LOG, {"x_eos": 2}, **AT), "type", AT, "x_eos is not 0 or 1"),
+    "impossible": (lambda: edit(LOG, {"delta": 0.0, "x_token": 7, "y_token": 8}, **AT), "impossible mismatch", AT, "x_token 7 and y_token 8 differ where delta is 0"),
+    "EOS undone": (lambda: edit(LOG, {"x_eos": False}, **BOTH), "EOS undone", BOTH, "x_eos is false after it was true"),
+    "delta after EOS": (lambda: edit(LOG, {"delta": 0.1}, **BOTH), "delta after EOS", BOTH, "delta is 0.1 after both sides' EOS, must be 0"),
+    "f after EOS": (lambda: edit(make_log(replicates=range(40)), {"f": 0.25}, **ONE), "f after EOS", ONE, "f is 0.25 after X's EOS, must be 0"),
+    "token after EOS": (lambda: edit(LOG, {"y_token": 7, "x_token": 7}, **BOTH), "token after EOS", BOTH, "x_token is 7 after 2, but x has ended and repeats its EOS"),
+    "unknown document": (lambda: pa.concat_tables([LOG, make_log(["d9"], ["half"])]), "document", {"doc": "d9", "action": "half"}, "the document is known neither to the store nor from --documents"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_findings_name_their_first_key_and_the_rest_goes_in(
+    tmp_path: Path, run: Callable[..., IngestReport], case: str
+) -> None:
+    make, kind, key, text = CASES[case]
+    log = make()
+    report = run(log)
+    found = [finding for finding in report.findings if finding.kind == kind]
+    assert found, report.findings
+    assert found[0].key == {"study": "ext", "model": "org/m", **key}
+    assert text in found[0].text
+    assert found[0].file == str(tmp_path / "log0.parquet")
+    assert report.kept_out.units >= 1
+    good = without(log, doc=key["doc"], action=key["action"])
+    there = stored(tmp_path / "store")
+    if report.kept_out.units == 1 and case != "unknown document":
+        assert there.equals(canonical(good))
+    assert there.num_rows + report.kept_out.events == log.num_rows
+    assert report.taken.events == there.num_rows
+    assert without(there, doc=key["doc"], action=key["action"]).num_rows == good.num_rows
+    mended = run(make_log(replicates=range(40)) if case == "f after EOS" else LOG)
+    assert mended.findings == [], "the right log goes in afterwards"
+
+
+def test_a_row_without_a_name_has_no_unit(run: Callable[..., IngestReport]) -> None:
+    report = run(edit(edit(LOG, {"doc": None}, **AT), {"doc": None}, **(AT | {"t": 7})))
+    null, gap = report.findings
+    assert null.key == {"row": place(LOG, **AT) + 1, "study": "ext", "model": "org/m", "action": "half"}
+    assert (null.kind, null.text, null.count) == ("null", "doc is null", 2)
+    assert gap.key == {"study": "ext", "model": "org/m", **AT}
+    assert (report.kept_out.units, report.kept_out.events) == (1, 4 * H)
+
+
+def test_several_kinds_in_several_units(run: Callable[..., IngestReport]) -> None:
+    log = edit(edit(LOG, {"delta": 2.0}, **AT), {"f": -1.0}, **(AT | {"doc": "d3", "t": 9}))
+    report = run(without(edit(log, {"f": 3.0}, **(AT | {"t": 8})), **(AT | {"t": 4})))
+    assert {(finding.kind, finding.key["doc"], finding.text) for finding in report.findings} == {
+        ("range", "d1", "delta is 2, must be within [0, 1]"),
+        ("range", "d1", "f is 3, must be within [0, 1]"),
+        ("gap", "d1", "the position is missing"),
+        ("range", "d3", "f is -1, must be within [0, 1]"),
+    }
+    assert (report.taken.units, report.kept_out.units) == (6, 2)
+
+
+def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    short = make_log(["d3"], ["half"], horizon=H - 2)
+    report = run(pa.concat_tables([make_log(DOCS[:3]), short]))
+    (finding,) = report.findings
+    assert (finding.kind, finding.key["doc"], finding.count) == ("horizon", "d3", 4)
+    assert run(short).findings[0].kind == "horizon", "the stored units' horizon holds"
+    assert run(make_log(model="other", horizon=5)).findings == [], "another model has its own"
+    row = {field.name: 3 for field in STUDIES.schema} | {"study": "ext", "model": "third", "study_sha256": ""}
+    Store.open(tmp_path / "store").append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
+    (finding, *_) = run(make_log(model="third", horizon=5)).findings
+    assert finding.text == "the replicate ends at 5, but the study and model have horizon 3"
+    assert run(make_log(model="third", horizon=3)).findings == []
+
+
+def test_what_the_definitions_allow_is_let_in(run: Callable[..., IngestReport]) -> None:
+    log = make_log(replicates=range(40))
+    only_y = next(row for row in log.to_pylist() if row["y_eos"] and not row["x_eos"] and row["t"] > 2)
+    log = edit(log, {"f": 0.9}, **{name: only_y[name] for name in PAIR_KEY})  # f after Y's EOS alone
+    log = edit(log, {"delta": 1.0}, **ONE)  # one side absorbed, the other not
+    first = dict(BOTH)
+    while log["x_eos"][place(log, **first)].as_py():
+        first["t"] -= 1
+    first["t"] += 1
+    assert run(edit(log, {"x_token": 5, "y_token": 5}, **first)).findings == [], "the first EOS is another EOS token"
+
+
+def test_remarks_keep_nothing_out(run: Callable[..., IngestReport]) -> None:
+    log = edit(LOG, {"delta": 0.1, "f": 0.1}, **(AT | {"t": 1}))
+    log = edit(log, {"delta": 0.001}, **(AT | {"action": "full", "t": 2}))
+    report = run(edit(log, {"f": 0.9}, **(AT | {"t": 2, "doc": "d2"})))
+    assert report.findings == []
+    assert report.taken.units == 8
+    control, first, apart = sorted(report.remarks, key=lambda line: ("control" not in line, "eviction" not in line))
+    assert "action=full, replicate=2, t=2: a full-retention control has delta 0.001" in control
+    assert (
+        "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 where eviction follows prefill" in first
+    )
+    assert "doc=d2, action=half, replicate=2, t=2" in apart
+
+
+# Documents
+
+
+def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"documents.{kind}"
+    if kind == "csv":
+        names = list(rows[0])
+        path.write_text(
+            "\ufeff" + "\n".join([",".join(names), *(",".join(f'"{row[name]}"' for name in names) for row in rows)])
+        )
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_documents_in_every_format(tmp_path: Path, run: Callable[..., IngestReport], kind: str) -> None:
+    docs = ["007", "NA", "1e3"]
+    rows = [
+        {
+            "doc": doc,
+            "split": "evaluation",
+            "stratum": "null",
+            "prompt_tokens": 9,
+            "cluster": "c",
+            "task": "qa",
+            "colour": "red",
+        }
+        for doc in docs
+    ]
+    if kind != "csv":
+        rows = [row | {"answers": ["a", "b"], "study": None} for row in rows]
+    report = run(make_log(docs), documents=rows_of(tmp_path, kind, rows))
+    assert report.findings == []
+    assert report.remarks == [f"{tmp_path}/documents.{kind}: columns ignored: colour"]
+    stored_rows = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert sorted(row["doc"] for row in stored_rows) == sorted(docs)
+    assert {(row["stratum"], row["prompt_tokens"], row["cluster"], row["task"]) for row in stored_rows} == {
+        ("null", 9, "c", "qa")
+    }
+    assert stored_rows[0]["answers"] == (None if kind == "csv" else ["a", "b"])
+    assert run(make_log(docs), documents=None).present.units == 6, "the store knows them now"
+
+
+def test_documents_of_one_study_or_of_all(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    rows = [{"doc": "d0", "stratum": "all", "split": "evaluation"}, {"doc": "d1", "stratum": "own", "split": "evaluation", "study": "ext"},
+            {"doc": "d1", "stratum": "b", "split": "evaluation", "study": "b", "model": "m2"}]  # fmt: skip
+    path = rows_of(tmp_path, "jsonl", rows)
+    logs = [
+        make_log(["d0", "d1"]),
+        make_log(["d0", "d1"], study="b", model="m2"),
+        make_log(["d1"], study="b", model="m3"),
+    ]
+    report = run(*logs, documents=path)
+    assert [(finding.kind, finding.key["model"]) for finding in report.findings] == [("document", "m3")] * 2
+    found = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert {(row["study"], row["doc"]): row["stratum"] for row in found} == {
+        ("ext", "d0"): "all", ("b", "d0"): "all", ("ext", "d1"): "own", ("b", "d1"): "b"}  # fmt: skip
+
+
+def test_documents_that_contradict_the_store(run: Callable[..., IngestReport], tmp_path: Path) -> None:
+    run(make_log(["d0"]))
+    rows = [
+        {"doc": "d0", "stratum": "S0", "split": "evaluation"},
+        {"doc": "d1", "stratum": "S1", "split": "evaluation", "cluster": "d0"},
+    ]
+    report = run(make_log(["d0", "d1"]), documents=rows_of(tmp_path, "jsonl", rows))
+    texts = {finding.key["doc"]: finding.text for finding in report.findings}
+    assert texts["d0"] == f"split is 'evaluation' ({tmp_path}/documents.jsonl, line 1), but the store has 'development'"
+    assert "cluster 'd0' is in split 'development' already" in texts["d1"]
+    assert Store.open(tmp_path / "store").read("documents").num_rows == 1
+    same = [{"doc": "d0", "stratum": "S0", "split": "development", "task": None}]
+    assert run(make_log(["d0"]), documents=rows_of(tmp_path, "jsonl", same)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("doc,stratum\nd0,S\n", "no column 'split'; a document has doc, stratum, split"),
+        ("doc,stratum,split\nd0,S,test\n", "line 2: split is 'test'; known: development, evaluation"),
+        ("doc,stratum,split\nd0,S,evalution\n", "line 2: split is 'evalution'; did you mean 'evaluation'?"),
+        (
+            "doc,stratum,split\nd0,pooled,evaluation\n",
+            "line 2: stratum 'pooled' is the name of the rows that pool the strata",
+        ),
+        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' is there already ("),
+        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' is there already ("),
+        ("doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n", "line 3: cluster 'c' is in both splits"),
+        ("doc,stratum,split\n,S,evaluation\n", "line 2: no doc"),
+        ("doc,stratum,split\nd0,S\n", "line 2: not as many fields as the header has"),
+        (
+            "doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n",
+            "line 2: prompt_tokens is 'many', must be a whole number",
+        ),
+        ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
+        ('{"doc": "d0", "stratum": "S"}\n', "line 1: no split"),
+        ('{"doc": "d0"\n', "line 1: not JSON"),
+        ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
+        ("", "no column 'doc', 'stratum', 'split'"),
+    ],
+)
+def test_a_documents_file_that_cannot_be_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "documents").write_text(text)
+    log = write(tmp_path / "log.parquet", LOG)
+    code, out, err = command(capsys, log, "--store", tmp_path / "store", "--documents", tmp_path / "documents")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith(f"kvdrift: {tmp_path}/documents")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_documents_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such documents file"):
+        read_documents(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="neither Parquet nor UTF-8 text"):
+        read_documents(tmp_path / "binary")
+    (tmp_path / "cut").write_bytes(b"PAR1abc")
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        read_documents(tmp_path / "cut")
+
+
+# The command
+
+
+def test_the_command_says_what_went_in_and_what_to_type_next(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log, store = write(tmp_path / "log.parquet", LOG), tmp_path / "store"
+    code, out, err = command(capsys, log, "--store", store, "--documents", documents_csv(tmp_path))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "files:         1",
+        "went in:       8 units, 384 events",
+        "already there: 0 units, 0 events",
+        "kept out:      0 units, 0 events",
+        f"next:          kvdrift derive {store}",
+    ]
+    code, out, err = command(capsys, log, "--store", store)
+    assert (code, err) == (0, "")
+    assert "already there: 8 units, 384 events" in out
+    assert "nothing new: the store is as it was" in out
+
+
+def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    good, bad = (
+        write(tmp_path / "good.parquet", LOG),
+        write(tmp_path / "bad.parquet", edit(make_log(study="b"), {"delta": 9.0}, **AT)),
+    )
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "cut.parquet").write_bytes(good.read_bytes()[:-100])
+    write(tmp_path / "lacking.parquet", LOG.drop_columns(["f", "doc"]))
+    write(tmp_path / "typed.parquet", LOG.set_column(5, "t", LOG["t"].cast(pa.float64())))
+    pairs = [(name, LOG.column(name).combine_chunks()) for name in [*LOG.column_names, "t"]]
+    schema = pa.schema([(name, column.type) for name, column in pairs])
+    with pa.ipc.new_file(str(tmp_path / "twice"), schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([column for _, column in pairs], schema=schema))
+    names = ["missing", "text", "empty", "cut.parquet", "lacking.parquet", "typed.parquet", "twice"]
+    code, out, err = command(
+        capsys,
+        good,
+        *(tmp_path / name for name in names),
+        bad,
+        "--store",
+        tmp_path / "store",
+        "--documents",
+        documents_csv(tmp_path),
+    )
+    assert code == 2
+    lines = err.splitlines()
+    assert len(lines) == 8
+    for line, text in zip(lines, [
+        "missing: no such file", "text: neither Parquet nor Arrow IPC", "empty: neither Parquet nor Arrow IPC (the file is empty)",
+        "cut.parquet: cannot be read as Parquet (", "lacking.parquet: no column 'doc', 'f'; an event has study, model, doc",
+        "typed.parquet: column 't' is double, must be an integer type", "twice: column 't' is there 2 times",
+        "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
+    ], strict=True):  # fmt: skip
+        assert line.startswith(f"kvdrift: {tmp_path}/{text}")
+    assert "files:         9, 7 not or not wholly readable" in out
+    assert "went in:       15 units" in out
+    assert "kept out:      1 units, 48 events" in out
+
+
+def test_no_readable_file_makes_no_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = command(capsys, tmp_path / "missing", "--store", tmp_path / "store")
+    assert (code, err) == (2, f"kvdrift: {tmp_path}/missing: no such file\n")
+    assert "next" not in out
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_file_damaged_further_down_gives_its_sound_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in ("WINDOW", "_SLICE"):
+        monkeypatch.setattr(event_files, size, 48)
+    path = tmp_path / "log.parquet"
+    pq.write_table(LOG, path, row_group_size=48, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(6).column(8).data_page_offset  # delta
+    data[start + 60] ^= 0xFF
+    path.write_bytes(bytes(data))
+    report = ingest(
+        tmp_path / "store", [path, write(tmp_path / "other.parquet", make_log(study="b"))], documents_csv(tmp_path)
+    )
+    (finding,) = report.findings
+    assert (finding.kind, report.unread, report.taken.units) == ("file", 1, 14)
+    assert str(finding).startswith(f"{path}: cannot be read as Parquet (")
+    assert "\n" not in str(finding)
+    there = stored(tmp_path / "store")
+    assert there.filter(pc.equal(there["study"], "ext")).equals(canonical(LOG.slice(0, 6 * 48)))
+
+
+def test_many_findings_of_a_kind_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = make_log([f"d{number}" for number in range(25)], ["half"], [0], 4)
+    code, out, err = command(capsys, write(tmp_path / "log.parquet", log), "--store", tmp_path / "store")
+    assert code == 2
+    assert err.count("\n") == 21
+    assert err.splitlines()[-1] == "kvdrift: and 5 more findings of the kind 'document'"
+    assert "kept out:      25 units, 100 events" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument"),
+        (("log.parquet",), "Missing option '--store'"),
+        (("log.parquet", "--store", "log.parquet"), "cannot make a store here"),
+        (("log.parquet", "--store", "s", "--docs", "x"), "No such option: --docs"),
+    ],
+)
+def test_mistakes_in_the_call_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("log.parquet"), LOG)
+    code, _, err = command(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_finding_of_one_row_is_one_line() -> None:
+    finding = Finding("log", "gap", "the position is missing", {"doc": "d", "t": 3})
+    assert str(finding) == "log: doc=d, t=3: the position is missing"
+    assert str(Finding("log", "gap", "x", {"t": 3}, 4)) == "log: t=3: x (4 such rows)"

@@ -1,0 +1,202 @@
+"""The catalogue over real stores: pinned versions, a file that any DuckDB client opens, errors of one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.view_definitions import awkward_log
+
+from schema.errors import InputError
+from schema.store.store import Store, Unit
+from schema.tables import EVENTS, STEPS, TABLES, TRAJECTORIES
+from sql.catalog import describe_views, open_views, view_texts, write_catalog
+from transforms.derivation import derive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOG = awkward_log("long agreements")
+DOCS = sorted({row["doc"] for row in LOG.documents})
+
+
+def rows_of(table: str, rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=TABLES[table].schema)
+
+
+def append_document(store: Store, doc: str) -> None:
+    """The document, its units and what is derived from them."""
+    store.append_rows("documents", rows_of("documents", [row for row in LOG.documents if row["doc"] == doc]))
+    for action in ("one", "two"):
+        events = [row for row in LOG.events if row["doc"] == doc and row["action"] == action]
+        replicates = 1 + max(row["replicate"] for row in events)
+        record = {name: events[0][name] for name in ("study", "model", "doc", "action")}
+        record |= {"first_replicate": 0, "replicates": replicates, "horizon": 40}
+        coupled = [{**row, "kind": "coupled", "weight": None} for row in events]
+        store.append_units([Unit(record, rows_of("events", coupled))])
+    version = store.version("events")
+    for path, file in zip(store.paths("events"), store.files("events"), strict=True):
+        if path in store.pending_segments(version):
+            derived = derive(pq.read_table(file, columns=list(EVENTS.columns)))
+            for table, rows in (("trajectories", derived.trajectories), ("steps", derived.steps)):
+                store.commit_files(table, [store.write_parquet(table, path, rows)], "test", version)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store in a folder whose name has what SQL and glob patterns could take as their own."""
+    made = Store.create(tmp_path / "it's a [store]* {x} study=1")
+    append_document(made, DOCS[0])
+    return made
+
+
+def test_a_view_set_stays_at_its_versions(store: Store) -> None:
+    pinned = store.versions()
+    with open_views(store) as before:
+        append_document(store, DOCS[1])
+        assert before.versions == pinned
+        assert set(before.rows("decomposition", stratum="pooled").column("documents").to_pylist()) == {1}
+        with open_views(store) as after, open_views(store, pinned) as again:
+            assert set(after.rows("decomposition", stratum="pooled").column("documents").to_pylist()) == {2}
+            assert again.rows("moments").equals(before.rows("moments"))
+
+
+def test_one_thread_gives_the_same_bits_in_every_run(store: Store) -> None:
+    append_document(store, DOCS[1])
+    append_document(store, DOCS[2])
+    with open_views(store) as one, open_views(store) as other:
+        for view in ("moments", "stratum_moments", "branch_clock", "contrasts"):
+            for _ in range(3):
+                assert one.rows(view).equals(other.rows(view))
+
+
+def test_more_threads_give_the_same_rows(store: Store) -> None:
+    with open_views(store) as one, open_views(store, threads=2) as two:
+        assert one.rows("trajectories").equals(two.rows("trajectories"))
+        assert one.rows("decomposition").num_rows == two.rows("decomposition").num_rows
+    with pytest.raises(InputError, match="threads is 0"):
+        open_views(store, threads=0)
+
+
+def test_derived_by_the_pipeline_equals_derived_by_hand(store: Store) -> None:
+    with open_views(store) as views:
+        assert views.rows("steps").num_rows == views.rows("events").num_rows > 0
+        assert views.rows("trajectories").select(["tau"]).num_rows == views.rows("trajectory_moments").num_rows
+
+
+def test_an_empty_store_has_all_views_empty(tmp_path: Path) -> None:
+    with open_views(Store.create(tmp_path / "empty")) as views:
+        for view in set(view_texts()) - {"published"}:  # the paper's numbers are there without a study
+            assert views.rows(view).num_rows == 0
+
+
+@pytest.mark.parametrize("view", ["events", "moments", "decomposition", "contrasts", "plan"])
+def test_types_do_not_depend_on_whether_there_are_rows(store: Store, tmp_path: Path, view: str) -> None:
+    with open_views(store) as full, open_views(Store.create(tmp_path / "empty")) as empty:
+        assert full.sql(f"from {view}").types == empty.sql(f"from {view}").types
+
+
+PLAIN_CLIENT = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import duckdb
+with duckdb.connect(sys.argv[1], read_only=True) as connection:
+    for (view,) in connection.sql("select view_name from duckdb_views() where not internal").fetchall():
+        connection.sql(f"select * from {'stored.' * (view not in sys.argv[2].split(','))}{view}").fetchall()
+    print(connection.sql("select documents from decomposition where stratum = 'pooled' limit 1").fetchall()[0][0])
+    print(connection.sql("select comment from duckdb_views() where view_name = 'saturation'").fetchall()[0][0])
+with duckdb.connect() as connection:
+    connection.execute("attach '" + sys.argv[1].replace("'", "''") + "' as study (read_only)")
+    print(connection.sql("select count(*) from study.contrasts").fetchall()[0][0])
+assert "sql" not in sys.modules and "schema" not in sys.modules
+"""
+
+
+def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path: Path) -> None:
+    catalog = write_catalog(store)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    command = [sys.executable, "-I", "-c", PLAIN_CLIENT, str(catalog), ",".join(view_texts())]
+    found = subprocess.run(command, cwd=elsewhere, env={}, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    documents, comment, contrasts = found.stdout.splitlines()
+    assert (documents, contrasts) == ("1", "4")  # two ordered pairs, one stratum and pooled
+    assert comment == {one.view: one.description for one in describe_views()}["saturation"]
+
+
+def test_the_catalogue_is_replaced_under_its_readers(store: Store) -> None:
+    import duckdb  # noqa: PLC0415 - the one test that is itself a client
+
+    query = "select max(documents) from decomposition"
+    with duckdb.connect(str(write_catalog(store)), read_only=True) as reader:
+        append_document(store, DOCS[1])
+        write_catalog(store)
+        assert reader.sql(query).fetchall() == [(1,)]
+    with open_views(store) as views:
+        assert views.sql(query).fetchall() == [(2,)]
+    left = [path.name for path in write_catalog(store).parent.iterdir() if path.is_file()]
+    assert left == ["catalog.duckdb"]
+
+
+def test_rows_are_selected_by_value_and_sorted_by_grain(store: Store) -> None:
+    with open_views(store) as views:
+        rows = views.rows("entry", stratum="pooled", action="one").column("t").to_pylist()
+        assert rows == list(range(1, 41))
+        assert views.rows("trajectories", tau=None).num_rows < views.rows("trajectories").num_rows
+        assert views.rows("trajectories", doc="'; drop view steps; --").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "part"),
+    [
+        ("select nonsense from decomposition", "nonsense"),
+        ("selekt 1", "selekt"),
+        ("select * from decompositon", "Did you mean"),
+        ("select cast(action as integer) from decomposition", "Could not convert"),
+        ("", "no rows"),
+    ],
+)
+def test_a_wrong_query_is_one_line(store: Store, query: str, part: str) -> None:
+    with open_views(store) as views, pytest.raises(InputError, match=part) as caught:
+        views.table(query)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_are_answered_with_the_nearest(store: Store) -> None:
+    with open_views(store) as views:
+        with pytest.raises(InputError, match="did you mean 'decomposition'"):
+            views.rows("decompostion")
+        with pytest.raises(InputError, match="did you mean 'stratum'"):
+            views.rows("decomposition", strata="x")
+    with pytest.raises(InputError, match="did you mean 'steps'"):
+        open_views(store, {"step": 0})
+    with pytest.raises(InputError):
+        open_views(store, {"steps": 999})
+
+
+def test_described_views_are_all_views() -> None:
+    described = describe_views()
+    assert {one.view for one in described} == set(view_texts())
+    assert all(one.description and all(one.columns.values()) for one in described)
+
+
+def test_published_numbers_are_numbers_of_known_quantities(store: Store) -> None:
+    with open_views(store) as views:
+        printed = views.rows("published", model="Llama-3.1-8B-Instruct", quantity="saturation_99", action="snapkv-90")
+        (row,) = printed.to_pylist()
+        assert (row["value"], row["low"], row["high"], row["unit"]) == (28.44, 26.68, 30.24, "%")
+        assert (row["level"], row["baseline"], row["x"]) == (0.99375, None, None)
+        shares = views.table("select min(value), max(value) from published where quantity = 'exposure_share'")
+        assert [column[0].as_py() for column in shares.columns] == [84.7, 92.1]
+        blocks = views.table("select distinct x from published where quantity = 'generation_clock_tv_gap'")
+        assert set(blocks.column("x").to_pylist()) == {"1-32", "33-64", "65-128"}
+
+
+def test_derived_schemas_are_what_the_views_read(store: Store) -> None:
+    with open_views(store) as views:
+        for table in (EVENTS, TRAJECTORIES, STEPS):
+            assert views.rows(table.name).column_names == list(table.columns)

@@ -1,0 +1,173 @@
+"""Every view against its independent evaluation on awkward logs, and every contract executed on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from oracles.swrb_definitions import SWRB_EVALUATIONS, SWRB_LOGS
+from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
+from oracles.view_definitions import LOGS, Analysis, Log, awkward_log
+
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.tables import TABLES
+from sql.catalog import Views, open_views, view_texts
+from sql.contracts import contracts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from schema.store.store import Store
+
+VIEWS = sorted(view_texts())
+EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS}
+TOLERANCE = 1e-9
+
+
+class PlainFolder:
+    """What ``open_views`` asks of a store, over plain Parquet files: a store refuses damaged events, this does not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.location = str(folder)
+
+    def version(self, table: str) -> int:
+        """There is one version of each table."""
+        assert table in TABLES
+        return 0
+
+    def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
+        """All files of the table, none of which lacks a column."""
+        assert version == 0
+        files = sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
+        return {(): files} if files else {}
+
+
+def written(folder: Path, analysis: Analysis) -> Store:
+    """The log's tables as two Parquet files each, derived tables from the loop evaluation."""
+    for name, table in TABLES.items():
+        raw = getattr(analysis.log, name, None)  # also rows that a view leaves out
+        rows = [{column: row[column] for column in table.columns} for row in raw or EVALUATIONS[name](analysis)]
+        (folder / name).mkdir()
+        for part, some in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
+            if some:
+                pq.write_table(pa.Table.from_pylist(some, schema=table.schema), folder / name / f"{part}.parquet")
+    return PlainFolder(folder)  # type: ignore[return-value]
+
+
+def log_of(name: str) -> Log:
+    return SWRB_LOGS[name]() if name in SWRB_LOGS else awkward_log(name)
+
+
+@pytest.fixture(scope="module", params=sorted([*LOGS, *SWRB_LOGS]))
+def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computed]:
+    """One log, its views, and each view's rows computed once."""
+    analysis = Analysis(log_of(request.param))
+    with open_views(written(tmp_path_factory.mktemp("log"), analysis)) as views:
+        yield Computed(analysis, views, {view: views.rows(view) for view in VIEWS})
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the tests of one log share."""
+
+    analysis: Analysis
+    views: Views
+    rows: dict[str, pa.Table]
+
+
+def by_grain(rows: list[dict[str, Any]], grain: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    found = {tuple(row[name] for name in grain): row for row in rows}
+    assert len(found) == len(rows), "the grain is not unique"
+    return found
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
+        return abs(left - right) <= TOLERANCE * max(1.0, abs(right)) and not math.isnan(left)
+    return bool(left == right)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_equals_its_definition(computed: Computed, view: str) -> None:
+    contract = contracts()[view]
+    rows = by_grain(computed.rows[view].to_pylist(), contract.grain)
+    defined = by_grain(EVALUATIONS[view](computed.analysis), contract.grain)
+    assert set(rows) == set(defined)
+    for key, row in defined.items():
+        assert set(row) == set(rows[key])
+        wrong = {name: (rows[key][name], row[name]) for name in row if not same(rows[key][name], row[name])}
+        assert not wrong, f"{view} {key}: (view, definition) {wrong}"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_contract_holds(computed: Computed, view: str) -> None:
+    contract = contracts()[view]
+    rows = computed.rows[view]
+    assert tuple(rows.column_names) == tuple(contract.columns)
+    by_grain(rows.to_pylist(), contract.grain)
+    assert [name for name in contract.not_null if rows.column(name).null_count] == []
+    # Identities may look into other views: here every view is a table of the rows already computed.
+    connection = duckdb.connect()
+    for name, table in computed.rows.items():
+        connection.register(name, table)
+    for name, predicate in contract.identities.items():
+        broken = connection.sql(f'from "{view}" as view where ({predicate}) is not true').fetchall()
+        assert not broken, f"{view}: {name}"
+
+
+def test_every_view_has_a_contract_and_an_evaluation() -> None:
+    assert set(contracts()) == set(VIEWS) == set(EVALUATIONS)
+
+
+def test_grain_and_nullable_name_columns() -> None:
+    for contract in contracts().values():
+        assert set(contract.grain) <= set(contract.columns)
+        assert contract.nullable <= set(contract.columns)
+        assert "\n" not in contract.description
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_staging_views_are_the_stored_tables(table: str) -> None:
+    assert tuple(contracts()[table].columns) == TABLES[table].columns
+    connection = duckdb.connect()
+    declared = connection.from_arrow(TABLES[table].schema.empty_table())
+    connection.execute("create schema stored")
+    declared.create("stored." + table)
+    staged = connection.sql(view_texts()[table])
+    assert (staged.columns, staged.types) == (declared.columns, declared.types)
+
+
+def test_moment_views_carry_every_declared_moment() -> None:
+    for view in ("trajectory_moments", "moments", "stratum_moments", "paired_moments"):
+        assert set(SCALAR_MOMENTS) <= set(contracts()[view].columns)
+    assert set(POSITION_MOMENTS) <= set(contracts()["position_moments"].columns)
+    assert set(LAG_MOMENTS) <= set(contracts()["lag_moments"].columns)
+
+
+def test_awkward_logs_are_awkward() -> None:
+    """The comparison is worth what its logs contain: each corner of the definitions is in one of them."""
+    found = set()
+    for name in LOGS:
+        analysis = Analysis(awkward_log(name))
+        found |= {"entering and not"} if 0 < len(analysis.paths) < len(analysis.paths_of_all) else set()
+        for path in analysis.paths:
+            h, tau = path.horizon, path.tau
+            x, y = path.eos("x"), path.eos("y")
+            found.add("never" if tau is None else {1: "tau 1", h: "tau H"}.get(tau, "tau inside"))
+            found.add({0: "no EOS", 1: "one EOS", 2: "two EOS"}[(x is not None) + (y is not None)])
+            if tau is not None and path.first_eos <= h:
+                order = (path.first_eos > tau) - (path.first_eos < tau)
+                found.add({-1: "EOS before tau", 0: "EOS at tau", 1: "EOS after tau"}[order])
+            if (path.longest_agreement or 0) >= 16:
+                found.add("long agreement")
+    assert found >= {
+        "entering and not", "never", "tau 1", "tau H", "tau inside", "no EOS", "one EOS", "two EOS", "EOS at tau",
+        "EOS after tau", "long agreement",
+    }  # fmt: skip

@@ -1,0 +1,112 @@
+"""A study's estimator: which units it makes, what its plan says, and that both estimators mean the same risk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fixtures.small_study import write_study
+
+from flows import stages
+from flows.plan import find_plan
+from schema.errors import InputError, PlanError
+from schema.store.store import Store
+from schema.study import Study, load_study
+from sql.catalog import open_views
+
+SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
+RARE = (
+    'name = "recent-half"\nselector = "recent"\nkeep = "1/2"',
+    'name = "snapkv-98"\nselector = "snapkv"\nkeep = "98/100"',
+)
+
+
+def run(folder: Path, *changes: tuple[str, str]) -> tuple[Study, str]:
+    """The small study through its evaluation and derivation."""
+    study, location = load_study(write_study(folder, *changes)), str(folder / "store")
+    stages.prepare(study, location)
+    stages.develop(study, location)
+    stages.derive(location)
+    stages.plan(study, location)
+    stages.evaluate(study, location)
+    stages.derive(location)
+    return study, location
+
+
+def units_of(study: Study, location: str, split: str) -> Counter[tuple[str, str]]:
+    documents = {document.doc for document in stages.material_of(study).of_split(split)}
+    rows = Store.open(location).units(study.name).to_pylist()
+    return Counter((row["action"], row["estimator"]) for row in rows if row["doc"] in documents)
+
+
+def test_swrb_adds_its_replicates_to_every_measured_action(tmp_path: Path) -> None:
+    study, location = run(tmp_path, SWRB)
+    for split, documents in (("development", 4), ("evaluation", 6)):
+        measured = {
+            (name, estimator): documents for name in ("snapkv-half", "recent-half") for estimator in ("plain", "swrb")
+        }
+        assert units_of(study, location, split) == {**measured, ("full", "plain"): documents}
+    assert stages.evaluate(study, location) == 0
+    assert stages.check(study, location) is None
+
+
+def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> None:
+    """At 98% retention one pair in twenty parts: the variance falls some tenfold, for two or three times the cost."""
+    changes = (
+        RARE,
+        ("replicates = 5", 'estimator = "hybrid"\nreplicates = 5'),
+        ("development_replicates = 4", "development_replicates = 32"),
+    )
+    study, location = run(tmp_path, *changes)
+    plan = find_plan(Store.open(location), study.name, study.model.id)
+    assert plan is not None
+    planned = plan.content["residual_branching"]
+    efficiency = planned["development_efficiency_in_seconds"]
+    assert set(planned["actions"]) == {name for name, value in efficiency.items() if (value or 0) > 1}
+    assert units_of(study, location, "development")["snapkv-half", "swrb"] == 4
+    branched = {name for name, estimator in units_of(study, location, "evaluation") if estimator == "swrb"}
+    assert branched == set(planned["actions"])
+
+
+def test_both_estimators_mean_one_risk(tmp_path: Path) -> None:
+    """On the embedded model, same documents: the difference within 4 of its Monte Carlo standard errors.
+
+    Two actions, pooled: a right estimator fails with probability 1e-4, and the seed is fixed.
+    """
+    study, location = run(tmp_path, SWRB, ("replicates = 5", "replicates = 48"))
+    with open_views(Store.open(location)) as views:
+        rows = views.rows("swrb_risk", study=study.name, split="evaluation", stratum="pooled").to_pylist()
+        decomposition = views.rows("decomposition", study=study.name, split="evaluation", stratum="pooled").to_pylist()
+    plain = {row["action"]: row for row in decomposition}
+    assert {row["action"] for row in rows} == {"snapkv-half", "recent-half"}
+    for row in rows:
+        assert row["plain_mismatch"] == pytest.approx(plain[row["action"]]["mismatch"], abs=1e-12)
+        assert row["monte_carlo_error"] > 0
+        assert abs(row["mismatch"] - row["plain_mismatch"]) < 4 * row["monte_carlo_error"]
+        assert row["mismatch"] == pytest.approx(row["occurrence"] + row["occupation"], abs=1e-12)
+
+
+def test_the_estimator_belongs_to_the_plan(tmp_path: Path) -> None:
+    study, location = run(tmp_path)
+    changed = load_study(write_study(tmp_path, SWRB))
+    with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
+        stages.evaluate(changed, location)
+    assert stages.material_of(study).study.plan.estimator == "plain"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('id = "kvdrift/tiny"', 'id = "x"\nkind = "finite-state"'), "family and alphabet, or tables"),
+        (('id = "kvdrift/tiny"', 'id = "x"\nkind = "finite-state"\nfamily = "mixture"\nalphabet = 2'), "source = 'embedded'"),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nalphabet = 2'), 'write kind = "finite-state" with it'),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nkind = "finite"'), "'transformer' or 'finite-state'"),
+        (("length = 384\n", ""), r"documents\[0\].length: missing"),
+        (('selector = "snapkv"\n', ""), r"actions\[0\].selector: missing"),
+        (("replicates = 5", 'estimator = "branching"\nreplicates = 5'), "'plain', 'swrb' or 'hybrid'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_study(write_study(tmp_path, change))

@@ -1,0 +1,270 @@
+"""Branchings and their depths against hand-written cases, a plain loop over the definitions, and the laws' own values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fixtures.swrb_events import EOS, Laws, Row, event, random_laws, swrb_replicate, table
+from oracles.swrb_definitions import branching_depth_rows, branching_rows
+
+from schema.errors import InputError
+from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
+from transforms.branching import derive_branchings
+
+NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0}
+
+
+def scan(weights: list[float], *, undrawn: bool = False, eos: int | None = None, **names: Any) -> list[Row]:
+    """Scan rows at 1, 2, ...; ``undrawn``: survival reached 0 at the last of them."""
+    rows = []
+    for t, weight in enumerate(weights, start=1):
+        over = eos is not None and t >= eos
+        token = -1 if undrawn and t == len(weights) else EOS if over else 1
+        both = {"x_token": token, "y_token": token, "x_eos": over, "y_eos": over}
+        rows.append(event(NAMES | names, "scan", t, 0.5, 0.5, both, weight))
+    return rows
+
+
+def branch(start: int, pattern: str, **names: Any) -> list[Row]:
+    """Branch rows from ``start`` on: '=' agrees, '#' mismatches, '.' is a missing position."""
+    return [
+        event(
+            NAMES | names,
+            "branch",
+            t,
+            0.5,
+            0.5,
+            {"x_token": 1, "y_token": 1 + (mark == "#"), "x_eos": False, "y_eos": False},
+            None,
+        )
+        for t, mark in enumerate(pattern, start=start)
+        if mark != "."
+    ]
+
+
+def derived(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    found = derive_branchings(table(rows))
+    return found.branchings.to_pylist(), found.depths.to_pylist()
+
+
+# The paper's figure "swrb-measurement": H = 5, M = .3, J = 3, mismatches at 3 and 5.
+PICTURED = [*scan([0.03, 0.06, 0.09, 0.075, 0.045]), *branch(3, "#=#")]
+
+
+def test_the_pictured_replicate() -> None:
+    (row,), depths = derived(PICTURED)
+    mass = row.pop("mass")
+    assert row == NAMES | {"horizon": 5, "complete": True, "scanned": 5, "branch": 3, "mismatches": 2}
+    assert mass == pytest.approx(0.3, abs=1e-15)
+    assert [d["depth"] for d in depths] == [1, 2, 3, 4, 5]
+    assert [d["observed"] for d in depths] == pytest.approx([0.06, 0.06, 0.12, 0.12, 0.12], abs=1e-15)
+    by_hand = [0.03 * 4 + 0.06 * 3 + 0.09 * 2 + 0.075, 0.03 * 3 + 0.06 * 2 + 0.09, 0.03 * 2 + 0.06, 0.03, 0]
+    assert [d["capacity"] for d in depths] == pytest.approx([value / 5 for value in by_hand], abs=1e-15)
+
+
+def test_nothing_to_branch_to() -> None:
+    (row,), depths = derived(scan([0.0, 0.0, 0.0], eos=2))
+    assert row == NAMES | {
+        "horizon": 3, "complete": True, "scanned": 3, "mass": 0.0, "branch": None, "mismatches": 0
+    }  # fmt: skip
+    assert [(d["observed"], d["capacity"]) for d in depths] == [(0.0, 0.0)] * 3
+
+
+def test_a_scan_that_ends_where_survival_does() -> None:
+    (row,), depths = derived([*scan([0.25, 0.75], undrawn=True), *branch(2, "##=")])
+    assert (row["horizon"], row["complete"], row["scanned"], row["mass"], row["branch"]) == (4, True, 2, 1.0, 2)
+    assert [d["observed"] for d in depths] == [0.25, 0.5, 0.5, 0.5]
+    assert [d["capacity"] for d in depths] == [(0.25 * 3 + 0.75 * 2) / 4, (0.25 * 2 + 0.75) / 4, 0.25 / 4, 0.0]
+
+
+def test_certain_divergence_at_the_first_position_and_at_the_last() -> None:
+    rows = [*scan([1.0], undrawn=True), *branch(1, "#=#")]
+    rows += [*scan([0.0, 0.0, 1.0], undrawn=True, replicate=1), *branch(3, "#", replicate=1)]
+    (first, last), depths = derived(rows)
+    assert (first["branch"], first["scanned"], first["complete"]) == (1, 1, True)
+    assert (last["branch"], last["scanned"], last["complete"]) == (3, 3, True)
+    assert [d["observed"] for d in depths] == pytest.approx([1 / 3, 1 / 3, 2 / 3] + [1 / 3] * 3, abs=1e-15)
+    assert [d["capacity"] for d in depths] == pytest.approx([2 / 3, 1 / 3, 0, 0, 0, 0], abs=1e-15)
+
+
+def test_horizon_1() -> None:
+    rows = [*scan([0.5]), *branch(1, "#"), *scan([0.0], replicate=1), *scan([1.0], undrawn=True, replicate=2)]
+    rows += branch(1, "#", replicate=2)
+    branchings, depths = derived(rows)
+    assert [row["complete"] for row in branchings] == [True] * 3
+    assert [(d["observed"], d["capacity"]) for d in depths] == [(0.5, 0.0), (0.0, 0.0), (1.0, 0.0)]
+
+
+INCOMPLETE = {
+    "no branch for mass": scan([0.1, 0.2, 0.3]),
+    "a branch for no mass": [*scan([0.0, 0.0, 0.0]), *branch(2, "#=")],
+    "no scan": branch(2, "#="),
+    "the scan's first position is missing": [*scan([0.1, 0.2, 0.3])[1:], *branch(2, "#=")],
+    "a scan position is missing": [row for row in PICTURED if (row["kind"], row["t"]) != ("scan", 3)],
+    "the scan's last position is missing": [row for row in PICTURED if (row["kind"], row["t"]) != ("scan", 5)],
+    "a scan position is there twice": [*PICTURED, PICTURED[2]],
+    "a branch position is missing": [*scan([0.1] * 4), *branch(1, "#=.#")],
+    "the branch's last position is missing": [*scan([0.1] * 4), *branch(1, "#=#")],
+    "a branch position is there twice": [*PICTURED, PICTURED[-1]],
+    "the branch goes on after the scan": [*scan([0.1] * 3), *branch(2, "#==")],
+}
+
+
+@pytest.mark.parametrize("rows", INCOMPLETE.values(), ids=INCOMPLETE.keys())
+def test_incomplete_replicates_say_so_and_keep_what_is_there(rows: list[Row]) -> None:
+    complete = [row | {"replicate": 1} for row in PICTURED]
+    found, depths = derived([*rows, *complete])
+    assert [row["complete"] for row in found] == [False, True]
+    assert_same(found, branching_rows([*rows, *complete]))
+    assert_same(depths, branching_depth_rows([*rows, *complete]))
+
+
+def assert_same(found: list[Row], expected: list[Row]) -> None:
+    assert len(found) == len(expected)
+    for got, wanted in zip(found, expected, strict=True):
+        for name, value in wanted.items():
+            # Sums of at most 24 products within [0, 1], in another order: a few units of 2^-53 each.
+            assert got[name] == (pytest.approx(value, abs=1e-13) if isinstance(value, float) else value), name
+
+
+def random_log(chance: np.random.Generator, replicates: int, longest: int, *, damaged: float = 0.0) -> list[Row]:
+    rows: list[Row] = []
+    for replicate in range(replicates):
+        h = int(chance.integers(1, longest + 1))
+        laws = random_laws(
+            chance,
+            h,
+            apart=float(chance.choice([0.0, 0.1, 0.9])),
+            apart_at=int(chance.choice([0, 0, 1, h, int(chance.integers(1, h + 1))])),
+        )
+        doc = f"d{chance.integers(3)}" + "é" * int(chance.integers(2))
+        names = {"study": f"s{chance.integers(2)}", "model": "m", "doc": doc, "action": f"a{chance.integers(4)}"}
+        own = swrb_replicate({**names, "replicate": replicate}, laws, chance)
+        if chance.random() < damaged:
+            lost = int(chance.integers(len(own)))
+            own = own[:lost] + own[lost + 1 :] if chance.random() < 0.6 else [*own, own[lost]]
+        rows += own
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_against_the_definitions_one_replicate_at_a_time(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    rows = random_log(chance, replicates=60, longest=(1, 3, 9, 24)[seed % 4], damaged=0.5 * (seed >= 4))
+    rows = [rows[at] for at in chance.permutation(len(rows))]
+    found, found_depths = derived(rows)
+    assert_same(found, branching_rows(rows))
+    assert_same(found_depths, branching_depth_rows(rows))
+    if seed < 4:
+        assert all(row["complete"] for row in found)
+
+
+def test_random_logs_have_the_corners() -> None:
+    """The comparison is worth what its logs contain."""
+    rows = random_log(np.random.default_rng(3), replicates=60, longest=24)
+    found, _ = derived(rows)
+    corners = {"M = 0" for row in found if row["mass"] == 0}
+    corners |= {"J = H" for row in found if row["branch"] == row["horizon"] > 1}
+    corners |= {"J = 1 < H" for row in found if row["branch"] == 1 < row["horizon"]}
+    corners |= {"survival ends early" for row in found if row["scanned"] < row["horizon"]}
+    corners |= {"0 < M < 1" for row in found if 0 < row["mass"] < 1 - 1e-9}
+    corners |= {"M = 1" for row in found if abs(row["mass"] - 1) < 1e-12}
+    corners |= {"U ends" for row in rows if row["kind"] == "scan" and row["x_eos"]}
+    assert len(corners) == 7
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_every_replicate_satisfies(seed: int) -> None:
+    """Section "sampled-profile": 0 <= Z_L <= ML/H, 0 <= W_L <= M(H - L)/H, Z_1 = M/H; Z_L grows and W_L falls."""
+    chance = np.random.default_rng(seed)
+    found, depths = derived(random_log(chance, replicates=80, longest=12))
+    at = {(row["doc"], row["action"], row["study"], row["replicate"]): row for row in found}
+    before: Row | None = None
+    for d in depths:
+        row = at[d["doc"], d["action"], d["study"], d["replicate"]]
+        mass, h, depth = row["mass"], row["horizon"], d["depth"]
+        assert 0 <= d["observed"] <= mass * depth / h + 1e-15
+        assert 0 <= d["capacity"] <= mass * (h - depth) / h + 1e-15
+        if depth == 1:
+            assert d["observed"] == mass / h
+        else:
+            assert before is not None
+            assert d["observed"] >= before["observed"]
+            assert d["capacity"] <= before["capacity"]
+        if depth == h:
+            assert d["capacity"] == 0
+            assert d["observed"] == mass * row["mismatches"] / h
+        before = d
+
+
+def test_means_are_the_exact_occurrence_and_tail_capacity() -> None:
+    """Without EOS these laws forget their history: p_s = e_s prod_{r<s} (1 - e_r), and M and W_L do not vary at all."""
+    chance = np.random.default_rng(5)
+    laws = random_laws(chance, 6, apart=0.6)
+    laws = Laws(
+        [np.append(p[:3] / p[:3].sum(), 0) for p in laws.p], [np.append(q[:3] / q[:3].sum(), 0) for q in laws.q]
+    )
+    e = [0.5 * float(np.abs(p - q).sum()) for p, q in zip(laws.p, laws.q, strict=True)]
+    entry = [e[s] * math.prod(1 - e[r] for r in range(s)) for s in range(6)]
+    rows = [row for k in range(400) for row in swrb_replicate(NAMES | {"replicate": k}, laws, chance)]
+    found, depths = derived(rows)
+    assert [row["mass"] for row in found] == pytest.approx([math.fsum(entry)] * 400, abs=1e-15)
+    for depth in range(1, 7):
+        exact = sum(p * max(0, 6 - s - depth + 1) for s, p in enumerate(entry, start=1)) / 6
+        assert [d["capacity"] for d in depths if d["depth"] == depth] == pytest.approx([exact] * 400, abs=1e-15)
+    # R = (1/H) sum_t P(I_t = 1) and P(I_t = 1) = e_t here. Values lie within [0, M], so by Hoeffding the mean of 400 is
+    # further than .12 M from its expectation with probability below 2 exp(-2 * 400 * .12^2) = 2e-5.
+    mean = math.fsum(d["observed"] for d in depths if d["depth"] == 6) / 400
+    assert mean == pytest.approx(math.fsum(e) / 6, abs=0.12 * math.fsum(entry))
+
+
+def test_row_order_encoding_and_other_replicates_do_not_matter() -> None:
+    chance = np.random.default_rng(9)
+    rows = random_log(chance, replicates=40, longest=9, damaged=0.3)
+    events = table(rows)
+    expected = derive_branchings(events)
+    for _ in range(4):
+        shuffled = events.take(pa.array(chance.permutation(events.num_rows)))
+        chunks = [shuffled.slice(0, 50), shuffled.slice(50, 1), shuffled.slice(51)]
+        for name in ("doc", "kind"):
+            at = shuffled.schema.get_field_index(name)
+            chunks = [chunk.set_column(at, name, chunk[name].dictionary_encode()) for chunk in chunks]
+        found = derive_branchings(pa.concat_tables(chunks))
+        assert found.branchings.equals(expected.branchings)
+        assert found.depths.equals(expected.depths)
+    key = [rows[0][name] for name in BRANCHINGS.key]
+    alone = [row for row in rows if [row[name] for name in BRANCHINGS.key] == key]
+    found_alone, depths_alone = derived(alone)
+    assert found_alone[0] in expected.branchings.to_pylist()  # bit for bit
+    assert all(d in expected.depths.to_pylist() for d in depths_alone)
+
+
+@pytest.mark.parametrize("rows", [[], PICTURED, [*scan([0.0], doc="a"), *PICTURED]])
+def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
+    found = derive_branchings(table(rows))
+    assert found.branchings.schema.equals(BRANCHINGS.schema, check_metadata=True)
+    assert found.depths.schema.equals(BRANCHING_DEPTHS.schema, check_metadata=True)
+    found.branchings.validate(full=True)
+    found.depths.validate(full=True)
+
+
+def test_wrong_input_is_one_clear_line() -> None:
+    def changed(name: str, values: list[Any]) -> pa.Table:
+        at = EVENTS.schema.get_field_index(name)
+        return table(PICTURED).set_column(at, name, pa.array(values, EVENTS.schema.field(name).type))
+
+    with pytest.raises(InputError, match="lack the column weight"):
+        derive_branchings(table(PICTURED).drop_columns(["weight"]))
+    with pytest.raises(InputError, match="'kind' has 'coupled', must be 'scan' or 'branch'"):
+        derive_branchings(changed("kind", ["coupled", *["scan"] * 7]))
+    with pytest.raises(InputError, match="'kind' has 1 nulls"):
+        derive_branchings(changed("kind", [None, *["scan"] * 7]))
+    with pytest.raises(InputError, match="positions t from 0 to 8"):
+        derive_branchings(changed("t", [0, 2, 3, 4, 5, 6, 7, 8]))
+    for weight, said in ((None, "nan"), (1.5, "1.5"), (-0.1, "-0.1"), (math.nan, "nan")):
+        with pytest.raises(InputError, match=rf"kind 'scan' have weight {said}, must be within \[0, 1\]"):
+            derive_branchings(changed("weight", [0.1, 0.1, 0.1, 0.1, weight, None, None, None]))

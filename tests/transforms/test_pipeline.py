@@ -1,0 +1,446 @@
+"""The derivation pipeline and its live form on real stores: exactly once, whatever is killed, broken or repeated."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from fixtures import swrb_events
+
+from schema.errors import InputError, OperationError
+from schema.store.store import Store, Unit
+from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
+from transforms import pipeline, segments
+from transforms.branching import derive_branchings
+from transforms.derivation import derive
+from transforms.pipeline import run_derivation
+from transforms.records import read_records, record_folder
+from transforms.watch import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def unit(number: int, *, replicates: int = 3, horizon: int = 10, first: int = 0) -> Unit:
+    rng = np.random.default_rng(1000 * first + number)
+    names = {"study": "s", "model": "m/x", "doc": f"doc {number:03d}", "action": "a"}
+    rows = replicates * horizon
+    t = np.tile(np.arange(1, horizon + 1, dtype=np.int32), replicates)
+    x = rng.integers(0, 100, rows).astype(np.int32)
+    y = np.where(rng.random(rows) < 0.2, x + 1, x).astype(np.int32)
+    eos = [t >= np.repeat(rng.integers(2, 2 * horizon, replicates), horizon) for _ in range(2)]
+    laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
+    replicate = np.repeat(np.arange(first, first + replicates, dtype=np.int32), horizon)
+    columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos, ["coupled"] * rows]
+    columns.append(pa.nulls(rows, pa.float64()))
+    record: dict[str, Any] = dict.fromkeys(column for column in UNITS.columns if column != "path")
+    record |= {**names, "first_replicate": first, "replicates": replicates, "horizon": horizon, "estimator": "plain"}
+    return Unit(record, pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema))
+
+
+def branched_unit(number: int, *, replicates: int = 3, horizon: int = 10) -> Unit:
+    """An SWRB unit of the document that ``unit`` of the same number has."""
+    chance = np.random.default_rng(number)
+    names = {"study": "s", "model": "m/x", "doc": f"doc {number:03d}", "action": "a"}
+    laws = swrb_events.random_laws(chance, horizon, apart_at=horizon // 2 * (number % 3 == 1))
+    rows = [
+        row for k in range(replicates) for row in swrb_events.swrb_replicate({**names, "replicate": k}, laws, chance)
+    ]
+    return swrb_events.unit(rows, "swrb", horizon)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.append_units([unit(number) for number in range(40)])
+    return store
+
+
+def derived_rows(store: Store, table: Table) -> pa.Table:
+    return store.read(table.name).sort_by([(name, "ascending") for name in table.key])
+
+
+def assert_derived_once(store: Store) -> None:
+    """The derived tables are those of the whole log derived at once, and no segment is left to do."""
+    events = store.read("events")
+    coupled = pc.equal(events.column("kind"), "coupled")
+    whole, branched = derive(events.filter(coupled)), derive_branchings(events.filter(pc.invert(coupled)))
+    assert derived_rows(store, TRAJECTORIES).equals(whole.trajectories)
+    assert derived_rows(store, STEPS).equals(whole.steps)
+    assert derived_rows(store, BRANCHINGS).equals(branched.branchings)
+    assert derived_rows(store, BRANCHING_DEPTHS).equals(branched.depths)
+    assert store.pending_segments(store.version("events")) == []
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_end_to_end_and_incrementally(store: Store) -> None:
+    seen: list[tuple[int, int]] = []
+    report = run_derivation(store.location, progress=lambda done, todo: seen.append((done, todo)))
+    assert (report.segments, report.events, report.trajectories) == (40, 40 * 30, 40 * 3)
+    assert report.events_version == store.version("events")
+    assert seen == [(40, 40)]
+    assert store.paths("trajectories") == store.paths("steps") == store.paths("events")
+    assert_derived_once(store)
+    assert not list(Path(store.location).glob(".derive*"))
+
+    store.append_units([unit(number, first=3, replicates=2, horizon=10) for number in range(7)])
+    report = run_derivation(store.location)
+    assert (report.segments, report.events, report.trajectories) == (7, 7 * 20, 7 * 2)
+    assert_derived_once(store)
+    for table in ("trajectories", "steps"):
+        assert store.covered_version(table, segments.COVERED) == store.version("events")
+
+
+def test_both_kinds_of_segments_go_one_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    branched = [branched_unit(number) for number in range(0, 40, 4)]
+    store.append_units(branched)
+    monkeypatch.setattr(pipeline, "BATCH", 33)
+    monkeypatch.setattr(pipeline, "GROUP", 4)
+    report = run_derivation(store.location)
+    assert (report.segments, report.trajectories, report.branchings) == (50, 40 * 3, 10 * 3)
+    assert report.events == 40 * 30 + sum(unit.events.num_rows for unit in branched)
+    assert_derived_once(store)
+    paths = store.paths("events")
+    assert sorted([*store.paths("steps"), *store.paths("branchings")]) == paths
+    assert store.paths("trajectories") == store.paths("steps")
+    assert store.paths("branching_depths") == store.paths("branchings")
+    assert run_derivation(store.location).segments == 0
+
+    store.append_units([branched_unit(number) for number in range(1, 4)])
+    report = run_derivation(store.location)
+    assert (report.segments, report.trajectories, report.branchings) == (3, 0, 9)
+    assert_derived_once(store)
+
+
+def test_a_segment_from_before_there_were_kinds(tmp_path: Path) -> None:
+    events = unit(1).events
+    pq.write_table(events.drop_columns(["kind", "weight"]), tmp_path / "1.parquet", write_page_checksum=True)
+    older = segments.read_events(str(tmp_path / "1.parquet"))
+    assert derive(older).steps.equals(derive(events).steps)
+
+
+def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "BATCH", 17)
+    monkeypatch.setattr(pipeline, "GROUP", 4)
+    seen: list[tuple[int, int]] = []
+    covered: list[int | None] = []
+
+    def progress(done: int, todo: int) -> None:
+        seen.append((done, todo))
+        covered.append(store.covered_version("steps", segments.COVERED))
+
+    assert run_derivation(store.location, progress=progress).segments == 40
+    assert seen == [(17, 40), (34, 40), (40, 40)]
+    assert covered == [None, None, store.version("events")]
+    assert_derived_once(store)
+
+
+def test_nothing_to_do_is_said_without_beam(store: Store) -> None:
+    run_derivation(store.location)
+    versions = store.versions()
+    done = python(
+        """
+        import sys
+        from transforms.pipeline import run_derivation
+        report = run_derivation(sys.argv[1])
+        assert (report.segments, report.events, report.trajectories) == (0, 0, 0), report
+        assert report.seconds < 2, report
+        assert not [name for name in sys.modules if name.startswith("apache_beam")]
+        """,
+        store.location,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert store.versions() == versions
+
+
+def test_a_run_prints_nothing_and_leaves_logging_alone(store: Store) -> None:
+    done = python(
+        """
+        import logging, sys
+        from transforms.pipeline import run_derivation
+        root = logging.getLogger()
+        before = (root.level, list(root.handlers), root.manager.disable)
+        assert run_derivation(sys.argv[1]).segments == 40
+        assert (root.level, list(root.handlers), root.manager.disable) == before == (logging.WARNING, [], 0)
+        """,
+        store.location,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert_derived_once(store)
+
+
+def test_handlers_of_the_caller_stay(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    handlers = list(logging.getLogger().handlers)
+    run_derivation(store.location)
+    assert logging.getLogger().handlers == handlers
+    logging.getLogger("caller").warning("still heard")
+    assert caplog.messages == ["still heard"]
+
+
+KILLED = """
+import os, signal, sys
+from schema.store.store import Store
+from transforms.pipeline import run_derivation
+
+location, method, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
+original, calls = getattr(Store, method), 0
+
+def dying(*arguments, **options):
+    global calls
+    calls += 1
+    if calls == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **options)
+
+setattr(Store, method, dying)
+run_derivation(location)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "moment", "left"),
+    [
+        ("write_parquet", 36, 40),  # in the middle of a group, between a segment's two files
+        ("commit_files", 1, 40),  # all files written, none visible
+        ("commit_files", 2, 40),  # trajectories visible, steps not
+    ],
+)
+def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int, left: int) -> None:
+    killed = python(KILLED, store.location, method, str(moment))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    visible = {path: Path(file).stat().st_mtime_ns for path, file in files_of(store, "trajectories").items()}
+    assert len(visible) == (40 if (method, moment) == ("commit_files", 2) else 0)
+    assert run_derivation(store.location).segments == left
+    assert_derived_once(store)
+    after = files_of(store, "trajectories")
+    assert {path: Path(after[path]).stat().st_mtime_ns for path in visible} == visible  # never written again
+    assert run_derivation(store.location).segments == 0
+
+
+def files_of(store: Store, table: str) -> dict[str, str]:
+    return dict(zip(store.paths(table), store.files(table), strict=True))
+
+
+def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = Path(store.location, ".derive", "killed")
+    left.mkdir(parents=True)
+    (left / "0.json").write_text("[]")
+    run_derivation(store.location)
+    assert left.exists()  # it could belong to a run that is still going on
+    monkeypatch.setattr("transforms.records.STALE", timedelta(days=-1))
+    with record_folder(store.location):
+        pass
+    assert not left.exists()
+
+
+def damage(store: Store) -> dict[Path, bytes]:
+    """Break three events files in different ways; returns their right content."""
+    files = [Path(file) for file in store.files("events")]
+    right = {file: file.read_bytes() for file in (files[3], files[17], files[30])}
+    content = bytearray(right[files[3]])
+    content[40] ^= 0xFF  # inside the first page: only its checksum tells
+    files[3].write_bytes(bytes(content))
+    files[17].write_bytes(b"not Parquet")
+    pq.write_table(pq.read_table(files[30]).drop_columns(["delta"]), files[30])
+    return right
+
+
+def test_bad_segments_are_named_in_one_line_and_the_others_derived(store: Store) -> None:
+    right = damage(store)
+    with pytest.raises(OperationError, match="3 of 40 segments could not be derived") as error:
+        run_derivation(store.location)
+    assert "\n" not in str(error.value)
+    assert all(str(file) in str(error.value) for file in right)
+    assert "events lack the column delta" in str(error.value)
+    assert len(store.paths("steps")) == 37
+    assert store.covered_version("steps", segments.COVERED) is None
+    for file, content in right.items():
+        file.write_bytes(content)
+    assert run_derivation(store.location).segments == 3
+    assert_derived_once(store)
+
+
+def test_many_bad_segments_are_counted_not_listed(store: Store) -> None:
+    for file in store.files("events"):
+        Path(file).unlink()
+    with pytest.raises(OperationError, match=r"40 of 40 .*; and 37 more") as error:
+        run_derivation(store.location)
+    assert str(error.value).count(".parquet") < 10
+
+
+def test_segments_lost_by_a_runner_are_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "read_records", lambda folder: read_records(folder)[:-1])
+    with pytest.raises(OperationError, match="given 40 segments and brought back 39"):
+        run_derivation(store.location)
+    monkeypatch.undo()
+    assert run_derivation(store.location).segments == 1
+    assert_derived_once(store)
+
+
+def test_a_failing_runner_is_one_line(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    def broken(_group: Any, _folder: str) -> None:
+        raise KeyError("no place left")
+
+    monkeypatch.setattr(pipeline, "write_record", broken)
+    with pytest.raises(OperationError, match=r"FnApiRunner failed: .*no place left") as error:
+        run_derivation(store.location)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_wrong_places_and_runners(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        run_derivation(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="runner 'Fnord'"):
+        run_derivation(store.location, runner="Fnord")
+    assert not list(Path(store.location).glob(".derive*"))
+
+
+def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(InputError, match="pip install dask distributed"):
+        run_derivation(store.location, runner="DaskRunner")
+
+
+@pytest.mark.slow
+def test_dask_runner(store: Store) -> None:
+    pytest.importorskip("distributed")
+    assert run_derivation(store.location, runner="DaskRunner").segments == 40
+    assert_derived_once(store)
+
+
+def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> None:
+    import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
+    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
+    from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
+
+    todo = segments.pending(store, store.version("events"))
+    groups = [(number, tuple(todo[4 * number : 4 * number + 4])) for number in range(10)]
+    random.Random(2).shuffle(groups)  # noqa: S311
+    stream = TestStream().advance_watermark_to(0)
+    for moment, group in enumerate([*groups[:6], groups[2], *groups[6:], groups[0]]):  # two of them twice
+        stream = stream.add_elements([group], event_timestamp=100 - moment).advance_watermark_to(50 + moment)
+    with record_folder(store.location) as folder:
+        options = PipelineOptions(["--streaming"])
+        with beam.Pipeline(runner="BundleBasedDirectRunner", options=options) as streaming:
+            pipeline.derive_groups(streaming | stream.advance_watermark_to_infinity(), store.location, folder)
+        outcomes = read_records(folder)
+    assert sorted(outcome.path for outcome in outcomes) == [segment.path for segment in todo]
+    segments.commit(store, [*outcomes, *outcomes[:5]], store.version("events"), covered=True)
+    assert_derived_once(store)
+
+
+class Watching:
+    """A watch in a thread of its own, with the micro-batch reports that it gave."""
+
+    def __init__(self, location: str) -> None:
+        self.reports: list[segments.DerivationReport] = []
+        self.total: segments.DerivationReport | None = None
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(location,))
+        self._thread.start()
+
+    def _run(self, location: str) -> None:
+        try:
+            self.total = watch(location, 0.02, self._stop.is_set, self.reports.append)
+        except OperationError as error:
+            self.error = error
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for ``condition``."""
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end, "the watch did not get there"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the watch after the batch at hand."""
+        self._stop.set()
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
+
+
+def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transforms.watch.MICRO_BATCH", 15)
+    watching = Watching(store.location)
+    try:
+        for turn in range(1, 6):
+            store.append_units([unit(number, first=3 * turn) for number in range(4)])
+            watching.until(lambda turn=turn: len(store.paths("steps")) == 40 + 4 * turn)  # type: ignore[misc]
+    finally:
+        watching.stop()
+    assert_derived_once(store)
+    assert watching.total is not None
+    assert watching.total.segments == 60 == sum(report.segments for report in watching.reports)
+    assert watching.total.events == 60 * 30
+    assert watching.total.events_version == store.version("events")
+    assert max(report.segments for report in watching.reports) <= 15
+    assert store.covered_version("steps", segments.COVERED) == store.version("events")
+
+
+def test_watch_derives_branches_too(store: Store) -> None:
+    watching = Watching(store.location)
+    try:
+        store.append_units([branched_unit(number) for number in range(7)])
+        watching.until(lambda: store.pending_segments(store.version("events")) == [])
+    finally:
+        watching.stop()
+    assert_derived_once(store)
+    assert watching.total is not None
+    assert (watching.total.segments, watching.total.trajectories, watching.total.branchings) == (47, 120, 21)
+    assert sum(report.branchings for report in watching.reports) == 21
+
+
+def test_watch_beside_a_derivation_and_a_writer(store: Store) -> None:
+    watching = Watching(store.location)
+    try:
+        for turn in range(1, 4):
+            store.append_units([unit(number, first=3 * turn) for number in range(20)])
+            run_derivation(store.location)
+        watching.until(lambda: store.pending_segments(store.version("events")) == [])
+    finally:
+        watching.stop()
+    assert watching.error is None
+    assert_derived_once(store)
+
+
+def test_watch_goes_on_past_a_bad_segment_and_tells_of_it(store: Store) -> None:
+    right = damage(store)
+    watching = Watching(store.location)
+    try:
+        watching.until(lambda: len(store.paths("steps")) == 37)
+        store.append_units([unit(0, first=3)])
+        watching.until(lambda: len(store.paths("steps")) == 38)
+    finally:
+        watching.stop()
+    assert sum(len(report.failures) for report in watching.reports) == 3  # tried once each
+    assert "3 of 41 segments could not be derived" in str(watching.error)
+    for file, content in right.items():
+        file.write_bytes(content)
+    assert watch(store.location, 0.0, iter([False, True]).__next__).segments == 3
+    assert_derived_once(store)
+
+
+def test_watch_stops_at_once_when_asked_before_it_began(store: Store) -> None:
+    assert watch(store.location, 60.0, lambda: True).segments == 0

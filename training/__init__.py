@@ -1,0 +1,1 @@
+"""How the embedded model's checkpoint was made; not part of the installed package."""

@@ -1,0 +1,176 @@
+"""The files of a store's tables, one at a time: there, whole, and as the log and the declared schema have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schema.errors import InputError
+from schema.store.appends import DERIVED, UNIT_FOOTER, conform
+from schema.store.delta import encode_parquet, first_line
+from schema.store.store import Store, StoredFile, content_digest
+from schema.tables import TABLES
+from verification.findings import Check, Fault, counted
+
+# What Arrow raises for bytes that are no Parquet file, or none that it knows.
+_READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
+
+DERIVED_TABLES = tuple(table for tables in DERIVED.values() for table in tables)
+
+_NAMED_DIGEST = re.compile(r"(?:^|-)([0-9a-f]{16})\.parquet$")  # of events files, and of small tables' not compacted
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one file turned out to hold."""
+
+    where: str  # table and path
+    rows: pa.Table | None = None  # in the declared schema, defaults filled in; None where it has no such rows
+    unit: dict[str, Any] | None = None  # the unit record in its footer
+    faults: tuple[Fault, ...] = ()
+
+
+class TableFiles:
+    """The visible files of one table at one version. InputError where its log cannot be read."""
+
+    def __init__(self, store: Store, table: str, version: int) -> None:
+        self.table = table
+        self._store = store
+        self.by_path = {file.path: file for file in store.stored_files(table, version)}
+        folder = f"{store.location}/{table}/"
+        self._lacking = {
+            file.removeprefix(folder): names
+            for names, files in store.files_by_missing_columns(table, version).items()
+            for file in files
+        }
+
+    def read(self, path: str) -> Reading:
+        """Read one file wholly, page checksums verified; whatever is wrong with it is among the reading's faults.
+
+        A file that is damaged but still holds rows is given with them: what they say may be wrong in more than this.
+        """
+        file = self.by_path[path]
+        where = f"{self.table}/{path}"
+        try:
+            data = self._store.read_bytes(self.table, path)
+        except InputError:
+            return Reading(where, faults=(Fault(where, "the file is missing or cannot be read, must be there"),))
+        damage = _damage(self.table, file, data)
+        try:
+            rows, footer, created_by = _parse(data)
+            if not damage and self.table in DERIVED_TABLES and _has_altered_footer(data, rows, created_by):
+                damage = "the footer is not that of the file's rows, must be: queries skip rows by what it says"
+        except _READ_ERRORS as error:
+            reason = f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
+            return Reading(where, faults=(Fault(where, damage or reason),))
+        faults = [Fault(where, damage)] if damage else []
+        unit = None
+        if self.table == "events":
+            unit = _unit_record(footer)
+            if unit is None:
+                faults.append(Fault(where, "the footer has no unit record, must have that of its unit"))
+        try:
+            declared = self._declared(path, rows)
+        except (InputError, pa.ArrowException) as error:
+            fault = Fault(where, first_line(error).removeprefix(f"{self.table}: "))
+            return Reading(where, unit=unit, faults=(*faults, fault))
+        if not damage and file.rows is not None and declared.num_rows != file.rows:
+            faults.append(Fault(where, f"the file has {declared.num_rows} rows, must have {file.rows} as the log says"))
+        return Reading(where, declared, unit, tuple(faults))
+
+    def _declared(self, path: str, rows: pa.Table) -> pa.Table:
+        """The rows in the declared schema; InputError where they are not of it."""
+        lacking = self._lacking[path]
+        table = TABLES[self.table]
+        for name in table.columns:
+            if (name in rows.column_names) == (name in lacking):
+                what = "came after this file, must not be in it" if name in lacking else "is missing"
+                raise InputError(f"column '{name}' {what}")
+        for name, default in table.defaults.items():
+            at = rows.schema.get_field_index(name)
+            if at >= 0 and default is not None and rows.column(at).null_count:  # compacted files of an older version
+                rows = rows.set_column(at, rows.schema.field(at), rows.column(at).fill_null(default))
+        return conform(table, rows)
+
+
+def _damage(table: str, file: StoredFile, data: bytes) -> str | None:
+    """How a file's bytes are other than the ones that were committed, as far as log and name tell."""
+    if len(data) != file.size:
+        return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
+    named = None if table in DERIVED_TABLES else _NAMED_DIGEST.search(file.path)
+    if named and named[1] != (digest := content_digest(data)):
+        return f"the content has digest {digest}, must have {named[1]} as its name says"
+    return None
+
+
+def _parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes], str]:
+    """Rows, key-value metadata and the library that wrote them."""
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+        rows = parquet.read()
+        rows.validate(full=True)  # Parquet's reader takes any bytes for text
+        return rows, dict(parquet.metadata.metadata or {}), parquet.metadata.created_by
+
+
+def _has_altered_footer(data: bytes, rows: pa.Table, created_by: str) -> bool:
+    """Whether a footer is not the one that belongs to its rows, as far as can be told.
+
+    No checksum covers it, and queries skip rows by its statistics. It is held against the footer of the same rows
+    written again, where this version of the library wrote the file and makes the same pages of them.
+    """
+    begin = len(data) - int.from_bytes(data[-8:-4], "little") - 8
+    again = encode_parquet(rows)
+    return again[:begin] == data[:begin] and again[begin:] != data[begin:] and _parse(again)[2] == created_by
+
+
+def _unit_record(footer: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+    try:
+        record = json.loads(footer[UNIT_FOOTER.encode()])
+    except (KeyError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@dataclass(frozen=True)
+class SmallTable:
+    """A table read whole. ``rows`` are those of the files that could be read, ``readable`` says that all could."""
+
+    check: Check
+    rows: pa.Table
+    readable: bool
+
+
+def check_small_table(store: Store, table: str, version: int) -> SmallTable:
+    """All files of a keyed table are there, whole and of the declared schema, and no key is there twice."""
+    files = TableFiles(store, table, version)
+    readings = [files.read(path) for path in files.by_path]
+    read = [reading.rows for reading in readings if reading.rows is not None]
+    rows = pa.concat_tables([TABLES[table].schema.empty_table(), *read])
+    faults = [fault for reading in readings for fault in reading.faults]
+    faults += [
+        Fault(row_name(table, key), f"{count} rows have this key, must be 1") for key, count in _repeated(table, rows)
+    ]
+    check = Check(
+        table,
+        f"{counted(len(readings), 'file')}, {counted(rows.num_rows, 'row')}",
+        "whole and unique",
+        tuple(faults),
+    )
+    return SmallTable(check, rows, len(read) == len(readings))
+
+
+def _repeated(table: str, rows: pa.Table) -> list[tuple[dict[str, Any], int]]:
+    counts = rows.group_by(list(TABLES[table].key)).aggregate([([], "count_all")])
+    again = counts.filter(pc.greater(counts["count_all"], 1)).to_pylist()
+    return [(row, row.pop("count_all")) for row in again]
+
+
+def row_name(table: str, key: Mapping[str, Any]) -> str:
+    """A row as fault lines name it: ``plans (study=a, model=b)``."""
+    return f"{table} ({', '.join(f'{name}={value}' for name, value in key.items() if value is not None)})"

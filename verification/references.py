@@ -1,0 +1,154 @@
+"""What rows of the small tables say of other tables: that it is there, and as they say; that plans came before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from schema.store.appends import span_of_record, unit_name
+from schema.store.store import Store
+from schema.tables import TABLES
+from verification.files import SmallTable, row_name
+from verification.findings import Check, Fault, counted
+
+Record = dict[str, Any]  # of a unit, as in ``units``
+
+_NAMED = 3  # units that one fault names
+_CITING = ("study", "model", "events_version", "plan_sha256")
+
+
+def check_units(store: Store, table: SmallTable, records: Mapping[str, Record], events: Collection[str]) -> Check:
+    """The rows of ``units`` are the records in the footers of their events files.
+
+    The row of a unit may come after its events, and after a kill only with the next writer: that is a note. It is a
+    fault where the log of ``units`` says that the row was written.
+    """
+    faults, notes = list(table.check.faults), []
+    rows = table.rows.to_pylist()
+    for row in rows:
+        path, name = row["path"], row_name("units", {key: row[key] for key in TABLES["units"].key})
+        if path not in events:
+            faults.append(Fault(name, f"path is {path}, must be that of an events file that is there"))
+        elif path in records:
+            faults += [
+                Fault(name, f"{column} is {row[column]!r}, must be {value!r} as in the footer of events/{path}")
+                for column, value in records[path].items()
+                if row[column] != value
+            ]
+    spans = {span_of_record(row) for row in rows}
+    missing = [path for path, record in records.items() if span_of_record(record) not in spans]
+    if missing and table.readable:
+        written = [path for path in missing if _row_was_written(store, records[path])]
+        # A row may have come since the version that is looked at, but not before the log said so.
+        present = set(store.read("units", columns=["path"])["path"].to_pylist()) if written else set()
+        lost = [path for path in written if path not in present]
+        faults += [
+            Fault("units", f"the row of {unit_name(records[path])} is missing, must be there: the log says that it is")
+            for path in lost
+        ]
+        if late := len(missing) - len(lost):
+            notes.append(f"units: {counted(late, 'row')} still to come, from the footers of their events files")
+    return Check("units", table.check.counted, "equal to the footers of their events", tuple(faults), tuple(notes))
+
+
+def _row_was_written(store: Store, record: Record) -> bool:
+    return store.covered_version("units", span_of_record(record).app_id) is not None
+
+
+def check_owners(records: Mapping[str, Record], documents: pa.Table, actions: pa.Table) -> Check:
+    """The document and the action of every unit have their rows: without them no view shows its events.
+
+    Args:
+        records: the units' records, by the path of their events.
+        documents: all rows of ``documents``.
+        actions: all rows of ``actions``.
+
+    """
+    faults = []
+    for table, rows in (("documents", documents), ("actions", actions)):
+        key = TABLES[table].key
+        known = set(zip(*(rows[name].to_pylist() for name in key), strict=True))
+        lacking: dict[tuple[Any, ...], list[str]] = {}
+        for path, record in records.items():
+            named = tuple(record[name] for name in key)
+            if named not in known:
+                lacking.setdefault(named, []).append(path)
+        for named, paths in lacking.items():
+            name = row_name(table, dict(zip(key, named, strict=True)))
+            faults.append(Fault(name, f"the row is missing, must be there for {_listed(paths)}"))
+    return Check(
+        "owners", counted(len(records), "unit"), "of documents and actions that have their rows", tuple(faults)
+    )
+
+
+def check_plans(
+    store: Store, plans: SmallTable, records: Mapping[str, Record], documents: pa.Table, events_version: int
+) -> Check:
+    """Plans have their hash, and no unit of an evaluation document was there at the events version they were made from.
+
+    Args:
+        store: the store.
+        plans: the table.
+        records: the units' records, by the path of their events.
+        documents: all rows of ``documents``.
+        events_version: the version of ``events`` that is looked at.
+
+    """
+    faults = list(plans.check.faults)
+    columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
+    evaluation = {tuple(key) for *key, split in zip(*columns, strict=True) if split == "evaluation"}
+    for plan in plans.rows.to_pylist():
+        name = row_name("plans", {key: plan[key] for key in TABLES["plans"].key})
+        sha256 = hashlib.sha256(plan["plan"].encode()).hexdigest()
+        if sha256 != plan["plan_sha256"]:
+            faults.append(
+                Fault(name, f"plan has SHA-256 {sha256}, must have {plan['plan_sha256']} as plan_sha256 says")
+            )
+        made_from = plan["events_version"]
+        if wrong := _unknown_version(made_from, events_version):
+            faults.append(Fault(name, wrong))
+            continue
+        early = [
+            path for path in store.paths("events", made_from)
+            if path in records
+            and (records[path]["study"], records[path]["model"]) == (plan["study"], plan["model"])
+            and tuple(records[path][part] for part in ("study", "model", "doc")) in evaluation
+        ]  # fmt: skip
+        if early:
+            what = f"events_version is {made_from}, must be one before the first evaluation unit: {_listed(early)}"
+            faults.append(Fault(name, what))
+    holds = "hashed right and frozen before the evaluation"
+    return Check("plans", counted(plans.rows.num_rows, "plan"), holds, tuple(faults))
+
+
+def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Check:
+    """Rows of ``results`` or ``calibration`` name events versions that are there, and no plan but their study's."""
+    subject = table.check.subject
+    plan_of = {
+        (row["study"], row["model"]): row["plan_sha256"]
+        for row in plans.rows.select(["study", "model", "plan_sha256"]).to_pylist()
+    }
+    faults = list(table.check.faults)
+    cited = table.rows.group_by(list(_CITING)).aggregate([([], "count_all")])
+    for row in cited.to_pylist():
+        name = f"{row_name(subject, {key: row[key] for key in ('study', 'model')})}, {counted(row['count_all'], 'row')}"
+        if wrong := _unknown_version(row["events_version"], events_version):
+            faults.append(Fault(name, wrong))
+        plan = plan_of.get((row["study"], row["model"]))
+        if plans.readable and row["plan_sha256"] not in {None, plan}:
+            must = f"must be {plan} as in plans" if plan else "must be null: the study has no plan"
+            faults.append(Fault(name, f"plan_sha256 is {row['plan_sha256']}, {must}"))
+    holds = "of events versions and plans that are there"
+    return Check(subject, counted(table.rows.num_rows, "row"), holds, tuple(faults))
+
+
+def _unknown_version(version: int, latest: int) -> str | None:
+    return None if 0 <= version <= latest else f"events_version is {version}, must be one of 0..{latest}"
+
+
+def _listed(paths: list[str]) -> str:
+    named = ", ".join(f"events/{path}" for path in paths[:_NAMED])
+    return f"{named} and {len(paths) - _NAMED} more" if len(paths) > _NAMED else named

@@ -1,0 +1,268 @@
+"""Units and what is derived from them: events files one after the other, each beside its derived files.
+
+A unit's file carries its record in its footer and its digest in its name, so every one of them can be held against
+itself; its derived files are held against what the derivation makes of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schema.errors import InputError
+from schema.progress import progress
+from schema.store.appends import (
+    DERIVED,
+    Span,
+    conform_unit,
+    span_of_path,
+    unit_name,
+    unit_path,
+    with_defaults,
+)
+from schema.store.store import Store, Unit
+from schema.tables import TABLES
+from transforms.segments import COVERED, derived_rows
+from verification.files import DERIVED_TABLES, Reading, TableFiles
+from verification.findings import Check, Fault, counted
+
+Record = dict[str, Any]
+
+# A derivation elsewhere may add up in another order: a sum of n terms that are not negative is then off by at most
+# n 2^-53 of itself, and the longest sums here have 2 H terms.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Outcome for the events table and what is derived from it."""
+
+    checks: list[Check]
+    records: dict[str, Record]  # of the events files that have a right one, by path
+    readable: bool  # whether all files could be read
+
+
+@dataclass
+class _Tally:
+    """What is counted and found of one subject while the files go by."""
+
+    files: int = 0
+    rows: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    pending: int = 0
+
+
+def covered_versions(store: Store) -> dict[str, int]:
+    """The events version through which each derived table says that it is derived, -1 where it says nothing.
+
+    To be asked before the versions that are looked at are chosen: what is covered then is in them.
+    """
+    versions = {table: store.covered_version(table, COVERED) for table in DERIVED_TABLES}
+    return {table: -1 if version is None else version for table, version in versions.items()}
+
+
+def check_segments(
+    store: Store, versions: Mapping[str, int], covered: Mapping[str, int], controls: Collection[tuple[str, str]]
+) -> Segments:
+    """Read every events file with its derived files.
+
+    Args:
+        store: the store.
+        versions: of each table, the one that is looked at.
+        covered: ``covered_versions``, from before.
+        controls: (study, action) of full-retention controls.
+
+    Returns:
+        Checks of events, of each derived table and of the controls, and the units' records.
+
+    """
+    return _Walk(store, versions, covered, frozenset(controls)).outcome()
+
+
+class _Walk:
+    """One pass over the events files, with what it has found so far."""
+
+    def __init__(
+        self,
+        store: Store,
+        versions: Mapping[str, int],
+        covered: Mapping[str, int],
+        controls: frozenset[tuple[str, str]],
+    ) -> None:
+        self._events = TableFiles(store, "events", versions["events"])
+        self._derived = {table: TableFiles(store, table, versions[table]) for table in DERIVED_TABLES}
+        self._covered = {
+            table: set(store.paths("events", version)) if version >= 0 else set[str]()
+            for table, version in covered.items()
+        }
+        self._controls = controls
+        self._tally = {table: _Tally() for table in ("events", *DERIVED_TABLES)}
+        self._control_faults: list[Fault] = []
+        self._control_replicates = 0
+        self._records: dict[str, Record] = {}
+        self._readable = True
+        self._spans: dict[str, list[tuple[Span, str]]] = {}
+
+    def outcome(self) -> Segments:
+        progress().begin("verify", len(self._events.by_path), "units")
+        for path in self._events.by_path:
+            self._check_segment(path)
+            progress().advance(1)
+        self._check_overlaps()
+        for table, files in self._derived.items():
+            for path in sorted(files.by_path.keys() - self._events.by_path.keys()):
+                fault = "the file is derived from no events file that is there, must have the path of one"
+                self._tally[table].faults.append(Fault(f"{table}/{path}", fault))
+        checks = [
+            self._events_check(),
+            *(self._derived_check(table) for table in DERIVED_TABLES),
+            self._control_check(),
+        ]
+        return Segments(checks, self._records, self._readable)
+
+    def _check_segment(self, path: str) -> None:
+        own = self._tally["events"]
+        reading = self._read(self._events, path)
+        span = span_of_path(path)
+        if span is None:
+            what = "the name is not that of a unit's file, must be: events cannot be compacted"
+            own.faults.append(Fault(reading.where, what))
+            return
+        self._spans.setdefault(span.group, []).append((span, path))
+        derived = None
+        if record := self._whole_unit(path, reading):
+            self._records[path] = record
+            derived = derived_rows(path, reading.rows)
+            if (record["study"], record["action"]) in self._controls:
+                self._control_replicates += record["replicates"]
+                self._control_faults += _control_faults(reading.where, reading.rows)
+        for table in DERIVED[span.estimator]:
+            self._check_derived(table, path, derived)
+
+    def _whole_unit(self, path: str, reading: Reading) -> Record | None:
+        """The file's unit record; None where it has none that its path and its rows are those of."""
+        if reading.unit is None or reading.rows is None:
+            return None
+        try:
+            record, _ = conform_unit(Unit(with_defaults(reading.unit), reading.rows))
+        except InputError as error:
+            self._tally["events"].faults.append(Fault(reading.where, str(error).removeprefix("events: ")))
+            return None
+        wanted = unit_path(record, path.rpartition("-")[2].removesuffix(".parquet"))
+        if wanted != path:
+            what = f"the path is not that of {unit_name(record)} in the footer, must be {wanted}"
+            self._tally["events"].faults.append(Fault(reading.where, what))
+            return None
+        return record
+
+    def _check_overlaps(self) -> None:
+        """No replicate of a group is in two units."""
+        for spans in self._spans.values():
+            ordered = sorted(spans, key=lambda item: (item[0].first, item[0].count, item[1]))
+            reaching, reaching_path = ordered[0]
+            for span, path in ordered[1:]:
+                if span.overlaps(reaching):
+                    twice = f"[{span.first}, {min(span.first + span.count, reaching.first + reaching.count)})"
+                    what = f"replicates {twice} are in events/{reaching_path} too, must be in one unit"
+                    self._tally["events"].faults.append(Fault(f"events/{path}", what))
+                if span.first + span.count > reaching.first + reaching.count:
+                    reaching, reaching_path = span, path
+
+    def _check_derived(self, table: str, path: str, derived: Mapping[str, pa.Table] | None) -> None:
+        own, files = self._tally[table], self._derived[table]
+        if path not in files.by_path:
+            if path in self._covered[table]:
+                what = f"the file is not in the log, must be there: {table} says that its events are derived"
+                own.faults.append(Fault(f"{table}/{path}", what))
+            else:
+                own.pending += 1
+            return
+        reading = self._read(files, path)
+        if derived is None or reading.rows is None:
+            return
+        if difference := first_difference(table, reading.rows, derived[table]):
+            own.faults.append(Fault(reading.where, difference))
+
+    def _read(self, files: TableFiles, path: str) -> Reading:
+        own, reading = self._tally[files.table], files.read(path)
+        own.files += 1
+        own.rows += 0 if reading.rows is None else reading.rows.num_rows
+        own.faults += reading.faults
+        self._readable &= reading.rows is not None
+        return reading
+
+    def _events_check(self) -> Check:
+        own = self._tally["events"]
+        what = f"{counted(own.files, 'unit')}, {counted(own.rows, 'row')}"
+        return Check("events", what, "whole and unique", tuple(own.faults))
+
+    def _derived_check(self, table: str) -> Check:
+        own = self._tally[table]
+        notes = (f"{table}: {counted(own.pending, 'unit')} still to derive",) if own.pending else ()
+        what = f"{counted(own.rows, 'row')} of {counted(own.files, 'unit')}"
+        return Check(table, what, "as their events give", tuple(own.faults), notes)
+
+    def _control_check(self) -> Check:
+        what = counted(self._control_replicates, "replicate")
+        return Check("controls", what, "exactly 0", tuple(self._control_faults))
+
+
+def _control_faults(where: str, events: pa.Table) -> list[Fault]:
+    faults = []
+    for name in ("delta", "f", "weight"):
+        moved = events.filter(pc.not_equal(events[name], 0))
+        if moved.num_rows:
+            first = moved.slice(0, 1).to_pylist()[0]
+            what = (
+                f"{name} of a full-retention control is {first[name]:.3g} at replicate {first['replicate']}, "
+                f"t {first['t']}{_and_more(moved.num_rows - 1)}, must be exactly 0"
+            )
+            faults.append(Fault(where, what))
+    return faults
+
+
+def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:
+    """How a derived file's rows differ from what its events give, the first column that does; None where none does.
+
+    Both are of the table's declared schema, sorted by key. Double columns may differ by ``ROUNDING`` of their value.
+    """
+    if stored.num_rows != derived.num_rows:
+        return f"the file has {stored.num_rows} rows, must have {derived.num_rows} as its events give"
+    for name in TABLES[table].columns:
+        if stored[name].equals(derived[name]):
+            continue
+        differ = _differ(stored[name], derived[name])
+        if not differ.any():
+            continue
+        row = int(np.argmax(differ))
+        key = [f"{part} {derived[part][row]}" for part in TABLES[table].key[len(("study", "model", "doc", "action")) :]]
+        return (
+            f"{name} is {_text(stored[name][row])} at {', '.join(key)}{_and_more(int(differ.sum()) - 1)}, "
+            f"must be {_text(derived[name][row])} as its events give"
+        )
+    return None
+
+
+def _differ(stored: pa.ChunkedArray, derived: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    if pa.types.is_float64(stored.type):
+        values, wanted = stored.to_numpy(), derived.to_numpy()  # null is NaN
+        close = np.abs(values - wanted) <= ROUNDING * np.abs(wanted)
+        differ: npt.NDArray[np.bool_] = ~(close | (np.isnan(values) & np.isnan(wanted)))
+        return differ
+    pairs = zip(stored.to_pylist(), derived.to_pylist(), strict=True)
+    return np.array([value != wanted for value, wanted in pairs])
+
+
+def _text(value: pa.Scalar) -> str:
+    found = value.as_py()
+    return "null" if found is None else repr(found)
+
+
+def _and_more(others: int) -> str:
+    return f" and {others:,} more" if others else ""

@@ -1,0 +1,88 @@
+"""Everything in a store, read and held against what it must be; nothing is written.
+
+The store may be written meanwhile: what is looked at is one version of each table, of a derived table and of what cites
+another one a version from before, so that a commit in between leaves nothing without what it refers to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from schema.errors import InputError, KvdriftError
+from schema.progress import progress
+from schema.store.store import Store
+from schema.tables import TABLES
+from sql.catalog import PINNING, open_views
+from sql.promises import breaches, computed_views, promises
+from verification.files import check_small_table
+from verification.findings import Check, Fault, counted
+from verification.references import check_citations, check_owners, check_plans, check_units
+from verification.segments import check_segments, covered_versions
+
+_SMALL = ("studies", "documents", "actions", "exact_values", "units", "plans", "results", "calibration")
+
+
+def verify(store: Store) -> Iterator[Check]:
+    """Check a store of any schema version, whole or still being written; yields each check when it is done.
+
+    Where a table's log cannot be read, or has no version, that is the last check. InputError where no table can be
+    read: then there is no store.
+    """
+    logs = _check_logs(store)
+    yield logs
+    if logs.faults:
+        return
+    covered = covered_versions(store)
+    versions = {table: store.version(table) for table in PINNING}
+    small = {table: check_small_table(store, table, versions[table]) for table in _SMALL}
+    yield from (small[table].check for table in ("studies", "documents", "actions", "exact_values"))
+
+    documents, actions = small["documents"].rows, small["actions"].rows
+    controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
+    segments = check_segments(store, versions, covered, controls)
+    yield from segments.checks
+    yield check_units(store, small["units"], segments.records, set(store.paths("events", versions["events"])))
+    if small["documents"].readable and small["actions"].readable:
+        yield check_owners(segments.records, documents, actions)
+
+    yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
+    for table in ("results", "calibration"):
+        yield check_citations(small[table], small["plans"], versions["events"])
+    yield _check_views(store, versions, readable=segments.readable and all(table.readable for table in small.values()))
+
+
+def _check_logs(store: Store) -> Check:
+    """The log of every table can be read; InputError where none can."""
+    refused = {}
+    for table in TABLES:
+        try:
+            store.version(table)
+        except InputError as error:
+            refused[table] = error
+    if len(refused) == len(TABLES):
+        raise refused["events"]
+    faults = [Fault(table, str(error).removeprefix(f"{store.location}: ")) for table, error in refused.items()]
+    return Check("tables", counted(len(TABLES), "table"), "with logs that can be read", tuple(faults))
+
+
+def _check_views(store: Store, versions: Mapping[str, int], *, readable: bool) -> Check:
+    """The contracts of all computed views hold: R = O + E C of every decomposition row, and the others."""
+    names = computed_views()
+    counts = f"{counted(len(names), 'view')}, {counted(sum(map(promises, names)), 'promise')}"
+    if not readable:
+        return Check("views", counts, "not computed: there are files that cannot be read")
+    faults = []
+    progress().begin("views", len(names), "views")
+    try:
+        # Every view is computed once and kept: others read it, and identities look at each other's rows.
+        with open_views(store, versions, threads=os.cpu_count() or 1, kept=names) as views:
+            for view in names:
+                for breach in breaches(views, view):
+                    where = f"view {view} ({', '.join(f'{name}={value}' for name, value in breach.example.items())})"
+                    what = f"'{breach.promise}' does not hold in {counted(breach.rows, 'row')}, must hold in all"
+                    faults.append(Fault(where, what))
+                progress().advance(1)
+    except KvdriftError as error:
+        faults.append(Fault("views", f"they cannot be computed ({error})"))
+    return Check("views", counts, "as their contracts say", tuple(faults))
