@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from schema.keyed_random import keyed_generator
 from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
 from transforms.pipeline import run_derivation
@@ -216,8 +217,7 @@ def _events(names: dict[str, str], sizes: Sizes, columns: dict[str, NDArray[Any]
 
 
 def _generator(seed: int, *place: str) -> np.random.Generator:
-    key = hashlib.blake2b(json.dumps([seed, *place]).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return keyed_generator(json.dumps([seed, *place]))
 
 
 def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:

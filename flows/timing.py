@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from flows.generation import study_model
 from flows.material import Outline, replicates_of
 from generator.actions import Action
-from generator.documents.draws import Draws
+from generator.documents.draws import DocumentDraws
 from generator.documents.registry import stratum_documents
 from generator.generation import Model, PendingUnit, generate_units
 from generator.transformer.loading import LoadedModel, load_tokenizer
@@ -189,7 +189,7 @@ def _first_document(section: DocumentsSection, study: Study, model: LoadedModel)
             first, study.study.seed, lambda: load_tokenizer(study.model.id, revision=study.model.revision)
         )
     except InputError:  # its files or the tokenizer are not on this machine
-        draws = Draws("kvdrift/generation time", section.stratum_name, study.study.seed)
+        draws = DocumentDraws("kvdrift/generation time", section.stratum_name, study.study.seed)
         length = min(section.length, model.positions - study.study.horizon)
         tokens = tuple(draws.below(model.network.config.vocab_size) for _ in range(length))
         return Document(section.stratum_name, section.stratum_name, section.stratum_name, "", section.source, tokens)

@@ -7,11 +7,12 @@ draw, which ratios of counts absorb. Strata without a shared cluster keep their 
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from schema.keyed_random import keyed_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +48,7 @@ class ClusterDraws:
         total, draws = len(self._size), last - first
         stride = -(-total // _PHILOX_WORDS)
         # Counter-based: draw i reads the counter values from i * stride on, whatever was drawn before.
-        key = int.from_bytes(hashlib.blake2b(f"bootstrap {seed}".encode(), digest_size=16).digest(), "little")
-        generator = np.random.Generator(np.random.Philox(key=key, counter=first * stride))
+        generator = keyed_generator(f"bootstrap {seed}", counter=first * stride)
         uniform = generator.random((draws, stride * _PHILOX_WORDS))[:, :total]
         # u < 1 has 53 bits, so floor(u * size) stays below size and is uneven by at most size * 2**-53.
         chosen = self._start + (uniform * self._size).astype(np.intp)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from schema.keyed_random import keyed_generator
 
 
 def uniform_table(
@@ -27,10 +28,8 @@ def uniform_table(
     named ``estimator`` joins the key: its replicates are independent of the plain ones.
     """
     named = [seed, document, action] if estimator is None else [seed, document, action, estimator]
-    digest = hashlib.blake2b(json.dumps(named).encode(), digest_size=16).digest()
-    key = np.frombuffer(digest, dtype="<u8")
+    name = json.dumps(named)
     table = np.empty((len(replicates), horizon, purposes))
     for row, replicate in enumerate(replicates):
-        counter = np.array([0, replicate, 0, 0], dtype=np.uint64)
-        table[row] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random((horizon, purposes))
+        table[row] = keyed_generator(name, counter=replicate << 64).random((horizon, purposes))
     return table

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from schema.keyed_random import keyed_generator
+
 _T = TypeVar("_T")
 
 
-class Draws:
-    """A stream keyed by the BLAKE2b digest of its parts.
-
-    Only ``Generator.random`` of Philox is used, whose stream is fixed across versions of numpy.
-    """
+class DocumentDraws:
+    """A random stream that is a function of its parts alone."""
 
     def __init__(self, *parts: str | int) -> None:
-        digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
-        self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        self._random = keyed_generator("\0".join(map(str, parts)))
 
     def below(self, bound: int) -> int:
         """A whole number from 0 to ``bound`` - 1."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.documents.draws import Draws
+from generator.documents.draws import DocumentDraws
 from generator.documents.files import Row, find_file, read_object, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 from generator.documents.source import Candidate, need_tokenizer, question_cluster, sampling_order, where
@@ -101,7 +101,7 @@ class HelmetSource:
             author = _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
             wanted = {item.place: item for item in chosen if item.task == name}
             for number, row in read_rows(_rows_file(section, name), wanted):
-                draws = Draws("kvdrift/helmet", wanted[number].cluster, seed)
+                draws = DocumentDraws("kvdrift/helmet", wanted[number].cluster, seed)
                 made[wanted[number]] = _document(section, wanted[number], author, row, draws, text_tokenizer)
         return [made[item] for item in chosen]
 
@@ -140,7 +140,7 @@ class _RagAuthor:
     def passages(self, row: Row) -> int:
         return len(row.rows("ctxs"))
 
-    def writer(self, row: Row, draws: Draws) -> Writer:
+    def writer(self, row: Row, draws: DocumentDraws) -> Writer:
         question = row.text("question")
         passages = [_passage(_RAG_PASSAGE, entry) for entry in row.rows("ctxs")]
         others = {example.text("question"): example for example in self._examples}  # one row of each question
@@ -195,7 +195,7 @@ class _CitationAuthor:
     def passages(self, row: Row) -> int:
         return min(self._passages, len(row.rows("docs")))
 
-    def writer(self, row: Row, draws: Draws) -> Writer:
+    def writer(self, row: Row, draws: DocumentDraws) -> Writer:
         question, passages = row.text("question"), row.rows("docs")
         shown = "".join(example + "\n\n\n" for example in draws.chosen(self._shown, self._shots))
 
@@ -225,7 +225,7 @@ def _document(
     item: Candidate,
     author: _RagAuthor | _CitationAuthor,
     row: Row,
-    draws: Draws,
+    draws: DocumentDraws,
     tokenizer: Tokenizer,
 ) -> Document:
     chat = author.chat if section.chat_template is None else section.chat_template

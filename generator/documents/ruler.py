@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from generator.documents.draws import Draws
+from generator.documents.draws import DocumentDraws
 from generator.documents.files import Row, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 from generator.documents.ruler_tasks import GENERATED, Composed
@@ -107,7 +107,7 @@ def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer,
 
     def compose(parts: int) -> Composed:
         # A fresh stream for each number of parts: the document depends on no search that led to it.
-        draws = Draws("kvdrift/ruler", item.task, section.length, item.place, seed)
+        draws = DocumentDraws("kvdrift/ruler", item.task, section.length, item.place, seed)
         return task.compose(draws, section.length, parts, tokenizer)
 
     answers: dict[str, tuple[str, ...]] = {}

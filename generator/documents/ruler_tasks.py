@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 
-from generator.documents.draws import Draws
+from generator.documents.draws import DocumentDraws
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -67,7 +67,7 @@ class RulerTask:
     """
 
     generated_tokens: int
-    compose: Callable[[Draws, int, int, Tokenizer], Composed]
+    compose: Callable[[DocumentDraws, int, int, Tokenizer], Composed]
     least: int = 5
     finite: bool = False
 
@@ -93,32 +93,32 @@ def _all_words() -> list[str]:
     return sorted({word for kind in ("noun", "adjective", "verb") for word in _words_of(kind)})
 
 
-def _key(draws: Draws, kind: str) -> str:
+def _key(draws: DocumentDraws, kind: str) -> str:
     if kind == "uuid":
         return _uuid(draws)
     adjectives, nouns = _key_words()
     return f"{adjectives[draws.below(len(adjectives))]}-{nouns[draws.below(len(nouns))]}"
 
 
-def _uuid(draws: Draws) -> str:
+def _uuid(draws: DocumentDraws) -> str:
     number = 0
     for _ in range(4):
         number = number << 32 | draws.below(1 << 32)
     return str(uuid.UUID(int=number, version=4))
 
 
-def _value(draws: Draws, kind: str) -> str:
+def _value(draws: DocumentDraws, kind: str) -> str:
     return _uuid(draws) if kind == "uuid" else str(10**6 + draws.below(9 * 10**6))
 
 
-def _needle_task(key: str, value: str, haystack: str) -> Callable[[Draws, int, int, Tokenizer], Composed]:
+def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
     """One asked needle among ``parts`` sentences of noise or among ``parts`` other needles."""
 
-    def needle(draws: Draws) -> tuple[str, str, str]:
+    def needle(draws: DocumentDraws) -> tuple[str, str, str]:
         name, content = _key(draws, key), _value(draws, value)
         return name, content, _NEEDLE.format(kind=value, key=name, value=content)
 
-    def compose(draws: Draws, _length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+    def compose(draws: DocumentDraws, _length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
         query, answer, asked = needle(draws)
         place = draws.below(parts)
         lines = [_NOISE] * parts if haystack == "noise" else [needle(draws)[2] for _ in range(parts)]
@@ -130,7 +130,7 @@ def _needle_task(key: str, value: str, haystack: str) -> Callable[[Draws, int, i
     return compose
 
 
-def _chain(draws: Draws, letters: int, parts: int) -> Composed:
+def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
     """One chain of assignments among ``parts`` sentences of noise."""
     names = draws.different_letters(string.ascii_uppercase, letters, _HOPS + 1)
     value = str(10_000 + draws.below(89_999))
@@ -144,12 +144,12 @@ def _chain(draws: Draws, letters: int, parts: int) -> Composed:
     return PromptText(prompt, opening, opening), tuple(names)
 
 
-def _variable_tracking(draws: Draws, _length: int, parts: int, tokenizer: Tokenizer) -> Composed:
+def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer: Tokenizer) -> Composed:
     """A worked example with short names, then the question itself."""
     key = draws.letters(string.ascii_lowercase, 8)
 
     def example(noise: int) -> PromptText:
-        prompt, names = _chain(Draws("example", key), 3, noise)
+        prompt, names = _chain(DocumentDraws("example", key), 3, noise)
         return PromptText(prompt.text + prompt.plain_opening + " " + " ".join(names))
 
     fitted = longest_prompt(example, tokenizer, chat=False, tokens=_EXAMPLE_TOKENS, least=5)
@@ -159,7 +159,7 @@ def _variable_tracking(draws: Draws, _length: int, parts: int, tokenizer: Tokeni
     return PromptText(text, prompt.plain_opening, prompt.chat_opening), names
 
 
-def _word_list(draws: Draws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
+def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
     """A numbered list of ``count`` different words, the first ten of them common."""
     words = draws.chosen(_all_words(), count)
     common = words[:_COMMON_WORDS]
@@ -167,7 +167,7 @@ def _word_list(draws: Draws, count: int, common_times: int, other_times: int) ->
     return " ".join(f"{number}. {word}" for number, word in enumerate(listed, start=1)), common
 
 
-def _common_words(draws: Draws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
     """A worked example, then the question itself."""
     full = length >= _FULL_LENGTH
     shown, shown_answers = _word_list(draws, *((40, 10, 3) if full else (20, 3, 1)))
@@ -178,7 +178,7 @@ def _common_words(draws: Draws, length: int, parts: int, _tokenizer: Tokenizer) 
     return PromptText(text, _COMMON_OPENING, _COMMON_OPENING), tuple(answers)
 
 
-def _frequent_words(draws: Draws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
+def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
     """About ``parts`` coded words whose counts follow a zeta law; the most frequent one is dots, which do not count."""
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)

@@ -16,13 +16,13 @@ depend on the version of numpy's other distributions.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from generator.embedded import vocabulary as v
 from schema.document import Document
+from schema.keyed_random import keyed_generator
 
 TASKS = ("needle", "variable_tracking")
 LENGTHS = (384, 768, 1536)
@@ -141,10 +141,8 @@ def make_training_sequence(layout: Layout, index: int, seed: int) -> TrainingSeq
 
 
 def _stream(domain: str, *parts: str | int) -> np.random.Generator:
-    """A Philox stream keyed by the BLAKE2b digest of its domain and parts."""
-    name = "\0".join([domain, *map(str, parts)])
-    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    """The random stream of a domain and parts."""
+    return keyed_generator("\0".join([domain, *map(str, parts)]))
 
 
 def _distinct(random: np.random.Generator, size: int, count: int) -> list[int]:

@@ -6,7 +6,6 @@ action's laws the same whichever actions stand beside it, and those of the first
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from generator.finite.system import FiniteSystem, check_shape
 from schema.errors import InputError
+from schema.keyed_random import keyed_generator
 
 
 def mixture_system(
@@ -66,5 +66,4 @@ def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> 
 
 def _stream(seed: int, system: str, action: str | None) -> np.random.Generator:
     """Uniforms of one kernel, keyed apart from those of ``generator.coupling.uniforms``."""
-    digest = hashlib.blake2b(json.dumps(["laws", seed, system, action]).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
+    return keyed_generator(json.dumps(["laws", seed, system, action]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,6 +13,7 @@ from torch import Tensor
 from generator.attention.attention import PromptLayer
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
+from schema.keyed_random import keyed_generator
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class RandomEntries(ScoringSelector):
         at_least(0, seed=self.seed)
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Uniforms in [0, 1), float64 [KV heads, n], keyed as in ``generator.coupling.uniforms``."""
+        """Uniforms in [0, 1), float64 [KV heads, n], from a stream for each KV head."""
         heads, entries, _ = layer.key.shape
         scores = np.empty((heads, entries))
         for head in range(heads):
             named = json.dumps([self.seed, layer.prompt.hex(), layer.number, head])
-            key = np.frombuffer(hashlib.blake2b(named.encode(), digest_size=16).digest(), dtype="<u8")
-            scores[head] = np.random.Generator(np.random.Philox(key=key)).random(entries)
+            scores[head] = keyed_generator(named).random(entries)
         return torch.from_numpy(scores).to(layer.key.device)

@@ -1,0 +1,67 @@
+"""The random streams of the project: recorded first numbers, which no change may alter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import synthetic_study
+from generator.attention.attention import PromptLayer
+from generator.coupling.uniforms import uniform_table
+from generator.documents.draws import DocumentDraws
+from generator.embedded import documents as embedded
+from generator.finite import families
+from generator.selectors.random_entries import RandomEntries
+from schema.keyed_random import keyed_generator
+from stats.clusters import ClusterDraws
+
+
+@pytest.mark.parametrize(
+    ("name", "counter", "recorded"),
+    [
+        ('[7, "doc", "act"]', 0, [0.7371042558473607, 0.9423521533140038, 0.44139744782108614]),
+        ('[7, "doc", "act"]', 3 << 64, [0.9618428211404654, 0.455364583770978, 0.5214320821556031]),
+        ("ruler\N{NULL}1\N{NULL}x", 0, [0.2773314725156838, 0.2014653542488417, 0.46926238806568854]),
+    ],
+)
+def test_numbers_of_a_name_and_counter(name: str, counter: int, recorded: list[float]) -> None:
+    assert keyed_generator(name, counter).random(3).tolist() == recorded
+
+
+def test_uniforms_of_the_coupling() -> None:
+    assert uniform_table(7, "doc", "act", [0, 3], 1, 3).tolist() == [
+        [[0.7371042558473607, 0.9423521533140038, 0.44139744782108614]],
+        [[0.9618428211404654, 0.455364583770978, 0.5214320821556031]],
+    ]
+    assert uniform_table(7, "doc", None, [2], 1, 3, "swrb").tolist() == [
+        [[0.3920969184204742, 0.2586171092798767, 0.9643041641634151]]
+    ]
+
+
+def test_draws_of_generated_documents() -> None:
+    assert DocumentDraws("ruler", 1, "x")._random.random(2).tolist() == [0.2773314725156838, 0.2014653542488417]
+    assert embedded._stream("kvdrift", "needle", 5).random(2).tolist() == [0.641544713429013, 0.45603278899899247]
+
+
+def test_laws_of_finite_systems() -> None:
+    assert families._stream(3, "s", "a").random(2).tolist() == [0.4186739419782607, 0.6640501833099746]
+    assert families._stream(3, "s", None).random(2).tolist() == [0.14842705737589923, 0.6129467842008911]
+
+
+def test_events_of_the_synthetic_study() -> None:
+    assert synthetic_study._generator(5, "a", "b").random(2).tolist() == [0.053984396572890225, 0.5697401047914288]
+
+
+def test_scores_of_random_entries() -> None:
+    layer = PromptLayer(torch.zeros(2, 2, 4), torch.zeros(2, 2, 4), torch.zeros(2, 4, 4), 1.0, number=1, prompt=b"ab")
+    assert RandomEntries(seed=5).score(layer).tolist() == [
+        [0.11278933891659992, 0.5123684376689269],
+        [0.05890653594105677, 0.09774152624397348],
+    ]
+
+
+def test_bootstrap_draws() -> None:
+    draws = ClusterDraws(np.array(["s"] * 5), np.array(list("abcde")))
+    assert draws.counts(9, 0, 2).tolist() == [[2, 1, 1, 0, 1], [1, 1, 1, 0, 2]]
+    assert draws.counts(9, 4, 6).tolist() == [[0, 1, 1, 0, 3], [0, 1, 1, 1, 2]]
