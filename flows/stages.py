@@ -23,6 +23,7 @@ from report.page import build_report
 from report.reading.source import Provenance
 from schema.document import SPLITS
 from schema.errors import InputError
+from schema.location import is_local
 from schema.progress import progress
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
@@ -210,7 +211,7 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
     A study of several models has a report of each: then ``model`` says whose.
     """
-    base = Path("report") if "://" in store.location else Path(store.location) / "report"
+    base = Path(store.location) / "report" if is_local(store.location) else Path("report")
     return base / study if model is None else base / study / model_folder(model)
 
 

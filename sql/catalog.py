@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, nearest
+from schema.location import is_local
 from schema.tables import TABLES
 from sql.contracts import Contract, contract, contracts, view_files
 
@@ -137,7 +138,7 @@ def open_views(
     try:
         connection.execute("create schema stored")
         for table, version in pinned.items():
-            if _is_local(store):
+            if is_local(store.location):
                 _create_stored_view(connection, table, store.files_by_missing_columns(table, version))
             else:
                 connection.register(f"stored_{table}", store.read(table, version))
@@ -166,7 +167,7 @@ def write_catalog(store: Store) -> Path:
         OperationError: the file cannot be written.
 
     """
-    if not _is_local(store):
+    if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
@@ -187,7 +188,7 @@ def write_catalog(store: Store) -> Path:
 
 def refresh_catalog(store: Store) -> None:
     """Write the catalogue of a store that can have one: a local folder. Raises as ``write_catalog``."""
-    if _is_local(store):
+    if is_local(store.location):
         write_catalog(store)
 
 
@@ -202,10 +203,6 @@ def view_texts() -> Mapping[str, str]:
     texts = view_files(".sql")
     reads = {name: re.findall(r"\bmain\.(\w+)", text) for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
-
-
-def _is_local(store: Store) -> bool:
-    return "://" not in store.location
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = ()) -> None:

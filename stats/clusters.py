@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.keyed_random import keyed_generator
+from schema.runs import run_begins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,4 +71,4 @@ def _linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.int
 
 def _by_cluster(cluster_of: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
     order = np.argsort(cluster_of, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(cluster_of[order])) + 1)
+    yield from np.split(order, np.flatnonzero(run_begins(cluster_of[order]))[1:])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
+from schema.runs import run_begins
 from schema.store.unit_events import NOTHING_DRAWN
 from schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
 from transforms.event_columns import (
@@ -101,13 +102,9 @@ class _Replicates:
 
     @classmethod
     def of(cls, rows: _Rows) -> _Replicates:
-        count = len(rows.t)
-        starts = np.ones(count, dtype=np.bool_)
-        if count:
-            starts[1:] = (np.diff(rows.group) != 0) | (np.diff(rows.replicate) != 0)
-        first_row = np.flatnonzero(starts)
+        first_row = np.flatnonzero(run_begins(rows.group, rows.replicate))
         found = len(first_row)
-        of_row = np.repeat(np.arange(found, dtype=np.int32), np.diff(first_row, append=count))
+        of_row = np.repeat(np.arange(found, dtype=np.int32), np.diff(first_row, append=len(rows.t)))
         scan_rows, branch_rows = (
             np.bincount(of_row[own], minlength=found) for own in (~rows.of_branch, rows.of_branch)
         )
@@ -153,8 +150,7 @@ def _branchings(rows: _Rows, replicates: _Replicates) -> pa.Table:
 
 def _complete(rows: _Rows, replicates: _Replicates) -> Flags:
     """[R] the scan is 1..H or ends where survival reached 0; the branch is J..H, and is there exactly if M > 0."""
-    begins = np.ones(len(rows.t), dtype=np.bool_)  # [N] first row of a scan or of a branch
-    begins[1:] = (np.diff(replicates.of_row) != 0) | (np.diff(rows.of_branch) != 0)
+    begins = run_begins(replicates.of_row, rows.of_branch)  # [N] first row of a scan or of a branch
     follows = begins & (rows.of_branch | (rows.t == 1))  # a branch begins anywhere
     follows[1:] |= ~begins[1:] & (np.diff(rows.t) == 1)
     contiguous = replicates.count(follows) == replicates.scan_rows + replicates.branch_rows

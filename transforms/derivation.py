@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from schema.runs import run_begins
 from schema.tables import COUPLED, EVENTS, STEPS, TRAJECTORIES
 from transforms.event_columns import (
     NAMES,
@@ -106,12 +107,8 @@ class _Pairs:
 
     @classmethod
     def of(cls, rows: _Rows) -> _Pairs:
-        count = len(rows.t)
-        starts = np.ones(count, dtype=np.bool_)
-        if count:
-            starts[1:] = (np.diff(rows.group) != 0) | (np.diff(rows.replicate) != 0)
-        first_row = np.flatnonzero(starts)
-        length = np.diff(first_row, append=count)
+        first_row = np.flatnonzero(run_begins(rows.group, rows.replicate))
+        length = np.diff(first_row, append=len(rows.t))
         of_row = np.repeat(np.arange(len(first_row), dtype=np.int32), length)
         horizon = rows.t[first_row + length - 1]
         eos_x = _first_position(rows.x_eos, rows.t, of_row, len(first_row))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs
 
+from schema.location import filesystem_of, join
 from schema.store.store import StoredFile
 from transforms.segments import Outcome
 
@@ -28,11 +29,11 @@ STALE = timedelta(days=1)  # a run's folder that old was left by a killed one
 @contextmanager
 def record_folder(location: str) -> Iterator[str]:
     """Make a folder (absolute path or URL) for one run's records in the store; it goes, with them, at the end."""
-    filesystem, root = _resolve(f"{location}/{FOLDER}")
+    filesystem, root = filesystem_of(join(location, FOLDER))
     run = uuid.uuid4().hex
     filesystem.create_dir(f"{root}/{run}", recursive=True)
     try:
-        yield f"{location}/{FOLDER}/{run}"
+        yield join(location, FOLDER, run)
     finally:
         filesystem.delete_dir(f"{root}/{run}")
         _remove_stale(filesystem, root)
@@ -41,7 +42,7 @@ def record_folder(location: str) -> Iterator[str]:
 def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
     """Put one group's (number, outcomes) in the folder at once; returns the number of outcomes."""
     number, outcomes = group
-    filesystem, root = _resolve(folder)
+    filesystem, root = filesystem_of(folder)
     aside = f"{root}/{number}.{uuid.uuid4().hex}.part"
     with filesystem.open_output_stream(aside) as sink:
         sink.write(json.dumps([asdict(outcome) for outcome in outcomes]).encode())
@@ -51,7 +52,7 @@ def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
 
 def read_records(folder: str) -> list[Outcome]:
     """All outcomes recorded in the folder, in order of group number."""
-    filesystem, root = _resolve(folder)
+    filesystem, root = filesystem_of(folder)
     found = filesystem.get_file_info(pyarrow.fs.FileSelector(root))
     records = sorted((info for info in found if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))
     outcomes: list[Outcome] = []
@@ -63,13 +64,6 @@ def read_records(folder: str) -> list[Outcome]:
 
 def _outcome(files: list[Any], **values: Any) -> Outcome:
     return Outcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
-
-
-def _resolve(location: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" in location:
-        filesystem, path = pyarrow.fs.FileSystem.from_uri(location)
-        return filesystem, path
-    return pyarrow.fs.LocalFileSystem(), location
 
 
 def _remove_stale(filesystem: pyarrow.fs.FileSystem, root: str) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet as pq
 
 from schema.errors import KvdriftError, OperationError
+from schema.location import filesystem_of, join
 from schema.store.appends import DERIVED, derived_tables
 from schema.tables import EVENTS, SWRB
 from transforms.branching import derive_branchings
@@ -77,7 +77,7 @@ def pending(store: Store, events_version: int) -> list[Segment]:
     return [
         Segment(
             path=path,
-            file=f"{store.location}/events/{path}",  # as Store.files has it
+            file=join(store.location, "events", path),
             tables=tuple(table for table in derived_tables(path) if path not in visible[table]),
         )
         for path in paths
@@ -111,10 +111,7 @@ def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
 
 def read_events(file: str) -> pa.Table:
     """Read the event columns of a Parquet file (path or URL), names as dictionaries, page checksums verified."""
-    if "://" in file:
-        filesystem, path = pa.fs.FileSystem.from_uri(file)
-    else:
-        filesystem, path = pa.fs.LocalFileSystem(), file
+    filesystem, path = filesystem_of(file)
     with (
         filesystem.open_input_file(path) as source,
         pq.ParquetFile(source, read_dictionary=list(NAMES), page_checksum_verification=True) as parquet,

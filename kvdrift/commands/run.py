@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schema.location import absolute, is_local
 from schema.study import Study
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def run_studies(studies: list[Study], store: str | Path | None = None, endpoints
 
     The ``endpoints`` generate the events, or, without any, this process.
     """
-    location = str(store) if store is not None else default_location(studies[0])
-    if "://" not in location:
-        location = str(Path(location).absolute())
+    location = absolute(store if store is not None else default_location(studies[0]))
 
     from flows import stages
 
@@ -59,7 +58,7 @@ def run_studies(studies: list[Study], store: str | Path | None = None, endpoints
         pool.check()
     for study in studies:
         stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
-    home = Path.home() / ".prefect" if "://" in location else Path(location) / ".prefect"
+    home = (Path(location) if is_local(location) else Path.home()) / ".prefect"
     with orchestration(home), generating_by(pool.generate) if endpoints else nullcontext():
         from flows.study_flow import study_flow
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schema.ingestion.files import INTEGERS, VALUES, EventRows, Ints, Wide
+from schema.runs import run_begins
 
 Flags = npt.NDArray[np.bool_]
 
@@ -69,10 +70,8 @@ class Window:
         rows = replace(rows, replicate=replicate, t=t)
         if order is not None:
             rows = rows.take(order)
-        group_begins = np.ones(len(rows), dtype=np.bool_)
-        group_begins[1:] = rows.group[1:] != rows.group[:-1]
+        pair_begins = run_begins(rows.group, rows.replicate)
         step = np.diff(rows.replicate.astype(np.int64), prepend=np.int64(0))
-        pair_begins = group_begins | (step != 0)
         pair_first = np.flatnonzero(pair_begins)
         follows = ~pair_begins
         follows[1:] &= np.diff(rows.t.astype(np.int64)) == 1
@@ -80,7 +79,7 @@ class Window:
             rows=rows,
             pair_first=pair_first,
             pair_last=np.append(pair_first[1:], len(rows)) - 1,
-            unit_first=np.append(np.flatnonzero(group_begins | (step > 1)), len(rows)),
+            unit_first=np.append(np.flatnonzero(run_begins(rows.group) | (step > 1)), len(rows)),
             follows=follows,
         )
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schema.errors import InputError
+from schema.runs import run_begins
 from schema.store.delta import first_line
 from schema.tables import EVENTS
 
@@ -150,8 +151,7 @@ class EventFile:
             ids.append(group)
             row += batch.num_rows
         first, group = np.concatenate(firsts), np.concatenate(ids)
-        begins = np.ones(len(group), dtype=np.bool_)  # a run may go on from one batch into the next
-        begins[1:] = group[1:] != group[:-1]
+        begins = run_begins(group)  # a run may go on from one batch into the next
         return Layout(list(groups), np.append(first[begins], row), group[begins])
 
     def windows(self, layout: Layout) -> Iterator[EventRows]:
@@ -290,9 +290,7 @@ def _runs(batch: pa.RecordBatch, groups: dict[Group, int]) -> tuple[Wide, Ints]:
             size = len(kept)
         combined = combined * width + (codes[-1] + 1)
         size *= width
-    begins = np.ones(len(combined), dtype=np.bool_)
-    begins[1:] = combined[1:] != combined[:-1]
-    first = np.flatnonzero(begins)
+    first = np.flatnonzero(run_begins(combined))
     _, where, inverse = np.unique(combined[first], return_index=True, return_inverse=True)
     ids = np.zeros(len(where), dtype=np.int32)
     for place in np.argsort(where):  # in order of appearance

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from schema.errors import InputError
 from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import NAMES, VALUES, EventRows
+from schema.location import filesystem_of, join
 from schema.store.appends import span_of_path
 from schema.store.delta import first_line
 from schema.store.store import Store, Unit
@@ -167,10 +167,9 @@ class Intake:
         return Refusal("conflict", f"{name} is {here!r}, but the store has {there!r}", at + row, len(wrong))
 
     def _read(self, path: str) -> pa.Table:
-        file = f"{self._store.location}/events/{path}"
+        filesystem, place = filesystem_of(join(self._store.location, "events", path))
         try:
-            files, place = pafs.FileSystem.from_uri(file) if "://" in file else (pafs.LocalFileSystem(), file)
-            with files.open_input_file(place) as source:
+            with filesystem.open_input_file(place) as source:
                 return pq.read_table(source, columns=list(VALUES), page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self._store.location}: events/{path} is damaged ({first_line(error)})") from None

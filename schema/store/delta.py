@@ -19,11 +19,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -31,6 +30,7 @@ from deltalake.schema import Field as DeltaField
 from deltalake.transaction import AddAction
 
 from schema.errors import InputError, OperationError
+from schema.location import absolute, filesystem_of, is_local, join
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -125,25 +125,15 @@ class DeltaFolder:
     """The tables of ``schema.tables`` under one local folder or object-store URL. Holds no state but its place."""
 
     def __init__(self, location: str | Path) -> None:
-        text = str(location)
-        if text.startswith("file://"):
-            text = unquote(urlsplit(text).path)
-        self._local = "://" not in text
-        if self._local:
-            self.location = str(Path(text).expanduser().absolute())
-            if unquote(self.location) != self.location:
-                raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
-            self._files, self._root = pafs.LocalFileSystem(), self.location
-        else:
-            self.location = text.rstrip("/")
-            try:
-                self._files, self._root = pafs.FileSystem.from_uri(self.location)
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(f"{self.location}: not a store URL ({first_line(error)})") from None
+        self.location = absolute(location)
+        self._local = is_local(self.location)
+        if self._local and unquote(self.location) != self.location:
+            raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
+        self._files, self._root = filesystem_of(self.location)
 
     def create(self, table: str) -> None:
         """Make ``table`` where it is missing, upgrade it where it is old; InputError where that cannot be done."""
-        uri = f"{self.location}/{table}"
+        uri = join(self.location, table)
         try:
             if self._local:
                 Path(uri).mkdir(parents=True, exist_ok=True)
@@ -210,7 +200,7 @@ class DeltaFolder:
         return Snapshot(table, self._open(table, version))
 
     def _exists(self, table: str) -> bool:
-        uri = f"{self.location}/{table}"
+        uri = join(self.location, table)
         # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
             return False
@@ -220,7 +210,7 @@ class DeltaFolder:
             return False
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
-        uri = f"{self.location}/{table}"
+        uri = join(self.location, table)
         if self._local and Path(self.location).is_file():
             raise InputError(f"{self.location} is a file, not a store; give the store's folder")
         if self._local and not Path(uri, "_delta_log").is_dir():
@@ -276,7 +266,7 @@ class DeltaFolder:
             # A column that came after the table is absent from older files: the dataset gives null there. So does a
             # compaction of older files.
             rows = pads.FileSystemDataset.from_paths(
-                [f"{self._root}/{table}/{path}" for path in snapshot.paths()],
+                [join(self._root, table, path) for path in snapshot.paths()],
                 schema=declared,
                 format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
                 filesystem=self._files,
@@ -292,7 +282,7 @@ class DeltaFolder:
     def footer(self, table: str, path: str) -> dict[bytes, bytes]:
         """The key-value metadata of one Parquet file; InputError where it is missing or damaged."""
         try:
-            metadata = pq.read_metadata(f"{self._root}/{table}/{path}", filesystem=self._files).metadata
+            metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files).metadata
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
         return dict(metadata or {})
@@ -300,14 +290,14 @@ class DeltaFolder:
     def read_bytes(self, table: str, path: str) -> bytes:
         """The content of one file; InputError where it cannot be read."""
         try:
-            with self._files.open_input_file(f"{self._root}/{table}/{path}") as source:
+            with self._files.open_input_file(join(self._root, table, path)) as source:
                 return bytes(source.read())
         except OSError as error:
             raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
 
     def put(self, table: str, path: str, data: bytes) -> None:
         """Put a file in place as a whole or not at all; InputError without permission, else OperationError."""
-        target = f"{self._root}/{table}/{path}"
+        target = join(self._root, table, path)
         try:
             if self._local:
                 _replace(Path(target), data)

@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, nearest
+from schema.location import join
 from schema.store.appends import (
     DERIVED,
     UNIT_FOOTER,
@@ -289,7 +290,7 @@ class Store:
         self._current.update(tables)
 
     def _absolute(self, table: str, paths: list[str]) -> list[str]:
-        return [f"{self.location}/{table}/{path}" for path in paths]
+        return [join(self.location, table, path) for path in paths]
 
     def _load(self, table: str, version: int | None = None) -> Snapshot:
         self._check_table(table)

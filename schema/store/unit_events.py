@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
+from schema.runs import run_begins
 from schema.tables import BRANCH, COUPLED, PLAIN, SCAN, SWRB
 
 NOTHING_DRAWN = -1  # the token of a scan's last position where survival reached 0 there
@@ -84,8 +85,7 @@ def _branchings(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table
             raise InputError(f"events: {say(row)} ({kind} of replicate {replicate[row]}, t = {t[row]}) in {name}")
 
     # A run is the rows of one kind of one replicate; a replicate's branch follows its scan.
-    begins = np.ones(len(t), dtype=np.bool_)
-    begins[1:] = (replicate[1:] != replicate[:-1]) | (branch[1:] != branch[:-1])
+    begins = run_begins(replicate, branch)
     ends = np.roll(begins, -1)
     wanted = np.where(begins, np.where(branch, t, 1), np.roll(t, 1) + 1)
     check((replicate < first) | (replicate >= first + count), lambda _: "the replicate is not one of the unit's")

@@ -1,0 +1,45 @@
+"""Locations: which are local, how they are made absolute and joined, and that only ``schema.location`` decides it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import schema
+from schema.errors import InputError
+from schema.location import absolute, filesystem_of, is_local, join
+
+
+def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for location, made in (
+        ("store", f"{tmp_path}/store"),
+        (Path("store"), f"{tmp_path}/store"),
+        ("~/store", f"{tmp_path}/home/store"),
+        ("file:///a%20b/store", "/a b/store"),
+        ("s3://bucket/store/", "s3://bucket/store"),
+    ):
+        assert absolute(location) == made
+    assert is_local("/store")
+    assert not is_local("s3://bucket/store")
+    assert join("s3://bucket/store", "events", "a.parquet") == "s3://bucket/store/events/a.parquet"
+
+
+def test_the_file_system_of_a_location(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    for location in (f"{tmp_path}/file", f"file://{tmp_path}/file"):
+        filesystem, path = filesystem_of(location)
+        assert filesystem.open_input_file(path).read() == b"content"
+    with pytest.raises(InputError, match="nonsense://bucket/store: not a URL that can be read"):
+        filesystem_of("nonsense://bucket/store")
+
+
+def test_no_other_module_looks_for_a_scheme() -> None:
+    root = Path(schema.__file__).parents[1]
+    packages = ("schema", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
+    sources = [source for package in packages for source in (root / package).rglob("*.py")]
+    assert [source.relative_to(root).as_posix() for source in sources if '"://"' in source.read_text()] == [
+        "schema/location.py"
+    ]
