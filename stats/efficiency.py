@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError
 from stats.bootstrap import BLOCK
+from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
 from stats.intervals import COLUMNS, Estimates, nullable, percentile_intervals
 from stats.moments import POOLED, Float, MeasuredDocuments, standardize
 from stats.pooling import pooled_means
-from stats.registry import ratio
+from stats.registry import Support
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 # Of one document, action and estimator: means over its replicates, and the variance and cost of one. View ``swrb``.
 MEASURED: dict[str, str] = {
@@ -37,8 +38,6 @@ MEASURED: dict[str, str] = {
     "seconds": "decoding seconds per replicate; NaN where unknown",
 }
 _ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known wherever risk is
-
-Support = Literal["branched", "both"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,78 +72,6 @@ class BranchingMoments(MeasuredDocuments):
         """Documents behind an action's quantities, bool [D, A]: SWRB replicates; at least two of each estimator."""
         both = ~np.isnan(self.plain["risk_variance"]) & ~np.isnan(self.swrb["risk_variance"])
         return {"branched": ~np.isnan(self.swrb["risk"]), "both": both}
-
-
-@dataclass(frozen=True)
-class BranchingQuantity:
-    """One reported quantity: a function of pooled moments (``plain_`` or ``swrb_`` and a name of MEASURED).
-
-    ``support`` says which documents they are pooled over; ``view`` and ``column`` where SQL has the same number, None
-    where no view has it.
-    """
-
-    name: str
-    support: Support
-    function: Callable[[Mapping[str, Float]], Float]
-    meaning: str
-    view: str | None
-    column: str
-
-
-def _mean(name: str, support: Support, moment: str, meaning: str, column: str = "") -> BranchingQuantity:
-    return BranchingQuantity(
-        name, support, lambda m: m[moment], meaning, "swrb_risk" if column else None, column or name
-    )
-
-
-def _gain(name: str, function: Callable[[Mapping[str, Float]], Float], meaning: str) -> BranchingQuantity:
-    return BranchingQuantity(name, "both", function, meaning, "swrb_efficiency", name)
-
-
-def _variance_ratio(m: Mapping[str, Float]) -> Float:
-    return ratio(m["plain_risk_variance"], m["swrb_risk_variance"])
-
-
-def _evaluation_ratio(m: Mapping[str, Float]) -> Float:
-    return ratio(m["swrb_evaluations"], m["plain_evaluations"])
-
-
-def _second_ratio(m: Mapping[str, Float]) -> Float:
-    return ratio(m["swrb_seconds"], m["plain_seconds"])
-
-
-def _efficiency(m: Mapping[str, Float]) -> Float:
-    return ratio(_variance_ratio(m), _evaluation_ratio(m))
-
-
-def _efficiency_in_seconds(m: Mapping[str, Float]) -> Float:
-    return ratio(_variance_ratio(m), _second_ratio(m))
-
-
-BRANCHING_QUANTITIES: Mapping[str, BranchingQuantity] = {
-    quantity.name: quantity
-    for quantity in (
-        _mean("swrb_mismatch", "branched", "swrb_risk", "R by residual branching: M(Z^R)", "mismatch"),
-        _mean("swrb_occurrence", "branched", "swrb_occurrence", "O: M(Z^O)", "occurrence"),
-        _mean("swrb_occupation", "branched", "swrb_occupation", "Pi: M(Z^Pi)", "occupation"),
-        _mean(
-            "swrb_divergence_probability", "branched", "swrb_divergence_probability", "P(tau <= H): M(M)",
-            "divergence_probability",
-        ),
-        _mean("plain_mismatch", "branched", "plain_risk", "R from the same documents' coupled pairs", "plain_mismatch"),
-        _mean("plain_variance", "both", "plain_risk_variance", "variance of one coupled pair's risk"),
-        _mean("swrb_variance", "both", "swrb_risk_variance", "variance of one SWRB replicate's risk"),
-        _mean("plain_evaluations", "both", "plain_evaluations", "kernel pairs evaluated per coupled pair"),
-        _mean("swrb_evaluations", "both", "swrb_evaluations", "kernel pairs evaluated per SWRB replicate"),
-        _mean("plain_seconds", "both", "plain_seconds", "decoding seconds per coupled pair"),
-        _mean("swrb_seconds", "both", "swrb_seconds", "decoding seconds per SWRB replicate"),
-        _gain("variance_ratio", _variance_ratio, "plain_variance / swrb_variance"),
-        _gain("evaluation_ratio", _evaluation_ratio, "swrb_evaluations / plain_evaluations"),
-        _gain("second_ratio", _second_ratio, "swrb_seconds / plain_seconds"),
-        _gain("efficiency", _efficiency, "variance_ratio / evaluation_ratio"),
-        _gain("efficiency_in_seconds", _efficiency_in_seconds, "variance_ratio / second_ratio"),
-    )
-}  # fmt: skip
 
 
 def observed_branching(moments: BranchingMoments) -> dict[str, Float]:

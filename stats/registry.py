@@ -1,4 +1,4 @@
-"""What a quantity is: a named function of pooled moments, and where SQL computes the same.
+"""What a quantity is: a named function of pooled moments, what it means, how it is printed, and which view has it.
 
 A function takes pooled moments whose arrays have any leading axes (draws, strata, actions) and, for profile moments,
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
@@ -9,7 +9,9 @@ them that way). The quantities themselves are in ``stats.quantities``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,20 +19,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from stats.moments import Windows
 
 Array = NDArray[Any]  # float64, or complex128 while a derivative is taken
 
+Kind = Literal["action", "contrast"]
 Axis = Literal["t", "lag", "block", "eos_set"]
+Support = Literal["branched", "both"]
+
+DIFFERENCE = "_difference"
+
+
+class Scale(Enum):
+    """How a stored value is printed: the factor that it is multiplied by, and the sign of its unit."""
+
+    PERCENT = (100.0, "%")
+    POINTS = (100.0, "pp")
+    TOKENS = (1.0, "tokens")
+    RATIO = (1.0, "×")
+    SQUARED_POINTS = (10_000.0, "pp²")
+    PAIRS = (1.0, "pairs")
+    MILLISECONDS = (1_000.0, "ms")
+
+    @property
+    def factor(self) -> float:
+        """Printed value / stored value."""
+        return self.value[0]
+
+    @property
+    def sign(self) -> str:
+        """The unit as it stands in a column's head; pp are percentage points, pairs are pairs of kernels."""
+        return self.value[1]
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Pooled moments M(g) of one action (definitions, "Pooling"): ``scalars`` [...], ``profiles`` [..., H or T].
+    """Pooled moments M(g) of one action (definitions, "Pooling"); ``m[name]`` is a scalar moment.
 
-    The two are kept apart because a scalar and a profile moment share a name (``mismatch``). ``m[name]`` is a scalar.
+    Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``).
+
+    Attributes:
+        scalars: arrays [...] by moment.
+        profiles: arrays [..., H or T] by moment.
+        windows: the study's windows.
+
     """
 
     scalars: Mapping[str, Array]
@@ -45,15 +77,26 @@ class Pooled:
 class Quantity:
     """One reported quantity.
 
-    ``function`` takes one Pooled for an action, two (baseline a, action b) for a contrast. ``axis`` is what ``x``
-    counts, None for a scalar; ``profile`` names the profile moments it needs beyond the scalars; ``view`` is None where
-    no SQL view has it.
+    Attributes:
+        name: what ``results.quantity`` carries.
+        kind: whether it belongs to an action or to a contrast of two actions.
+        function: takes one Pooled for an action, two (baseline a, action b) for a contrast.
+        label: the symbol or short name in a column's head.
+        meaning: what it is, in words.
+        scale: how its values are printed.
+        view: the view that has the point value; None where no view has it.
+        column: the column of that view.
+        axis: what ``x`` counts, which is also the view's column of it; None for a scalar.
+        profile: the profile moments that the function needs beyond the scalars.
+
     """
 
     name: str
-    kind: Literal["action", "contrast"]
+    kind: Kind
     function: Callable[..., Array]
+    label: str
     meaning: str
+    scale: Scale
     view: str | None
     column: str
     axis: Axis | None = None
@@ -72,6 +115,19 @@ class Quantity:
         return tuple(range(first, last + 1))
 
 
+@dataclass(frozen=True)
+class BranchingQuantity(Quantity):
+    """A quantity of residual branching; its function takes a mapping of pooled moments (``stats.efficiency``).
+
+    Attributes:
+        support: the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those
+            with at least two replicates of both estimators (``both``).
+
+    """
+
+    support: Support = "both"
+
+
 _REGISTERED: dict[str, Quantity] = {}
 
 
@@ -85,34 +141,86 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     return quotient
 
 
-def register(
-    kind: Literal["action", "contrast"],
-    view: str | None,
+def action_quantity(
+    label: str,
+    meaning: str,
+    scale: Scale,
+    view: str | None = None,
     column: str | None = None,
     axis: Axis | None = None,
     profile: tuple[str, ...] = (),
-) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Register the decorated function under its own name; its docstring's first line is the meaning."""
+) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
+    """Register the decorated function of an action's moments as the quantity of its own name.
 
-    def add(function: Callable[..., Array]) -> Callable[..., Array]:
+    Args:
+        label: the symbol or short name in a column's head.
+        meaning: what it is, in words.
+        scale: how its values are printed.
+        view: the view that has the point value, if any.
+        column: the view's column, where it is not the function's name.
+        axis: what ``x`` counts; None for a scalar.
+        profile: the profile moments that the function needs.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    """
+
+    def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
         name = function.__name__
-        meaning = (function.__doc__ or "").strip().splitlines()[0]
-        _REGISTERED[name] = Quantity(name, kind, function, meaning, view, column or name, axis, profile)
+        _register(Quantity(name, "action", function, label, meaning, scale, view, column or name, axis, profile))
         return function
 
     return add
 
 
-def difference_of(of: Callable[[Pooled], Array]) -> None:
-    """Register the contrast ``<name>_difference``: an action quantity of b minus that of baseline a."""
+def contrast_quantity(
+    label: str,
+    meaning: str,
+    scale: Scale,
+    view: str | None = None,
+    column: str | None = None,
+    axis: Axis | None = None,
+) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
+    """Register the decorated function of a baseline's and an action's moments as the contrast of its own name.
+
+    Args:
+        label: the symbol or short name in a column's head.
+        meaning: what it is, in words.
+        scale: how its values are printed.
+        view: the view that has the point value, if any.
+        column: the view's column, where it is not the function's name.
+        axis: what ``x`` counts; None for a scalar.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    """
+
+    def add(function: Callable[[Pooled, Pooled], Array]) -> Callable[[Pooled, Pooled], Array]:
+        name = function.__name__
+        _register(Quantity(name, "contrast", function, label, meaning, scale, view, column or name, axis))
+        return function
+
+    return add
+
+
+def register_difference(name: str) -> None:
+    """Register the contrast ``<name>_difference``: the registered action quantity of b less that of baseline a."""
+    of = _REGISTERED[name]
 
     def difference(a: Pooled, b: Pooled) -> Array:
-        return of(b) - of(a)
+        return of.function(b) - of.function(a)
 
-    name = f"{of.__name__}_difference"
-    _REGISTERED[name] = Quantity(name, "contrast", difference, f"{of.__name__}(b) - {of.__name__}(a).", None, name)
+    full = f"{name}{DIFFERENCE}"
+    scale = Scale.TOKENS if of.scale is Scale.TOKENS else Scale.POINTS
+    _register(Quantity(full, "contrast", difference, f"Δ {of.label}", f"difference: {of.meaning}", scale, None, full))
 
 
-def registered() -> MappingProxyType[str, Quantity]:
+def registered() -> Mapping[str, Quantity]:
     """Return the registry as a read-only view; complete once ``stats.quantities`` is imported."""
     return MappingProxyType(_REGISTERED)
+
+
+def _register(quantity: Quantity) -> None:
+    _REGISTERED[quantity.name] = quantity

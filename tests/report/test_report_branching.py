@@ -28,7 +28,7 @@ from report.parts.branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
 from report.reading.quantities import QUANTITIES, Unit, known_quantity
-from stats.efficiency import BRANCHING_QUANTITIES
+from stats.branching_quantities import BRANCHING_QUANTITIES
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")
 # Share of pairs that diverge, variance ratio, evaluations ratio, time ratio; intervals are +- 8% and 0.002.

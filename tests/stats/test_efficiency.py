@@ -23,9 +23,9 @@ from schema.store.store import Store
 from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
 from sql.catalog import open_views
 from stats.bootstrap import resample
+from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
 from stats.efficiency import (
-    BRANCHING_QUANTITIES,
     MEASURED,
     BranchingMoments,
     estimate_branching,

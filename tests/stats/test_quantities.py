@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,11 @@ import pytest
 
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from sql.contracts import contract
 from stats.bootstrap import observed
 from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments, ReplicateMoments, Windows
-from stats.quantities import QUANTITIES, quantity_named
+from stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
 from stats.registry import Pooled
 
 H, K = 16, 3
@@ -339,7 +342,8 @@ def test_registry_is_named_like_the_views() -> None:
     }  # fmt: skip
     for name, quantity in QUANTITIES.items():
         assert quantity.name == name
-        assert quantity.meaning.endswith((".", ")")), name
+        assert quantity.label
+        assert quantity.meaning
         assert set(quantity.profile) <= POSITION_MOMENTS.keys() | LAG_MOMENTS.keys()
         assert (quantity.view is None) == (name.endswith("_difference") or name in without_a_view)
     sources = [(q.view, q.column) for q in QUANTITIES.values() if q.view]
@@ -348,6 +352,21 @@ def test_registry_is_named_like_the_views() -> None:
     assert quantity_named("eos_gap").x(W) == (0, 1, 2, 3)
     with pytest.raises(InputError, match="no quantity is named 'mismach'; did you mean 'mismatch'"):
         quantity_named("mismach")
+
+
+def test_the_registry_needs_no_docstrings() -> None:
+    code = "from stats.quantities import QUANTITIES; print(QUANTITIES['mismatch'].meaning)"
+    found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == QUANTITIES["mismatch"].meaning
+
+
+def test_every_view_column_of_a_quantity_is_in_its_contract() -> None:
+    for quantity in ALL_QUANTITIES.values():
+        if quantity.view is not None:
+            promised = contract(quantity.view).columns
+            needed = {quantity.column, "stratum", "action"} | ({quantity.axis} - {None})
+            needed |= {"baseline"} if quantity.kind == "contrast" else set()
+            assert needed <= set(promised), quantity.name
 
 
 def rebuilt(moments: DocumentMoments, **changes: Any) -> DocumentMoments:
