@@ -18,7 +18,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from generator.actions import Action
-from generator.attention.attention import PrefixLayer
+from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.laws import couple, draw, total_variation
 from generator.coupling.uniforms import uniform_table
 from generator.transformer.eviction import evict

@@ -35,9 +35,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from generator.actions import Action
-from generator.attention.activation import replace_activations
-from generator.attention.attention import IMPLEMENTATION
-from generator.attention.onednn import replace_linear_layers
+from generator.attention.cpu_products import replace_activations, replace_linear_layers
+from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent, SnapKV

@@ -1,8 +1,8 @@
-"""Softmax attention over some of the keys, in a form that parts can be joined in.
+"""Softmax attention to some of the keys, in a form that can be joined with attention to others.
 
 A softmax over all keys is the average of the softmaxes over disjoint parts of them, weighted by each part's sum of
-exponentials. So shared prompt entries and a stream's own suffix, or earlier chunks of a prompt and the present one, are
-attended to apart and joined.
+exponentials. This is how a stream attends to shared prompt entries and to its own suffix, and a prompt's chunk to the
+chunks before it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,35 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from generator.attention.onednn import has_product, product
+from generator.attention.cpu_products import has_product, product
 
 _aten = torch.ops.aten
-_MANY_KEYS = 256  # from which on oneDNN's calls gain more than they cost
-_ROWS, _KEYS = 128, 4096  # queries, or positions of them, and keys whose scores are computed at once
+_MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
+_ROWS, _KEYS = 128, 4096  # queries (or positions of queries) and keys whose scores are computed at once
 
-Part = tuple[Tensor, Tensor]  # an output, and the logarithm of its sum of exponentials
+PartialAttention = tuple[Tensor, Tensor]
+"""An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
 
 
-def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False) -> Part:
-    """Attention of ``query`` [B, heads, T, size] to ``key`` and ``value`` [B, heads, S, size].
+def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False) -> PartialAttention:
+    """Attend by torch's fused kernels, called by name since the public function does not return the sums.
 
-    Returns the output, shaped as the query, and the logarithm of the sum of exponentials, float32 [B, heads, T].
-    ``causal``, with T = S, keeps query t from keys after t. These are torch's fused attention kernels, called by name
-    since the public function does not return the sums.
+    Args:
+        query: [B, heads, T, size].
+        key: [B, heads, S, size].
+        value: [B, heads, S, size].
+        scaling: what products of queries and keys are multiplied by.
+        causal: whether query t sees no key after t; then T = S.
+
+    Returns:
+        The output [B, heads, T, size], and the logarithm of the sum of exponentials, float32 [B, heads, T].
+
     """
     if query.device.type == "cpu":
         output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
             query, key, value, 0.0, causal, scale=scaling
         )
-    elif query.dtype == torch.float32:  # flash attention on CUDA has 16 bits
+    elif query.dtype == torch.float32:  # flash attention on CUDA takes 16 bits only
         output, mass = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
             query, key, value, None, compute_log_sumexp=True, is_causal=causal, scale=scaling
         )[:2]
@@ -44,16 +52,21 @@ def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, ca
     return output, mass
 
 
-def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Part:
-    """``attend_part`` of [heads, T or S, size], without a batch: by oneDNN where that is faster."""
+def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> PartialAttention:
+    """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN where that is faster.
+
+    Returns:
+        The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
+
+    """
     if _by_onednn(query, key):
         return _attend_by_onednn(query * scaling, key, value)
     output, mass = attend_part(query[None], key[None], value[None], scaling)
     return output[0], mass[0]
 
 
-def join_parts(first: Part, second: Part) -> Part:
-    """The attention over the keys of both parts, in float32."""
+def join_parts(first: PartialAttention, second: PartialAttention) -> PartialAttention:
+    """Join attention to two disjoint sets of keys, in float32."""
     (output, mass), (other, other_mass) = first, second
     joint = torch.logaddexp(mass, other_mass)
     weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
@@ -61,9 +74,17 @@ def join_parts(first: Part, second: Part) -> Part:
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Attention of the last T of S positions to all up to their own, shaped as the query.
+    """Attend from the last T of S positions to all positions up to their own.
 
-    ``query`` is [1, heads, T, size], ``key`` and ``value`` [KV heads, S, size].
+    Args:
+        query: [1, heads, T, size].
+        key: [KV heads, S, size].
+        value: [KV heads, S, size].
+        scaling: what products of queries and keys are multiplied by.
+
+    Returns:
+        The attention output, [1, heads, T, size].
+
     """
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape
@@ -84,13 +105,13 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 
 
 def _by_onednn(query: Tensor, key: Tensor) -> bool:
-    """Whether oneDNN's products are there and faster than the fused kernels, whose products are MKL's."""
+    """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     fitting = query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[1] >= _MANY_KEYS
     return fitting and has_product()
 
 
-def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """``attend_prompt`` of scaled queries, by rows whose scores stay in the processor's cache."""
+def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
+    """Attend from scaled queries [heads, T, size], some rows at a time: their scores fit the processor's cache."""
     output, mass = torch.empty_like(query), query.new_empty(query.shape[:2])
     for head, keys_and_values in enumerate(zip(key, value, strict=True)):
         for first in range(0, query.shape[1], _ROWS):
@@ -100,7 +121,7 @@ def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Part:
 
 
 def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """``attend_causally`` of scaled queries [KV heads, group, T, size], by rows as above."""
+    """Attend causally from scaled queries [KV heads, group, T, size], some rows at a time."""
     output = torch.empty_like(query)
     _, group, length, size = query.shape
     before = key.shape[1] - length
@@ -119,8 +140,8 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
     return output
 
 
-def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Attention of scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
+    """Attend from scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
     parts = (
         _weigh(product(query, some_keys), some_values)
         for some_keys, some_values in zip(torch.split(key, _KEYS), torch.split(value, _KEYS), strict=True)
@@ -128,8 +149,8 @@ def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Part:
     return reduce(join_parts, parts)
 
 
-def _weigh(scores: Tensor, value: Tensor) -> Part:
-    """Values [S, size] weighed by the softmax of scores [rows, S], which are overwritten."""
+def _weigh(scores: Tensor, value: Tensor) -> PartialAttention:
+    """Average values [S, size] by the softmax of scores [rows, S], which are overwritten."""
     top = scores.amax(-1)
     torch.softmax(scores, -1, out=scores)
     mass = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum

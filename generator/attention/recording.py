@@ -1,112 +1,94 @@
-"""What selectors may gather of a prompt while it is processed: statistics over all of its queries, chunk by chunk.
-
-Keys and values of a prompt stay; its queries and hidden states do not, for they take as much room again. A selector
-that needs more than the last W queries names ``Statistic``s: each is gathered once per layer for all selectors that ask
-for it, from consecutive chunks of queries, and what nobody asked for is neither computed nor kept.
-"""
+"""Causal attention over one prompt that keeps what selectors and caches need of every layer."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-Gathered = TypeVar("Gathered")
-
-# transformers' rotary embedding: (tensor of the wanted dtype and device, positions [1, T]) -> cos, sin [1, T, size].
-Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+from generator.attention.parts import attend_causally
+from generator.attention.statistics import Gathered, Gathering, Statistic
 
 
 @dataclass(frozen=True)
-class QueryChunk:
-    """T consecutive queries of one layer, and everything that they may attend to.
+class PromptLayer:
+    """What is kept of one layer's prompt of n entries.
 
-    ``query`` [heads, T, size] are rotated, of positions b - T .. b - 1; ``key`` and ``value`` [KV heads, b, size] those
-    of all positions so far, keys rotated; ``hidden`` [T, width] is what the queries were projected from, and ``cos``
-    and ``sin`` [T, size] what rotated them. ``module`` is the layer's attention, ``rotary`` a copy of the model's.
+    Attributes:
+        key: [KV heads, n, size], rotated.
+        value: [KV heads, n, size].
+        window_query: the last W queries, [heads, W, size], rotated.
+        scaling: what products of queries and keys are multiplied by.
+        number: the layer's number, from 0.
+        prompt: SHA-256 of the prompt's tokens, for selectors that draw.
+        statistics: what was gathered over all queries, by statistic.
+
     """
 
-    query: Tensor
     key: Tensor
     value: Tensor
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
+    window_query: Tensor
     scaling: float
-    module: nn.Module
-    rotary: Rotary
+    number: int = 0
+    prompt: bytes = b""
+    statistics: Mapping[Statistic[Any], Any] = field(default_factory=dict)
 
-    @property
-    def first(self) -> int:
-        """The position of the first query."""
-        return self.key.shape[1] - self.query.shape[1]
-
-
-class Statistic(Protocol[Gathered]):
-    """Something gathered over all queries of a layer; equal statistics are gathered once, so it must be hashable."""
-
-    def update(self, gathered: Gathered | None, chunk: QueryChunk) -> Gathered:
-        """What is gathered after ``chunk``, from what was before it: None before the first one."""
+    def gathered(self, statistic: Statistic[Gathered]) -> Gathered:
+        """Return what ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
+        found: Gathered = self.statistics[statistic]
+        return found
 
 
-@dataclass(frozen=True)
-class _LayerInput:
-    module: nn.Module
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
+class PromptRecording:
+    """``LayerAttention`` over one prompt, chunk by chunk.
 
+    Args:
+        entries: n, the prompt's tokens.
+        window: W, the number of last queries to keep.
+        statistics: what to gather over all queries.
+        prompt: SHA-256 of the prompt's tokens.
 
-class Gathering:
-    """The statistics of one prompt, layer by layer."""
+    """
 
-    def __init__(self, statistics: Iterable[Statistic[Any]]) -> None:
-        self._statistics = tuple(dict.fromkeys(statistics))
-        self._layers: dict[int, dict[Statistic[Any], Any]] = {}
-        self._input: _LayerInput | None = None
-        self._rotary: Rotary | None = None
+    def __init__(
+        self, entries: int, window: int, statistics: Iterable[Statistic[Any]] = (), prompt: bytes = b""
+    ) -> None:
+        self.entries = entries
+        self.window = window
+        self.prompt = prompt
+        self.gathering = Gathering(statistics)
+        self.layers: list[PromptLayer] = []  # complete once all n positions have been seen
+        self._seen: list[int] = []  # positions, per layer
 
-    @contextlib.contextmanager
-    def listening(self, network: Any) -> Iterator[None]:
-        """Attention layers of ``network``, a causal language model, tell what they are called with; then no more."""
-        with contextlib.ExitStack() as hooks:
-            if self._statistics:
-                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
-                self._rotary = copy.deepcopy(network.model.rotary_emb)
-                for layer in network.model.layers:
-                    hook = layer.self_attn.register_forward_pre_hook(self._listen, with_kwargs=True)
-                    hooks.callback(hook.remove)
-            yield
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attend from the next T positions, all heads [1, heads, T, size], to all positions up to their own."""
+        if layer == len(self.layers):
+            self._begin(layer, query, key, scaling)
+        record, first = self.layers[layer], self._seen[layer]
+        last = first + query.shape[2]
+        record.key[:, first:last], record.value[:, first:last] = key[0], value[0]
+        self._seen[layer] = last
+        so_far = record.key[:, :last], record.value[:, :last]
+        self.gathering.observe(layer, query[0], *so_far, scaling)
+        # What of the window lies in this chunk; its first query is at n - W.
+        start = self.entries - record.window_query.shape[1]
+        if last > start:
+            record.window_query[:, max(first - start, 0) : last - start] = query[0, :, max(start - first, 0) :]
+        return attend_causally(query, *so_far, scaling)
 
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """One chunk of a layer, as ``QueryChunk`` has it; the chunks of a layer come in order."""
-        if not self._statistics:
-            return
-        if self._input is None or self._rotary is None:
-            message = "statistics of a prompt are gathered while listening to its model"
-            raise RuntimeError(message)
-        seen = self._input
-        chunk = QueryChunk(
-            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, module=seen.module, rotary=self._rotary
+    def _begin(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        heads, size, kv_heads = query.shape[1], query.shape[3], key.shape[1]
+        self._seen.append(0)
+        self.layers.append(
+            PromptLayer(
+                key.new_empty((kv_heads, self.entries, size)),
+                key.new_empty((kv_heads, self.entries, size)),
+                query.new_empty((heads, min(self.window, self.entries), size)),
+                scaling,
+                layer,
+                self.prompt,
+                self.gathering.of(layer),
+            )
         )
-        gathered = self._layers.setdefault(layer, {})
-        for statistic in self._statistics:
-            gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
-
-    def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
-        """What was gathered of a layer; it goes on growing while chunks come."""
-        return self._layers.setdefault(layer, {})
-
-    def forget(self) -> None:
-        """Let go of everything gathered."""
-        for gathered in self._layers.values():
-            gathered.clear()
-        self._input = None
-
-    def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
-        cos, sin = inputs["position_embeddings"]
-        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0])

@@ -1,8 +1,8 @@
-"""Start-up self-test: do a row's numbers depend on how many rows are computed beside it?
+"""Self-test of a loaded model: does a row's result depend on how many rows are computed with it?
 
-Matrix products take other code paths for few rows and round differently there. Decoding therefore fills its rows up to
-a multiple, the smallest with which a row's numbers are the same beside any others; where there is none, how far they
-differ is recorded with every unit.
+Matrix products of few rows take other code paths, which round differently. Decoding therefore fills up its rows to a
+multiple: the smallest one with which results do not depend on the number of rows. If no multiple has this property,
+the largest difference is recorded with every unit.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from torch import Tensor, nn
 from generator.attention.parts import attend_prompt
 from generator.attention.shared_prefix import TILE
 
-_MULTIPLES = (8, 16, 32, TILE)  # with the last one attention to a prompt always has one shape
+_MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
 
 
 @dataclass(frozen=True)
 class RowInvariance:
-    """The row multiple to decode with, and the largest difference that the number of rows made with it.
+    """The multiple of rows to decode with.
 
-    The difference is relative to the largest output of the same product; 0 where all rows agree bitwise.
+    Attributes:
+        multiple: what the number of rows is a multiple of.
+        deviation: the largest difference that the number of rows made with it, relative to the largest output of the
+            same product; 0 where results are equal bit for bit.
+
     """
 
     multiple: int
@@ -34,7 +38,7 @@ class RowInvariance:
 
 
 def find_row_multiple(network: Any) -> RowInvariance:
-    """Try every size of matrix product and activation of a causal language model, and its attention, once."""
+    """Test every size of matrix product and activation of a causal language model, and its attention, once."""
     deviation = 0.0
     for multiple in _MULTIPLES:
         deviation = max(_deviations(network, multiple))
@@ -57,7 +61,7 @@ def _deviations(network: Any, multiple: int) -> Iterator[float]:
 
 
 def _modules(network: Any) -> list[tuple[nn.Module, int]]:
-    """One linear layer of each size, and one activation of each width; with the width of their input."""
+    """One linear layer of each size and one activation of each width, each with the width of its input."""
     tried: dict[tuple[int, int], tuple[nn.Module, int]] = {}
     for module in network.modules():
         if isinstance(module, nn.Linear):

@@ -1,7 +1,7 @@
-"""Decoding attention: prompt entries stored once per cache, one suffix per stream.
+"""Decoding attention: prompt entries are stored once per cache, and every stream has a suffix of its own.
 
-Every layer attends in two parts: a stream's own suffix, and its cache's prompt entries, which all streams of the cache
-meet in one matrix product; ``generator.attention.parts`` joins them.
+A stream attends to its suffix and, apart from it, to its cache's prompt entries: the queries of all streams of a cache
+are multiplied with these at once. The two results are then joined.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.attention import PrefixLayer
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 
-TILE = 64  # streams that meet a prompt at once, at most
+TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
 
 _Suffixes = tuple[Tensor, ...]  # keys and values of one layer
 
 
 @dataclass(frozen=True)
+class PrefixLayer:
+    """One layer of one cache: its prompt keys and values, [KV heads, m, size] each."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
 class _Tile:
-    """Streams of one cache: packed rows ``first .. last - 1``, the last ones repeating the first to fill them up."""
+    """Streams of one cache: packed rows ``first .. last - 1``; copies of the first one fill up the last ones."""
 
     cache: int
     first: int
@@ -32,10 +39,17 @@ class _Tile:
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    At most ``streams`` are open at once. Stream i lies in slot ``slots[i]``, an open stream keeps its slot as long as
-    there is one with that number, and only streams that must move or fork are copied. The slots are 0 .. n - 1 of n
-    open streams; the model computes ``rows`` rows, the slots and then as many more as make a multiple of
-    ``row_multiple``.
+    Of n open streams, stream i lies in slot ``slots[i]``, a number below n. A stream stays in its slot unless that is n
+    or above; only streams that move or fork are copied. The model computes ``rows`` rows: the n slots, and as many more
+    as make a multiple of ``row_multiple``.
+
+    Args:
+        caches: per cache, its layers.
+        streams: how many streams can be open at once.
+        horizon: how many tokens a stream can have.
+        row_multiple: what the number of rows is a multiple of.
+        share_reads: whether streams of one cache read its prompt entries together.
+
     """
 
     def __init__(
@@ -71,14 +85,19 @@ class SharedPrefix:
         return _rounded(len(self.slots), self._row_multiple)
 
     def open(self, caches: Sequence[int]) -> None:
-        """Start one stream per entry, ascending, at the end of the prompt."""
+        """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
         self.rewind()
         self._stream_cache = torch.tensor(caches)
         self.slots = torch.arange(len(caches))
         self._pack()
 
     def select(self, rows: Tensor) -> None:
-        """See ``StreamKernels.select``."""
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after them.
+
+        Args:
+            rows: int64 [streams], on the CPU, grouped by cache in ascending order.
+
+        """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
             return
@@ -95,7 +114,7 @@ class SharedPrefix:
         self._pack()
 
     def park(self, rows: Tensor) -> None:
-        """See ``StreamKernels.park``: the suffixes are kept to their present length."""
+        """Keep a copy of the suffixes of open streams ``rows``, at their present length."""
         length, slots = self._length, self._everywhere(self.slots[rows])
         self._parked.append([
             tuple(part[slots[part.device], :, :length] for part in layer) for layer in self._suffix
@@ -112,7 +131,7 @@ class SharedPrefix:
         self._length += 1
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attention of one new token per row, T = 1; keys and values of the slots join their suffixes."""
+        """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
         suffix_key, suffix_value = self._suffix[layer]
         streams, length = len(self.slots), self._length
         suffix_key[:streams, :, length - 1] = key[:streams, :, 0]
@@ -145,7 +164,7 @@ class SharedPrefix:
         return result
 
     def _pack(self) -> None:
-        """Gather the streams of each cache in tiles, filled up to a multiple of rows."""
+        """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
         caches, counts = torch.unique_consecutive(self._stream_cache, return_counts=True)
@@ -162,7 +181,7 @@ class SharedPrefix:
         self._unpacked = self._everywhere(unpacked)
 
     def _copy(self, source: Tensor, target: Tensor, streams: int) -> None:
-        """Copy suffixes into slots ``target``: of open streams in place, of parked ones cut to the present length."""
+        """Copy suffixes of open or parked streams, up to the present length, into slots ``target``."""
         first = 0
         for origin in (self._suffix, *self._parked):
             count = streams if origin is self._suffix else len(origin[0][0])
@@ -176,7 +195,7 @@ class SharedPrefix:
             first += count
 
     def _everywhere(self, index: Tensor) -> dict[torch.device, Tensor]:
-        """An index on every device that layers lie on."""
+        """Copy an index to every device that layers lie on."""
         return {device: index.to(device) for device in self._devices}
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-BLOCK = 512  # tokens that are summed together: a draw looks at the sums first, and then at one block's tokens
+BLOCK_TOKENS = 512  # tokens that are summed together: a draw looks at the sums first, and then at one block's tokens
 _CPU_BYTES, _CUDA_BYTES = 2**20, 2**28  # of laws taken at once
 
 
@@ -44,7 +44,7 @@ def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Ten
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
-    token = block * BLOCK + torch.arange(min(BLOCK, size), device=sums.device)
+    token = block * BLOCK_TOKENS + torch.arange(min(BLOCK_TOKENS, size), device=sums.device)
     inside = weights_of(token.clamp(max=size - 1)) * (token < size)
     place, _ = _first_above(_cumulative(inside.double()), (target - before).clamp_(min=0.0))
     return token.gather(-1, place).squeeze(-1)
@@ -52,8 +52,8 @@ def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Ten
 
 def _block_sums(weights: Tensor) -> Tensor:
     """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the rows beside it."""
-    whole = weights.shape[-1] // BLOCK * BLOCK
-    blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK, BLOCK)
+    whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
+    blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
     sums = blocks.sum(-1).double()
     if whole == weights.shape[-1]:
         return sums
@@ -146,7 +146,7 @@ class LawTable:
     def _sums(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         pair_sums = import_module("generator.coupling.fused_sums").pair_sums
         rows = (part.to(self._laws.device) for part in (left, right))
-        sums: tuple[Tensor, Tensor] = pair_sums(self._laws, *rows, self._absorbed_token, BLOCK)
+        sums: tuple[Tensor, Tensor] = pair_sums(self._laws, *rows, self._absorbed_token, BLOCK_TOKENS)
         return sums
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
 
 
-class Record:
+class StepArrays:
     """Step arrays of the pairs, [pairs, H] each, filled one column per position.
 
     What is never written belongs to pairs with both sides absorbed: EOS on both, delta = f = 0.
@@ -80,7 +80,7 @@ class CoupledPairs:
         self._label = self._labels(pair_cache)
         self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
         self._open = 0  # open streams
-        self.record = Record(len(pair_cache), horizon, absent)
+        self.record = StepArrays(len(pair_cache), horizon, absent)
         self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
         self.evaluations = torch.zeros_like(pair_cache)
 

@@ -12,7 +12,7 @@ from generator.selectors.h2o import H2O
 from generator.selectors.keydiff import KeyDiff
 from generator.selectors.knorm import Knorm
 from generator.selectors.kvpress import PREFIX, build_kvpress
-from generator.selectors.parameters import Value, check_kinds, unknown
+from generator.selectors.parameters import Value, check_types, unknown
 from generator.selectors.pyramidkv import PyramidKV
 from generator.selectors.random_entries import RandomEntries
 from generator.selectors.recent import Recent
@@ -61,5 +61,5 @@ def build_selector(name: str, parameters: Mapping[str, Value]) -> Selector:
     for parameter in parameters:
         if parameter not in defaults:
             raise InputError(unknown(parameter, name, defaults))
-    check_kinds(parameters, defaults)
+    check_types(parameters, defaults)
     return SELECTORS[name](**parameters)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from generator.attention.attention import PromptLayer
-from generator.attention.recording import QueryChunk, Rotary, Statistic
+from generator.attention.recording import PromptLayer
+from generator.attention.statistics import QueryChunk, Rotary, Statistic
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.attention import PromptLayer
-from generator.attention.recording import QueryChunk, Statistic
+from generator.attention.recording import PromptLayer
+from generator.attention.statistics import QueryChunk, Statistic
 from generator.selectors.selector import Selector
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors.selector import ScoringSelector
 
 

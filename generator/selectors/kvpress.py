@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
-from generator.attention.attention import PromptLayer
-from generator.attention.recording import QueryChunk, Statistic
-from generator.selectors.kvpress_presses import PRESSES, REFUSED, VERSION, Press, load_kvpress
-from generator.selectors.parameters import Value, check_kinds, unknown
+from generator.attention.recording import PromptLayer
+from generator.attention.statistics import QueryChunk, Statistic
+from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, VERSION, Press, load_kvpress
+from generator.selectors.parameters import Value, check_types, unknown
 from generator.selectors.selector import Selector
 from schema.errors import InputError, OperationError, nearest
 
@@ -134,7 +134,7 @@ class KVPress(Selector):
 
     def _number(self, promise: int | str) -> int:
         value = dict(self.options)[promise] if isinstance(promise, str) else promise
-        assert isinstance(value, int)  # noqa: S101 - narrows what check_kinds saw to
+        assert isinstance(value, int)  # noqa: S101 - narrows what check_types saw to
         return value
 
     def _build(self, ratio: float) -> Any:
@@ -199,7 +199,7 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
         if option not in defaults and option not in inner_defaults:
             takes = [*defaults, *inner_defaults, *(["press"] if inner else [])]
             raise InputError(unknown(option, name, takes))
-    check_kinds(own, defaults | inner_defaults)
+    check_types(own, defaults | inner_defaults)
     given = [tuple((o, own.get(o, value)) for o, value in part.items()) for part in (defaults, inner_defaults)]
     selector = KVPress(press, given[0], inner, given[1])
     try:
@@ -210,10 +210,11 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
 
 
 def _known(press: str, where: str) -> Press:
-    if press in REFUSED:
-        raise InputError(f"{where}: not a pure selection: it {REFUSED[press]}")
+    if press in REFUSED_PRESSES:
+        raise InputError(f"{where}: not a pure selection: it {REFUSED_PRESSES[press]}")
     if press not in PRESSES:
-        raise InputError(f"{where}: kvpress {VERSION} has no such press; {nearest(press, [*PRESSES, *REFUSED])}")
+        close = nearest(press, [*PRESSES, *REFUSED_PRESSES])
+        raise InputError(f"{where}: kvpress {VERSION} has no such press; {close}")
     return PRESSES[press]
 
 

@@ -64,7 +64,7 @@ _REPLAY = "reads the prompt a second time and gives heads different numbers of e
 _RATE = "has no retention of its own: how much it keeps follows from a threshold"
 _BASE = "is a base class without scores"
 
-REFUSED: Mapping[str, str] = {
+REFUSED_PRESSES: Mapping[str, str] = {
     "AdaKVPress": _HEADS,
     "BasePress": _BASE,
     "CAMPress": f"{_DECODING}; it merges values",

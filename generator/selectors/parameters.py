@@ -18,7 +18,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 
 
-def check_kinds(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
+def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
     """InputError where a parameter is not of its default's type; one without a default value is a number."""
     for name, value in parameters.items():
         kinds, wanted = _KINDS[type(defaults[name])]

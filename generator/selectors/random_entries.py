@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
 from schema.keyed_random import keyed_generator

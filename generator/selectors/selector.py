@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.attention import PromptLayer
-from generator.attention.recording import Statistic
+from generator.attention.recording import PromptLayer
+from generator.attention.statistics import Statistic
 
 
 class Selector(ABC):

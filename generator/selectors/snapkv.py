@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
 from schema.errors import InputError

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors.selector import ScoringSelector
 from generator.selectors.snapkv import window_attention
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.attention import PrefixLayer, PromptLayer
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
 from schema.errors import InputError, OperationError
 from schema.retention import Retention

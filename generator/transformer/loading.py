@@ -18,9 +18,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from generator.actions import Action
-from generator.attention.activation import replace_activations
-from generator.attention.attention import IMPLEMENTATION
-from generator.attention.onednn import replace_linear_layers
+from generator.attention.cpu_products import replace_activations, replace_linear_layers
+from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import RowInvariance, find_row_multiple
 from generator.transformer.memory import ModelShape
 from generator.transformer.prompt import PreparedPrompt

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from generator.actions import Action
-from generator.attention.attention import PrefixLayer, PromptLayer, PromptRecording
-from generator.attention.recording import Statistic
-from generator.attention.shared_prefix import SharedPrefix
+from generator.attention.recording import PromptLayer, PromptRecording
+from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.eviction import CompactCache, evict, kept_entries
 from generator.transformer.memory import DOUBLE_VOCABULARY, PREFILL_CHUNK, available_bytes, replicates_within

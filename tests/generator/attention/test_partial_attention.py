@@ -10,9 +10,9 @@ from fixtures.random_models import random_document, random_model
 from torch import Tensor, nn
 
 from generator.attention import parts as partial_attention
-from generator.attention.onednn import OneDNNLinear, product, replace_linear_layers
+from generator.attention.cpu_products import OneDNNLinear, product, replace_linear_layers
 from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts
-from generator.attention.recording import QueryChunk
+from generator.attention.statistics import QueryChunk
 from generator.transformer import prompt as transformer
 from generator.transformer.prompt import Prompt
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf
 from scipy import stats
 
-from generator.coupling.laws import BLOCK, LawTable, couple, draw, total_variation
+from generator.coupling.laws import BLOCK_TOKENS, LawTable, couple, draw, total_variation
 
 Law = NDArray[np.float64]
 
@@ -237,7 +237,7 @@ def test_mismatch_probability_is_total_variation(p: Law, q: Law) -> None:
 # --- Large vocabularies, and laws by row ------------------------------------------------------------------------------
 
 
-SIZES = pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK, 10_007])
+SIZES = pytest.mark.parametrize("size", [BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 7 * BLOCK_TOKENS, 10_007])
 
 
 @SIZES

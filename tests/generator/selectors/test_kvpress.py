@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from generator.actions import build_action
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors import build_selector, kvpress_presses
 from generator.selectors.h2o import AccumulatedAttention
 from generator.selectors.kvpress import AttentionInputs
-from generator.selectors.kvpress_presses import PRESSES, REFUSED, load_kvpress
+from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
 from generator.transformer.eviction import evict
 from generator.transformer.prompt import Prompt
 from schema.errors import InputError, OperationError
@@ -42,12 +42,12 @@ def action(selector: str, **parameters: Any) -> Any:
 # --- Names: without kvpress ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("press", REFUSED)
+@pytest.mark.parametrize("press", REFUSED_PRESSES)
 def test_what_is_no_pure_selection_is_refused_with_the_reason(press: str) -> None:
     with pytest.raises(InputError) as caught:
         action(f"kvpress:{press}")
     assert str(caught.value).startswith(f"action 'mine': selector 'kvpress:{press}': not a pure selection: it ")
-    assert str(caught.value).endswith(REFUSED[press])
+    assert str(caught.value).endswith(REFUSED_PRESSES[press])
     assert "\n" not in str(caught.value)
 
 
@@ -336,7 +336,7 @@ def test_what_a_press_cannot_do_is_said_in_one_line() -> None:
 @needs_kvpress
 def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refused KeyRerotationPress, let in: its keys are none of the prompt's."""
-    monkeypatch.delitem(REFUSED, "KeyRerotationPress")
+    monkeypatch.delitem(REFUSED_PRESSES, "KeyRerotationPress")
     monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress_presses.Press(press="KnormPress"))
     with pytest.raises(OperationError, match="KeyRerotationPress gave back an entry that is not one of the prompt's"):
         evict(prompt_of("llama", 401), build_selector("kvpress:KeyRerotationPress", {}), 200)
@@ -358,8 +358,8 @@ def test_equal_entries_are_all_found() -> None:
 
 @needs_kvpress
 def test_every_press_is_admitted_or_refused() -> None:
-    assert {*PRESSES, *REFUSED} == set(load_kvpress().__all__)
-    assert not set(PRESSES) & set(REFUSED)
+    assert {*PRESSES, *REFUSED_PRESSES} == set(load_kvpress().__all__)
+    assert not set(PRESSES) & set(REFUSED_PRESSES)
 
 
 @needs_kvpress
@@ -381,7 +381,7 @@ from tempfile import TemporaryDirectory
 from fixtures.random_models import random_document, random_model, save_random_model
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from generator.attention.attention import IMPLEMENTATION, _attend
+from generator.attention.interface import IMPLEMENTATION, _attend
 from generator.transformer.eviction import evict
 from generator.selectors import build_selector
 from generator.selectors.kvpress_presses import PRESSES

@@ -15,8 +15,8 @@ import torch
 from fixtures.random_models import random_document, random_model
 
 from generator.actions import Action, build_action
-from generator.attention.attention import PromptLayer
-from generator.attention.recording import QueryChunk
+from generator.attention.recording import PromptLayer
+from generator.attention.statistics import QueryChunk
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Recent, Selector, build_selector
 from generator.selectors.kvpress_presses import PRESSES

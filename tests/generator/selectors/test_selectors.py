@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from generator.actions import Action, build_action
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
 from generator.selectors.expected_attention import QueryMoments
 from generator.selectors.h2o import AccumulatedAttention

@@ -21,7 +21,7 @@ from transformers.activations import SiLUActivation
 
 from generator.actions import Action
 from generator.attention import row_invariance
-from generator.attention.activation import SeamlessSiLU
+from generator.attention.cpu_products import SeamlessSiLU
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, SnapKV
 from generator.transformer.loading import load_model, position_limit

@@ -1,0 +1,54 @@
+"""The attention function that transformers calls in every layer, registered as ``kvdrift``.
+
+It receives rotated queries, keys and values, and hands them to the object that the model's forward call was given as
+the keyword argument ``kvdrift_attention``: ``PromptRecording`` while a prompt is prefilled, ``SharedPrefix`` while
+streams are decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "kvdrift"
+
+
+class LayerAttention(Protocol):
+    """One way to attend, in any layer of the model."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Compute the attention of one layer.
+
+        Args:
+            layer: the layer's number, from 0.
+            query: [B, heads, T, size], rotated.
+            key: [B, KV heads, T, size], rotated.
+            value: [B, KV heads, T, size].
+            scaling: what products of queries and keys are multiplied by.
+
+        Returns:
+            The attention output, [B, heads, T, size].
+
+        """
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of transformers' calling convention
+    dropout: float = 0.0,  # noqa: ARG001 - transformers passes it in sixth place
+    scaling: float = 1.0,
+    *,
+    kvdrift_attention: LayerAttention,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    layer: Any = module.layer_idx
+    output = kvdrift_attention.attend(layer, query, key, value, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)

@@ -1,0 +1,141 @@
+"""Statistics over all queries of a prompt, which selectors ask for and which are gathered while it is prefilled.
+
+A prompt's keys and values are kept. Its queries and hidden states are not, since they take as much memory again. A
+selector that needs more than the last W queries names statistics: each is gathered once per layer, from consecutive
+chunks of queries, for all selectors that name it. Nothing else is computed or kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+Gathered = TypeVar("Gathered")
+
+# transformers' rotary embedding: (tensor of the wanted dtype and device, positions [1, T]) -> cos, sin [1, T, size].
+Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class QueryChunk:
+    """T consecutive queries of one layer, and everything that they may attend to.
+
+    Attributes:
+        query: [heads, T, size], rotated, of positions b - T .. b - 1.
+        key: [KV heads, b, size], rotated, of all positions so far.
+        value: [KV heads, b, size], of all positions so far.
+        hidden: [T, width], what the queries were projected from.
+        cos: [T, size], by which the queries were rotated.
+        sin: [T, size], by which the queries were rotated.
+        scaling: what products of queries and keys are multiplied by.
+        module: the layer's attention module.
+        rotary: a copy of the model's rotary embedding.
+
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    scaling: float
+    module: nn.Module
+    rotary: Rotary
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.key.shape[1] - self.query.shape[1]
+
+
+class Statistic(Protocol[Gathered]):
+    """Something gathered over all queries of a layer; hashable, since equal statistics are gathered once."""
+
+    def update(self, gathered: Gathered | None, chunk: QueryChunk) -> Gathered:
+        """Add a chunk.
+
+        Args:
+            gathered: what was gathered before the chunk; None before the first one.
+            chunk: the next queries.
+
+        Returns:
+            What is gathered with the chunk.
+
+        """
+
+
+@dataclass(frozen=True)
+class _LayerInput:
+    module: nn.Module
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class Gathering:
+    """The statistics of one prompt, layer by layer."""
+
+    def __init__(self, statistics: Iterable[Statistic[Any]]) -> None:
+        self._statistics = tuple(dict.fromkeys(statistics))
+        self._layers: dict[int, dict[Statistic[Any], Any]] = {}
+        self._input: _LayerInput | None = None
+        self._rotary: Rotary | None = None
+
+    @contextlib.contextmanager
+    def listening(self, network: Any) -> Iterator[None]:
+        """See the inputs of the attention layers of ``network``, a causal language model, while in the block."""
+        with contextlib.ExitStack() as hooks:
+            if self._statistics:
+                # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
+                self._rotary = copy.deepcopy(network.model.rotary_emb)
+                for layer in network.model.layers:
+                    hook = layer.self_attn.register_forward_pre_hook(self._listen, with_kwargs=True)
+                    hooks.callback(hook.remove)
+            yield
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Add a layer's next chunk to every statistic.
+
+        Args:
+            layer: the layer's number, from 0.
+            query: [heads, T, size], rotated.
+            key: [KV heads, b, size], rotated, of all positions so far.
+            value: [KV heads, b, size], of all positions so far.
+            scaling: what products of queries and keys are multiplied by.
+
+        Raises:
+            RuntimeError: outside of ``listening``.
+
+        """
+        if not self._statistics:
+            return
+        if self._input is None or self._rotary is None:
+            message = "statistics of a prompt are gathered while listening to its model"
+            raise RuntimeError(message)
+        seen = self._input
+        chunk = QueryChunk(
+            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, module=seen.module, rotary=self._rotary
+        )
+        gathered = self._layers.setdefault(layer, {})
+        for statistic in self._statistics:
+            gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
+
+    def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
+        """What was gathered of a layer so far, by statistic; later chunks change it in place."""
+        return self._layers.setdefault(layer, {})
+
+    def forget(self) -> None:
+        """Drop everything gathered."""
+        for gathered in self._layers.values():
+            gathered.clear()
+        self._input = None
+
+    def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
+        cos, sin = inputs["position_embeddings"]
+        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0])
