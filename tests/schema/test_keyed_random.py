@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import synthetic_study
-from generator.attention.attention import PromptLayer
+from generator.attention.recording import PromptLayer
 from generator.coupling.uniforms import uniform_table
 from generator.documents.draws import DocumentDraws
 from generator.embedded import documents as embedded
