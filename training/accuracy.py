@@ -25,8 +25,14 @@ GENERATION_LIMIT = 96
 class Accuracy:
     """Counts over documents of one stratum, from sampled answers.
 
-    ``records`` asked records in ``documents`` documents, ``right`` of them right; ``statements`` made, right or not;
-    ``finished`` answers that reached ``<eos>`` within the limit; ``generated`` tokens in all, ``<eos>`` counted.
+    Args:
+        stratum: The stratum of all documents.
+        documents: Number of documents, which is the number of answers.
+        records: Asked records.
+        right: Asked records that the answers state right.
+        statements: Statements in the answers, right or not.
+        finished: Answers that reached ``<eos>`` within the limit.
+        generated: Generated tokens, ``<eos>`` counted.
     """
 
     stratum: str
@@ -39,7 +45,7 @@ class Accuracy:
 
     @property
     def record_accuracy(self) -> float:
-        """Right records over asked records."""
+        """Share of the asked records that the answers state right."""
         return self.right / self.records
 
     @property
@@ -48,7 +54,7 @@ class Accuracy:
         return self.generated / self.documents
 
     def line(self) -> str:
-        """The counts in one line of text."""
+        """Return the counts as one line of text."""
         return (
             f"{self.stratum:>24}  record accuracy {self.record_accuracy:.3f} ({self.right} of {self.records} records,"
             f" {self.documents} documents)  {self.statements} statements  mean answer {self.mean_answer:.1f} tokens"
@@ -57,7 +63,7 @@ class Accuracy:
 
 
 def statements(answer: Sequence[int]) -> list[tuple[int, ...]]:
-    """The statements of an answer in order, each of three tokens; one cut off by the end is left out."""
+    """Return the statements of an answer in order, each of three tokens; one cut off by the end is left out."""
     found: list[tuple[int, ...]] = []
     position = 0
     while position + 3 <= len(answer) and answer[position] != v.EOS:
@@ -70,7 +76,11 @@ def statements(answer: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def asked_records(document: Document) -> set[tuple[int, ...]]:
-    """The records of a document's asked items, as token triples; ``ValueError`` if it is no embedded document."""
+    """Return the records of a document's asked items as token triples.
+
+    Raises:
+        ValueError: The document is not one of the embedded documents.
+    """
     records: set[tuple[int, ...]] = set()
     for answer in document.answers:
         tokens = v.to_tokens(answer)
@@ -79,7 +89,7 @@ def asked_records(document: Document) -> set[tuple[int, ...]]:
 
 
 def right_records(document: Document, answer: Sequence[int]) -> int:
-    """Number of asked records whose first statement in the answer is right."""
+    """Count the asked records whose first statement in the answer is right."""
     first: dict[int, tuple[int, ...]] = {}
     for statement in statements(answer):
         first.setdefault(statement[0], statement)
@@ -88,9 +98,13 @@ def right_records(document: Document, answer: Sequence[int]) -> int:
 
 @torch.inference_mode()
 def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int, seed: int) -> list[list[int]]:
-    """One answer for each prompt, drawn at temperature 1 from the full softmax with the full cache.
+    """Draw one answer for each prompt at temperature 1 from the full softmax, with the full cache.
 
-    ``prompts`` is (B, n) int64, all of the same length. An answer ends with ``<eos>`` or after ``limit`` tokens.
+    Args:
+        model: The model.
+        prompts: Token ids, int64 [B, n]: all prompts have the same length.
+        limit: Most tokens of an answer; it ends earlier with ``<eos>``.
+        seed: Seed of the draws.
     """
     source = torch.Generator().manual_seed(seed)
     cache = DynamicCache(config=model.config)
@@ -111,10 +125,14 @@ def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int
     return answers
 
 
-def measure(
+def measure_accuracy(
     model: Qwen2ForCausalLM, documents: Sequence[Document], *, seed: int, limit: int = GENERATION_LIMIT, batch: int = 16
 ) -> Accuracy:
-    """Accuracy on documents of one stratum; ``ValueError`` if there is none or if they are of several strata."""
+    """Measure the accuracy on documents of one stratum.
+
+    Raises:
+        ValueError: There is no document, or the documents are of several strata.
+    """
     strata = {document.stratum for document in documents}
     if len(strata) != 1:
         raise ValueError(f"accuracy is measured in one stratum at a time, not in {len(strata)}")

@@ -80,7 +80,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
         basis = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, generator=source))[0]
         current, previous = basis.split(_HALF)  # each (64, 128)
         # Orthogonal keys: the sum of several is still told apart from every other key.
-        keys = torch.linalg.qr(torch.randn(v.KEYS, _HALF, generator=source))[0]
+        keys = torch.linalg.qr(torch.randn(v.KEY_COUNT, _HALF, generator=source))[0]
         model.model.embed_tokens.weight[v.FIRST_KEY : v.FIRST_VALUE] = (
             _EMBEDDING_STD * math.sqrt(HIDDEN) * keys @ current
         )

@@ -10,8 +10,7 @@ The question is ``Q k ? k ? ... A``. A right answer states the asked items in an
 ends with the first), as its records without ``REC`` and ``;``, and followed by a geometric number of filler symbols;
 ``<eos>`` closes it. The order and the filler spread the answer's law out, so that two sampled continuations differ.
 
-Every draw is a function of ``Generator.random`` alone, whose stream for Philox is fixed, so that a document does not
-depend on the version of numpy's other distributions.
+All randomness comes from ``Generator.random``, whose numbers are the same under every version of numpy.
 """
 
 from __future__ import annotations
@@ -35,17 +34,26 @@ MEAN_FILLER = 4.5
 SUCCESSORS = 4
 _SUCCESSOR_CDF = (0.4, 0.7, 0.9)
 
-_DOCUMENT_DOMAIN = "kvdrift/embedded/document"
-_TRAINING_DOMAIN = "kvdrift/embedded/training"
-_FILLER_DOMAIN = "kvdrift/embedded/filler"
+_DOCUMENT_STREAM = "kvdrift/embedded/document"
+_FILLER_STREAM = "kvdrift/embedded/filler"
 
 Item = tuple[int, ...]
 """The tokens that state one asked item: three per record, one record in a needle item and three in a chain."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The shape of a document: ``length`` body tokens, ``items`` needles or chains in them, ``asked`` of them asked."""
+class PromptLayout:
+    """The shape of a prompt.
+
+    Args:
+        task: ``needle`` or ``variable_tracking``.
+        length: Tokens of the body.
+        items: Needles or chains in the body.
+        asked: How many of the items the question asks for.
+
+    Raises:
+        ValueError: An unknown task, a number of asked items outside 1..items, or a body too short for its records.
+    """
 
     task: str
     length: int
@@ -73,46 +81,32 @@ class Layout:
 
 @dataclass(frozen=True)
 class Episode:
-    """A prompt with its asked items: ``prompt`` is body and question, n token ids."""
+    """A prompt, which is body and question, with the items that it asks for in the order of the question."""
 
     prompt: tuple[int, ...]
     asked: tuple[Item, ...]
 
 
-@dataclass(frozen=True)
-class TrainingSequence:
-    """A prompt with one right answer: ``tokens[:prompt_tokens]`` is the prompt.
-
-    ``choices`` are the positions of ``tokens`` that depend on what is already answered, each with what may stand there
-    besides filler: after an ``A`` the first keys of the items that are left; after an item and its filler another
-    ``A``, or ``<eos>`` when no item is left. ``contents`` are the positions of the items after their first, whose
-    tokens the prompt determines.
-    """
-
-    tokens: tuple[int, ...]
-    prompt_tokens: int
-    choices: tuple[tuple[int, tuple[int, ...]], ...]
-    contents: tuple[int, ...]
-
-
-def study_layout(task: str, length: int) -> Layout:
-    """The layout that studies use; ``ValueError`` for an unknown task or a body too short for its records."""
+def study_layout(task: str, length: int) -> PromptLayout:
+    """Return the layout that studies use for a task and a body of ``length`` tokens."""
     if task == "needle":
-        return Layout(task, length, items=16, asked=5)
-    return Layout(task, length, items=5, asked=3)
+        return PromptLayout(task, length, items=16, asked=5)
+    return PromptLayout(task, length, items=5, asked=3)
 
 
 def make_document(task: str, length: int, index: int, seed: int) -> Document:
-    """The document number ``index`` of a task and body length under a seed, always the same one.
+    """Make one document; the same arguments always give the same document.
 
     The prompt has ``length`` body tokens and a question of 12 (needle) or 8 (variable tracking) tokens. ``answers``
-    holds one text per asked item, in the order of the question. ``ValueError`` for an unknown task, a negative index
-    or a body too short for its records.
+    holds one text for each asked item, in the order of the question.
+
+    Raises:
+        ValueError: An unknown task, a negative index, or a body too short for its records.
     """
     if index < 0:
         raise ValueError(f"document index {index} is negative")
     layout = study_layout(task, length)
-    episode = _compose(layout, _stream(_DOCUMENT_DOMAIN, task, length, index, seed))
+    episode = draw_episode(layout, named_stream(_DOCUMENT_STREAM, task, length, index, seed))
     doc = document_name(task, length, index)
     return Document(
         doc=doc,
@@ -126,56 +120,49 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
 
 
 def document_name(task: str, length: int, index: int) -> str:
-    """The name of document number ``index``."""
+    """Return the name of a task's document number ``index``."""
     return f"{task}-{length}-{index:05d}"
 
 
-def make_training_sequence(layout: Layout, index: int, seed: int) -> TrainingSequence:
-    """The training sequence number ``index`` of a layout under a seed.
-
-    Its stream has another domain than that of ``make_document``: no seed makes a study document out of it.
-    """
-    random = _stream(_TRAINING_DOMAIN, layout.task, layout.length, layout.items, layout.asked, index, seed)
-    episode = _compose(layout, random)
-    return _answered(episode, random)
+def named_stream(*parts: str | int) -> np.random.Generator:
+    """Return the random stream whose name is the parts joined by null characters."""
+    return keyed_generator("\0".join(map(str, parts)))
 
 
-def _stream(domain: str, *parts: str | int) -> np.random.Generator:
-    """The random stream of a domain and parts."""
-    return keyed_generator("\0".join([domain, *map(str, parts)]))
-
-
-def _distinct(random: np.random.Generator, size: int, count: int) -> list[int]:
-    """``count`` distinct numbers below ``size``, in random order."""
+def draw_distinct(random: np.random.Generator, size: int, count: int) -> list[int]:
+    """Draw ``count`` distinct numbers below ``size``, in random order."""
     order: list[int] = np.argsort(random.random(size), kind="stable").tolist()
     return order[:count]
 
 
-def _filler_table() -> list[list[int]]:
-    """Successors of each filler symbol, most probable first; the last row is for what follows a record or the start."""
-    random = _stream(_FILLER_DOMAIN)
-    return [[v.FIRST_FILLER + s for s in _distinct(random, v.FILLERS, SUCCESSORS)] for _ in range(v.FILLERS + 1)]
+def _successor_table() -> list[list[int]]:
+    """Successors of each filler symbol, most probable first; the last row follows a record or the start."""
+    random = named_stream(_FILLER_STREAM)
+    return [
+        [v.FIRST_FILLER + s for s in draw_distinct(random, v.FILLER_COUNT, SUCCESSORS)]
+        for _ in range(v.FILLER_COUNT + 1)
+    ]
 
 
-_TABLE = _filler_table()
+_SUCCESSORS = _successor_table()
 
 
-def _filler(random: np.random.Generator, count: int) -> list[int]:
-    """``count`` symbols of the filler chain from its start."""
+def draw_filler(random: np.random.Generator, count: int) -> list[int]:
+    """Draw ``count`` symbols of the filler chain, from its start."""
     ranks: list[int] = np.searchsorted(_SUCCESSOR_CDF, random.random(count), side="right").tolist()
     symbols: list[int] = []
-    row = v.FILLERS
+    row = v.FILLER_COUNT
     for rank in ranks:
-        symbol = _TABLE[row][rank]
+        symbol = _SUCCESSORS[row][rank]
         symbols.append(symbol)
         row = symbol - v.FIRST_FILLER
     return symbols
 
 
-def _draw_items(layout: Layout, random: np.random.Generator) -> list[Item]:
-    """The items of a document, three tokens per record; no key opens two records and no value stands twice."""
-    keys = [v.FIRST_KEY + key for key in _distinct(random, v.KEYS, layout.records)]
-    values = [v.FIRST_VALUE + value for value in _distinct(random, v.VALUES, v.VALUES)]
+def _draw_items(layout: PromptLayout, random: np.random.Generator) -> list[Item]:
+    """Draw the items of a document, three tokens per record; a key opens one record, and a value occurs once."""
+    keys = [v.FIRST_KEY + key for key in draw_distinct(random, v.KEY_COUNT, layout.records)]
+    values = [v.FIRST_VALUE + value for value in draw_distinct(random, v.VALUE_COUNT, v.VALUE_COUNT)]
     items: list[Item] = []
     for number in range(layout.items):
         if layout.task == "needle":
@@ -187,46 +174,21 @@ def _draw_items(layout: Layout, random: np.random.Generator) -> list[Item]:
     return items
 
 
-def _compose(layout: Layout, random: np.random.Generator) -> Episode:
-    """Body and question of one document."""
+def draw_episode(layout: PromptLayout, random: np.random.Generator) -> Episode:
+    """Draw the body and the question of one document."""
     items = _draw_items(layout, random)
     records = [item[start : start + 3] for item in items for start in range(0, len(item), 3)]
     spare = layout.length - layout.shortest
     cuts = np.sort((random.random(len(records)) * (spare + 1)).astype(np.int64)).tolist()
     body = [v.BOS]
     written = 0
-    for cut, place in zip(cuts, _distinct(random, len(records), len(records)), strict=True):
-        body += [*_filler(random, cut - written), v.RECORD, *records[place], v.END]
+    for cut, place in zip(cuts, draw_distinct(random, len(records), len(records)), strict=True):
+        body += [*draw_filler(random, cut - written), v.RECORD, *records[place], v.END]
         written = cut
-    body += _filler(random, spare - written)
+    body += draw_filler(random, spare - written)
 
-    asked = tuple(items[number] for number in _distinct(random, layout.items, layout.asked))
+    asked = tuple(items[number] for number in draw_distinct(random, layout.items, layout.asked))
     question = [v.QUESTION]
     for item in asked:
         question += [item[0], v.MARK]
     return Episode(prompt=(*body, *question, v.ANSWER), asked=asked)
-
-
-def _answered(episode: Episode, random: np.random.Generator) -> TrainingSequence:
-    """An episode with one right answer drawn at random."""
-    tokens = list(episode.prompt)
-    left = [episode.asked[number] for number in _distinct(random, len(episode.asked), len(episode.asked))]
-    choices: list[tuple[int, tuple[int, ...]]] = []
-    contents: list[int] = []
-    while left:
-        choices.append((len(tokens), tuple(item[0] for item in left)))
-        item = left.pop()
-        contents += range(len(tokens) + 1, len(tokens) + len(item))
-        tokens += item
-        filler = _filler(random, _geometric(random))
-        closing = v.ANSWER if left else v.EOS
-        choices += [(len(tokens) + step, (closing,)) for step in range(len(filler) + 1)]
-        tokens += [*filler, closing]
-    return TrainingSequence(tuple(tokens), len(episode.prompt), tuple(choices), tuple(contents))
-
-
-def _geometric(random: np.random.Generator) -> int:
-    """A geometric count from 0 on with mean ``MEAN_FILLER``."""
-    go_on = MEAN_FILLER / (1 + MEAN_FILLER)
-    # 1 - random() is never 0, so the logarithm is finite.
-    return int(np.log(1 - random.random()) / np.log(go_on))

@@ -41,7 +41,7 @@ def test_uniforms_of_the_coupling() -> None:
 
 def test_draws_of_generated_documents() -> None:
     assert DocumentDraws("ruler", 1, "x")._random.random(2).tolist() == [0.2773314725156838, 0.2014653542488417]
-    assert embedded._stream("kvdrift", "needle", 5).random(2).tolist() == [0.641544713429013, 0.45603278899899247]
+    assert embedded.named_stream("kvdrift", "needle", 5).random(2).tolist() == [0.641544713429013, 0.45603278899899247]
 
 
 def test_laws_of_finite_systems() -> None:
