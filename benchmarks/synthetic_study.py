@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from schema.keyed_random import keyed_generator
 from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
+from schema.windows import Windows
 from transforms.pipeline import run_derivation
 
 if TYPE_CHECKING:
@@ -221,20 +222,12 @@ def _generator(seed: int, *place: str) -> np.random.Generator:
 
 
 def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
-    horizon = sizes.horizon
     deciding = json.dumps([asdict(sizes), seed]).encode()
     return {
         "study": STUDY,
         "model": MODEL,
-        "horizon": horizon,
         "seed": seed,
-        "cohort_bound": horizon // 2,
-        "early_last": horizon // 8,
-        "late_first": horizon // 2 - horizon // 8 + 1,
-        "first_block_last": horizon // 4,
-        "second_block_last": horizon // 2,
-        "agreement_run": 16,
-        "saturation_threshold": 0.99,
+        **asdict(Windows.of(sizes.horizon)),
         "study_sha256": hashlib.sha256(deciding).hexdigest(),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,9 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     parameters = {
         "study": study.name,
         "model": model,
-        "horizon": study.study.horizon,
         "seed": study.study.seed,
         "study_sha256": study.sha256,
-        **study.window_values,
+        **asdict(study.window_values),
     }
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
     rows = [

@@ -119,7 +119,7 @@ def make_plan(
         "plan_section_sha256": plan_section_sha256(study),
         "seed": study.study.seed,
         "horizon": study.study.horizon,
-        "windows": study.window_values,
+        "windows": study.window_values.without_horizon,
         "actions": material.measured_actions,
         "baseline": planned.baseline,
         "residual_branching": {
@@ -182,7 +182,7 @@ def primary_endpoints(study: Study) -> list[Endpoint]:
 
 def plan_section_sha256(study: Study) -> str:
     """Hash of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
-    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values}
+    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values.without_horizon}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 

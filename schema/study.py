@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from schema.errors import InputError, nearest
 from schema.retention import Retention
 from schema.tables import PLAIN
+from schema.windows import Windows
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
@@ -170,7 +171,7 @@ class Study(_Section):
         self._check_kind()
         self._check_names()
         self._check_plan()
-        self._check_windows()
+        _ = self.window_values
         return self
 
     def _check_kind(self) -> None:
@@ -226,20 +227,6 @@ class Study(_Section):
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound lies above the second")
 
-    def _check_windows(self) -> None:
-        horizon, windows = self.study.horizon, self.window_values
-        bound = windows["cohort_bound"]
-        if bound > horizon // 2:
-            raise InputError(f"windows.cohort_bound = {bound}: at most half the horizon, {horizon // 2}")
-        if windows["early_last"] > bound:
-            raise InputError(f"windows.early_last = {windows['early_last']}: at most cohort_bound, {bound}")
-        if windows["late_first"] > bound + 1:
-            raise InputError(f"windows.late_first = {windows['late_first']}: at most cohort_bound, {bound}")
-        if not windows["first_block_last"] <= windows["second_block_last"] <= horizon:
-            raise InputError(
-                f"windows: first_block_last, second_block_last and the horizon {horizon} must not decrease"
-            )
-
     @property
     def name(self) -> str:
         """The study's name."""
@@ -256,19 +243,9 @@ class Study(_Section):
         return self
 
     @cached_property
-    def window_values(self) -> dict[str, int | float]:
-        """All windows as the ``studies`` table holds them: halves, quarters and eighths of H are floors."""
-        horizon, given = self.study.horizon, self.windows
-        bound = given.cohort_bound if given.cohort_bound is not None else horizon // 2
-        return {
-            "cohort_bound": bound,
-            "early_last": given.early_last if given.early_last is not None else horizon // 8,
-            "late_first": given.late_first if given.late_first is not None else bound - horizon // 8 + 1,
-            "first_block_last": given.first_block_last if given.first_block_last is not None else horizon // 4,
-            "second_block_last": given.second_block_last if given.second_block_last is not None else horizon // 2,
-            "agreement_run": given.agreement_run,
-            "saturation_threshold": given.saturation_threshold,
-        }
+    def window_values(self) -> Windows:
+        """All windows: those that ``[windows]`` sets, and the others as they scale with the horizon."""
+        return Windows.of(self.study.horizon, **self.windows.model_dump())
 
     @cached_property
     def sha256(self) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,41 +24,6 @@ Float = NDArray[np.float64]
 Text = NDArray[np.str_]
 
 POOLED = "pooled"
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The study's windows, named as in the ``studies`` table (definitions, "Pooling"), in tokens.
-
-    The fixed branch cohort is tau <= ``cohort_bound`` (T), early lags are 1..``early_last``, late lags
-    ``late_first``..T.
-    """
-
-    horizon: int
-    cohort_bound: int
-    early_last: int
-    late_first: int
-
-    def __post_init__(self) -> None:
-        ordered = 0 <= self.early_last <= self.cohort_bound and 1 <= self.late_first <= self.cohort_bound + 1
-        if self.horizon < 1 or not ordered or self.cohort_bound > self.horizon:
-            raise InputError(f"windows do not fit a horizon of {self.horizon}: {self}")
-
-    @classmethod
-    def of(cls, horizon: int) -> Windows:
-        """Return the definitions' windows at this horizon: halves and eighths are floors."""
-        bound, eighth = horizon // 2, horizon // 8
-        return cls(horizon, bound, eighth, bound - eighth + 1)
-
-    @property
-    def early_lags(self) -> int:
-        """|J| of the early window."""
-        return self.early_last
-
-    @property
-    def late_lags(self) -> int:
-        """|J| of the late window."""
-        return self.cohort_bound - self.late_first + 1
 
 
 @dataclass(frozen=True, eq=False)

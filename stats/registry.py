@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from stats.moments import Windows
+    from schema.windows import Windows
 
 Array = NDArray[Any]  # float64, or complex128 while a derivative is taken
 

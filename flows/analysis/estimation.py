@@ -19,11 +19,12 @@ from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.store.store import Store
 from schema.tables import RESULTS
+from schema.windows import Windows
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import estimate_branching
 from stats.intervals import Estimates, Request
-from stats.moments import DocumentMoments, ReplicateMoments, Windows
+from stats.moments import DocumentMoments, ReplicateMoments
 from stats.quantities import QUANTITIES
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
@@ -135,7 +136,7 @@ def study_windows(views: Views, study: str, model: str) -> Windows:
     if not rows:
         raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
     (row,) = rows
-    return Windows(row["horizon"], row["cohort_bound"], row["early_last"], row["late_first"])
+    return Windows.from_row(row)
 
 
 def document_moments(views: Views, study: str, model: str, split: str) -> DocumentMoments:

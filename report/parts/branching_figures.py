@@ -25,9 +25,9 @@ from report.printing.strokes import (
     published_handle,
 )
 from report.reading.estimates import Estimates
-from report.reading.facts import Windows
 from report.reading.quantities import POOLED
 from schema.tables import PLAIN, SWRB
+from schema.windows import Windows
 
 _STYLES = {PLAIN: ("#d55e00", "s", "coupled pairs"), SWRB: ("#0072b2", "o", "SWRB")}
 _MASS = "swrb_divergence_probability"

@@ -14,9 +14,9 @@ from report.printing.blocks import Row as Line
 from report.printing.canvas import INK, QUIET, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level
 from report.printing.strokes import WIDTH, published_handle, zero_line
-from report.reading.facts import Windows
 from report.reading.published import PublishedStudy, PublishedVerdict
 from report.reading.source import Row, StudyRows
+from schema.windows import Windows
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": "#0072b2", "different": "#d55e00"}

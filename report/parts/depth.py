@@ -17,9 +17,9 @@ from report.printing.blocks import Row as Line
 from report.printing.canvas import QUIET, ActionStyle, new_figure, shown
 from report.printing.numbers import count, decimals_of, fixed, level
 from report.printing.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
-from report.reading.facts import Windows
 from report.reading.quantities import POOLED
 from report.reading.source import Row, StudyRows
+from schema.windows import Windows
 
 _FEW = 5
 

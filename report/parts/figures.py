@@ -25,8 +25,8 @@ from report.printing.strokes import (
     zero_line,
 )
 from report.reading.estimates import Estimate, Estimates
-from report.reading.facts import Windows
 from report.reading.quantities import POOLED
+from schema.windows import Windows
 
 _LEAST_SPAN = 10.0  # percentage points on the branch clock
 _EVERY = 8  # lags between two open markers on a curve

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from report.printing.blocks import Cell, Column, Table, estimate_table, label_column, quantity_column, text_cell
 from report.printing.numbers import MISSING, count
 from report.reading.estimates import Estimate, Estimates
-from report.reading.facts import Windows
 from report.reading.quantities import POOLED
 from report.reading.source import Row
+from schema.windows import Windows
 
 _ACTION = (label_column("action"),)
 

@@ -12,32 +12,10 @@ from report.reading.source import Row, StudyRows
 from schema.errors import InputError, nearest
 from schema.study import FINITE_STATE
 from schema.tables import PLAIN, SWRB
+from schema.windows import Windows
 
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A study's horizon and windows, in tokens, as stored."""
-
-    horizon: int
-    cohort_bound: int
-    early_last: int
-    late_first: int
-    first_block_last: int
-    second_block_last: int
-    agreement_run: int
-    saturation_threshold: float
-
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First and last position of the three blocks."""
-        return (
-            (1, self.first_block_last),
-            (self.first_block_last + 1, self.second_block_last),
-            (self.second_block_last + 1, self.horizon),
-        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +145,7 @@ def read_facts(source: StudyRows) -> Facts:
         model=source.model,
         seed=row.get("seed"),
         study_sha256=row.get("study_sha256"),
-        windows=Windows(**{name: row[name] for name in Windows.__dataclass_fields__}),
+        windows=Windows.from_row(row),
         documents=documents,
         unmeasured=len(listed) - len(documents),
         actions=actions,

@@ -13,10 +13,11 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from oracles.exact_systems import REPLICATES, Sample, Windows
+from oracles.exact_systems import REPLICATES, Sample
 
 from generator.finite.paths import PairPaths, pair_paths
 from generator.finite.system import FiniteSystem
+from schema.windows import Windows
 
 Array = NDArray[np.float64]
 Functionals = dict[str, Array]  # [paths] each

@@ -26,6 +26,7 @@ from schema.retention import Retention
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED
 from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
+from schema.windows import Windows
 from sql.catalog import open_views, view_texts
 from transforms.pipeline import run_derivation
 
@@ -39,26 +40,12 @@ Laws = list[NDArray[np.float64]]
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Windows:
-    """A study's windows, named as in ``studies``."""
-
-    horizon: int
-    cohort_bound: int
-    early_last: int
-    late_first: int
-    first_block_last: int
-    second_block_last: int
-    agreement_run: int
-    saturation_threshold: float = 0.1
-
-
 # Windows that are as little empty as the horizon allows; block 2 of H = 2, and all but block 3 of H = 1, have to be.
 WINDOWS = {
-    1: Windows(1, 0, 0, 1, 0, 0, 1),
-    2: Windows(2, 1, 1, 1, 1, 1, 1),
-    3: Windows(3, 1, 1, 1, 1, 2, 1),
-    4: Windows(4, 2, 1, 2, 1, 2, 2),
+    1: Windows(1, 0, 0, 1, 0, 0, 1, 0.1),
+    2: Windows(2, 1, 1, 1, 1, 1, 1, 0.1),
+    3: Windows(3, 1, 1, 1, 1, 2, 1, 0.1),
+    4: Windows(4, 2, 1, 2, 1, 2, 2, 0.1),
 }
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from oracles.exact_systems import Windows
-
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
 
 Moments = Callable[[str], Any]  # a moment by its name; KeyError over an empty window
 Formula = Callable[..., Any]  # of one Moments, or of two

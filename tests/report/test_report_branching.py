@@ -6,6 +6,7 @@ import csv
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from report.parts.branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
 from report.reading.quantities import QUANTITIES, Unit, known_quantity
+from schema.windows import Windows
 from stats.branching_quantities import BRANCHING_QUANTITIES
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")
@@ -234,7 +236,7 @@ def finite_views(*, horizon: int = 3, model: str = SYSTEMS) -> FakeViews:
         views.views[name] = [row for row in rows if row.get("action", "full") in keep]
     for row in views.views["actions"]:
         row["selector"] = "finite-state"
-    views.views["studies"][0] |= {"horizon": horizon, "early_last": 0, "late_first": 2, "cohort_bound": 1}
+    views.views["studies"][0] |= asdict(Windows.of(horizon))
     keys = {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "binary", "action": "snapkv-half"}
     enumerated: list[Row] = []
     for c in range(1, 6):

@@ -19,7 +19,6 @@ from oracles.exact_systems import (
     WINDOWS,
     ExactStudy,
     Row,
-    Windows,
     measured,
     random_studies,
     special_studies,
@@ -35,6 +34,7 @@ from oracles.exact_views import (
 )
 
 from schema.study import POOLED
+from schema.windows import Windows
 from sql.catalog import view_texts
 from sql.contracts import contracts
 

@@ -13,10 +13,11 @@ import scipy.stats
 
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
+from schema.windows import Windows
 from stats.allocation import Allocation, _components, _influence, allocate, linearize
 from stats.bootstrap import observed, resample
 from stats.endpoints import Endpoint
-from stats.moments import ReplicateMoments, Windows
+from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ import scipy.stats
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import RESULTS
+from schema.windows import Windows
 from stats.bootstrap import BLOCK, concatenate, estimate, groups, observed, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint, Family
 from stats.intervals import COLUMNS, Request, percentile_intervals
-from stats.moments import DocumentMoments, Windows
+from stats.moments import DocumentMoments
 from stats.pooling import _product
 from stats.quantities import QUANTITIES
 

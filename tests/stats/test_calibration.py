@@ -25,6 +25,7 @@ from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, TABLES
+from schema.windows import Windows
 from sql.catalog import open_views
 from stats.bootstrap import estimate, observed
 from stats.calibration import (
@@ -41,7 +42,7 @@ from stats.calibration import (
 )
 from stats.endpoints import Endpoint
 from stats.intervals import Request
-from stats.moments import DocumentMoments, Windows
+from stats.moments import DocumentMoments
 
 if TYPE_CHECKING:
     from pathlib import Path

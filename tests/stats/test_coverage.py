@@ -29,10 +29,11 @@ from benchmarks.synthetic_study import (
 )
 from flows.analysis.estimation import document_moments
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
 from sql.catalog import open_views
 from stats.bootstrap import BLOCK, groups, observed, resample
 from stats.intervals import percentile_intervals
-from stats.moments import DocumentMoments, Windows
+from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 
 H = 16

@@ -21,6 +21,7 @@ from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.store.store import Store
 from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
+from schema.windows import Windows
 from sql.catalog import open_views
 from stats.bootstrap import resample
 from stats.branching_quantities import BRANCHING_QUANTITIES
@@ -34,7 +35,7 @@ from stats.efficiency import (
 )
 from stats.endpoints import Endpoint
 from stats.intervals import COLUMNS
-from stats.moments import DocumentMoments, Windows
+from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 
 STRATA = ["a"] * 7 + ["b"] * 4

@@ -11,10 +11,11 @@ import pytest
 
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
 from sql.contracts import contract
 from stats.bootstrap import observed
 from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments, ReplicateMoments, Windows
+from stats.moments import DocumentMoments, ReplicateMoments
 from stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
 from stats.registry import Pooled
 
@@ -397,8 +398,6 @@ def test_messages(moments: DocumentMoments) -> None:
         with pytest.raises(InputError, match=message) as error:
             rebuilt(moments, **changes)
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="do not fit a horizon"):
-        Windows(16, 17, 2, 7)
     with pytest.raises(InputError, match="'mismatch' has shape"):
         ReplicateMoments(["d"], ["s"], ["c"], ("a",), W, {n: np.zeros((1, 1)) for n in SCALAR_MOMENTS})
 

@@ -1,0 +1,105 @@
+"""The windows of a study: which positions, lags and blocks its quantities are taken over (definitions, "Pooling")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from schema.errors import InputError
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The horizon and all windows of a study, named as in the ``studies`` table.
+
+    The fixed branch cohort is tau <= T = ``cohort_bound``. Early lags are 1..``early_last``, late lags
+    ``late_first``..T. A window may be empty; what is measured over an empty window is null.
+
+    Attributes:
+        horizon: H, in tokens.
+        cohort_bound: T, in tokens; at most H/2.
+        early_last: The last early lag, in tokens.
+        late_first: The first late lag, in tokens; T + 1 where there are no late lags.
+        first_block_last: The last position of block 1.
+        second_block_last: The last position of block 2; block 3 ends at H.
+        agreement_run: The length from which a run of agreements is long, in tokens.
+        saturation_threshold: A delta above it is saturated; a total variation.
+
+    Raises:
+        InputError: The windows do not fit the horizon or each other.
+
+    """
+
+    horizon: int
+    cohort_bound: int
+    early_last: int
+    late_first: int
+    first_block_last: int
+    second_block_last: int
+    agreement_run: int = 16
+    saturation_threshold: float = 0.99
+
+    def __post_init__(self) -> None:
+        horizon, bound = self.horizon, self.cohort_bound
+        if horizon < 1:
+            raise InputError(f"horizon = {horizon}: must be at least 1")
+        if not 0 <= bound <= horizon // 2:
+            raise InputError(f"windows.cohort_bound = {bound}: at most half the horizon, {horizon // 2}")
+        if not 0 <= self.early_last <= bound:
+            raise InputError(f"windows.early_last = {self.early_last}: at most cohort_bound, {bound}")
+        if not 1 <= self.late_first <= bound + 1:
+            raise InputError(f"windows.late_first = {self.late_first}: must be in 1..{bound + 1} (cohort_bound + 1)")
+        if not 0 <= self.first_block_last <= self.second_block_last <= horizon:
+            raise InputError(
+                f"windows: first_block_last = {self.first_block_last}, second_block_last = {self.second_block_last} "
+                f"and the horizon {horizon} must not decrease"
+            )
+
+    @classmethod
+    def of(cls, horizon: int, **overrides: float | None) -> Windows:
+        """Return the windows that scale with a horizon: halves, quarters and eighths of H are floors.
+
+        Args:
+            horizon: H, in tokens.
+            **overrides: Values for windows by their names, in place of the defaults; None keeps the default.
+
+        """
+        given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+        bound = given.setdefault("cohort_bound", horizon // 2)
+        scaled: dict[str, Any] = {
+            "early_last": horizon // 8,
+            "late_first": bound - horizon // 8 + 1,
+            "first_block_last": horizon // 4,
+            "second_block_last": horizon // 2,
+        }
+        return cls(horizon, **(scaled | given))
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Windows:
+        """Return the windows of a row of the table ``studies`` or the view ``windows``; other columns are ignored."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
+
+    @property
+    def without_horizon(self) -> dict[str, int | float]:
+        """All windows by name but the horizon, as a frozen plan records them."""
+        return {name: value for name, value in asdict(self).items() if name != "horizon"}
+
+    @property
+    def early_lags(self) -> int:
+        """How many early lags there are."""
+        return self.early_last
+
+    @property
+    def late_lags(self) -> int:
+        """How many late lags there are."""
+        return self.cohort_bound - self.late_first + 1
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """First and last position of the three blocks; an empty block ends before it begins."""
+        return (
+            (1, self.first_block_last),
+            (self.first_block_last + 1, self.second_block_last),
+            (self.second_block_last + 1, self.horizon),
+        )
