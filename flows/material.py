@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from generator.actions import Action, build_actions
 from generator.documents.registry import SOURCES, check_source, choose_candidates, stratum_documents
-from generator.finite.model import exact_value_rows, finite_model, study_systems, system_document
+from generator.finite.model import finite_model
+from generator.finite.study_systems import exact_value_rows, study_systems, system_document
 from generator.transformer.eviction import kept_entries
 from generator.transformer.loading import check_positions, load_tokenizer
 from generator.transformer.local_folders import local_configuration

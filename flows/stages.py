@@ -17,7 +17,8 @@ from flows.checks import check_controls, check_equal_bytes
 from flows.generation import generate_development, generate_evaluation, pending_development, pending_evaluation
 from flows.material import Material, gather_material, record_material
 from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan
-from generator.finite.model import exact_value_rows, finite_model
+from generator.finite.model import finite_model
+from generator.finite.study_systems import exact_value_rows
 from generator.transformer.loading import check_model, check_positions, position_limit, token_reader
 from report.page import build_report
 from report.reading.source import Provenance

@@ -25,7 +25,7 @@ GENERATION_LIMIT = 96
 class Accuracy:
     """Counts over documents of one stratum, from sampled answers.
 
-    Args:
+    Attributes:
         stratum: The stratum of all documents.
         documents: Number of documents, which is the number of answers.
         records: Asked records.

@@ -25,7 +25,7 @@ LAST_CHOICE_WEIGHT = 1.0
 class CurriculumStage:
     """One stage of the curriculum.
 
-    Args:
+    Attributes:
         length: Tokens of a body.
         needles: Items of a needle document, and how many of them are asked.
         chains: Chains of a variable-tracking document, and how many of them are asked.

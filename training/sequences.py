@@ -25,7 +25,7 @@ _STREAM = "kvdrift/embedded/training"
 class TrainingSequence:
     """A prompt with one right answer.
 
-    Args:
+    Attributes:
         tokens: Prompt and answer.
         prompt_tokens: Length of the prompt.
         choices: The positions of ``tokens`` where several tokens are right, each with the tokens that are right there

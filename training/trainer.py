@@ -26,7 +26,7 @@ MEMORY = 0.95
 class Batch:
     """B training sequences as one batch.
 
-    Args:
+    Attributes:
         tokens: Sequences padded on the right, int64 [B, T].
         weights: Weight of each prediction's loss, float32 [B, T - 1]; column t predicts token t + 1.
         contents: Rows and columns of the predictions of contents, int64 [C, 2].
@@ -45,7 +45,7 @@ class Batch:
 class StepScores:
     """What one step measured.
 
-    Args:
+    Attributes:
         loss: The training loss.
         accuracy: Share of the contents that the model ranks first.
         asked: Share of the probability besides filler that is on right choices.

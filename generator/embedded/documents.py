@@ -45,7 +45,7 @@ Item = tuple[int, ...]
 class PromptLayout:
     """The shape of a prompt.
 
-    Args:
+    Attributes:
         task: ``needle`` or ``variable_tracking``.
         length: Tokens of the body.
         items: Needles or chains in the body.

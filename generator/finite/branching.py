@@ -1,7 +1,7 @@
-"""Survival-weighted residual branching of a finite-state system, enumerated (paper, sec. "residual-conditioning").
+"""Exact moments of survival-weighted residual branching in a finite-state system, by enumeration.
 
-Every common prefix U is walked to the horizon with its probability and weights; a branch's moments are those of the
-coupled pairs that part there.
+Every common prefix U is followed to the horizon with its probability and weights (paper, sec. "residual-conditioning").
+The moments of a branch at s are those of the coupled pairs with tau = s.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from generator.finite.paths import Array, PairPaths, total_variation
-from generator.finite.system import FiniteSystem
+from generator.finite.paths import PairPaths, law_distance
+from generator.finite.system import FiniteSystem, FloatArray
 
 
 @dataclass(frozen=True)
-class BranchingMoments:
-    """One replicate's exact moments.
+class ExactBranchingMoments:
+    """Exact moments of one replicate of residual branching.
 
-    ``risk`` and ``variance`` are those of Z^R = M D_J; ``variance_gap`` is E[(1 - M) sum_s w_s nu_s], by which plain
-    coupling's variance is larger (paper, eq. swrb-gap); ``evaluations`` the expected number of kernel-pair evaluations,
-    scan and branch.
+    Attributes:
+        risk: Mean of Z^R = M D_J.
+        variance: Variance of Z^R.
+        variance_gap: E[(1 - M) sum_s w_s nu_s], by which plain coupling has more variance (paper, eq. swrb-gap).
+        evaluations: Expected number of kernel-pair evaluations of scan and branch.
     """
 
     risk: float
@@ -29,8 +31,8 @@ class BranchingMoments:
     evaluations: float
 
 
-def branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> BranchingMoments:
-    """Moments of a replicate of ``action``; ``paths`` are its ``generator.finite.paths.pair_paths``."""
+def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> ExactBranchingMoments:
+    """Compute the moments of one replicate of ``action``, whose pairs of paths are ``paths``."""
     size = system.alphabet
     branches = _branches(paths, size)
     prefix = _Prefix.start()
@@ -51,7 +53,7 @@ def branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> Br
     # J is s with probability w_s / M: Z^R has mean sum_s w_s m_s and second moment M sum_s w_s nu_s given U.
     mean = float(probability @ risk)
     branched = np.divide(later, mass, out=np.zeros_like(later), where=mass > 0.0)
-    return BranchingMoments(
+    return ExactBranchingMoments(
         risk=mean,
         variance=max(float(probability @ (mass * second)) - mean**2, 0.0),
         variance_gap=float(probability @ ((1.0 - mass) * second)),
@@ -61,38 +63,46 @@ def branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> Br
 
 @dataclass(frozen=True)
 class _Prefix:
-    """All common prefixes of one length, by their code: P_U(U = u) and the survival S along u."""
+    """All common prefixes of one length, in the order of their codes.
 
-    probability: Array
-    survival: Array
+    Attributes:
+        probability: P(U = u), float64 [V**t].
+        survival: The survival S along u, float64 [V**t].
+    """
+
+    probability: FloatArray
+    survival: FloatArray
 
     @classmethod
     def start(cls) -> _Prefix:
         return cls(np.ones(1), np.ones(1))
 
-    def longer(self, deficit: Array, overlap: Array) -> _Prefix:
+    def longer(self, deficit: FloatArray, overlap: FloatArray) -> _Prefix:
         probability = (self.probability[:, None] * overlap).ravel()
         return _Prefix(probability, np.repeat(self.survival * (1.0 - deficit), overlap.shape[1]))
 
 
-def _overlap(p: Array, q: Array) -> tuple[Array, Array]:
-    """e_s [B] and the normalized overlap [B, V] of laws [B, V]; without overlap U goes on from p, its survival 0."""
+def _overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Compute e_s [B] and the normalized overlap [B, V] of laws [B, V]; where there is no overlap, e_s is 1."""
     common = np.minimum(p, q)
     total = common.sum(axis=1, keepdims=True)
-    deficit = np.where(total[:, 0] > 0.0, total_variation(p, q), 1.0)
+    deficit = np.where(total[:, 0] > 0.0, law_distance(p, q), 1.0)
     return deficit, np.divide(common, total, out=p.copy(), where=total > 0.0)
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """Given tau = s after each common prefix of s - 1 tokens: moments of D_H, and later positions evaluated [V**(s-1)].
+    """What follows tau = s after each common prefix of s - 1 tokens; 0 where no pair has tau = s.
 
-    0 where no pair parts.
+    Attributes:
+        first: Mean of D_H, float64 [V**(s - 1)].
+        second: Second moment of D_H, float64 [V**(s - 1)].
+        evaluations: Expected number of evaluated positions after s, float64 [V**(s - 1)].
     """
 
-    first: Array
-    second: Array
-    evaluations: Array
+    first: FloatArray
+    second: FloatArray
+    evaluations: FloatArray
 
 
 def _branches(paths: PairPaths, size: int) -> list[_Branch]:

@@ -1,4 +1,4 @@
-"""What definitions name of a finite-state system, exactly, by enumeration: nothing is sampled or estimated."""
+"""The exact quantities of a finite-state system, by enumeration."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from generator.finite.branching import BranchingMoments, branching_moments
-from generator.finite.paths import Array, PairPaths, pair_paths
-from generator.finite.system import FiniteSystem
+from generator.finite.branching import ExactBranchingMoments, exact_branching_moments
+from generator.finite.paths import PairPaths, pair_paths
+from generator.finite.system import FiniteSystem, FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class ExactQuantities:
     """The decomposition, the depth profile and both estimators' moments of one action of one system.
 
-    Names are those of definitions ("Decomposition", "What a finite branch window leaves open"). Arrays are float64:
-    ``p`` [H] is P(tau = s); ``rho`` [H, H] has rho_{s,j} in row s - 1, column j, 0 beyond the horizon and where p_s is
-    0; ``observed`` and ``capacity`` [H] are R_L and B_L for L = 1..H. Variances and evaluations (of kernel pairs, at
-    positions where not both sides have ended) are one replicate's: ``plain_`` of D_H under the coupling, ``branching``
-    of residual branching. ``mean_entry`` is None where nothing diverges.
+    The scalars up to ``mean_entry`` are the quantities of these names in the decomposition.
+
+    Attributes:
+        mean_entry: None where nothing diverges.
+        p: P(tau = s), float64 [H].
+        rho: rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and where p_s = 0.
+        observed: R_L for L = 1..H, float64 [H].
+        capacity: B_L for L = 1..H, float64 [H].
+        plain_variance: Variance of D_H of one coupled replicate.
+        plain_evaluations: Expected kernel-pair evaluations of one coupled replicate.
+        branching: Moments of one replicate of residual branching.
     """
 
     mismatch: float
@@ -32,19 +38,20 @@ class ExactQuantities:
     mismatch_rate: float
     divergence_probability: float
     mean_entry: float | None
-    p: Array
-    rho: Array
-    observed: Array
-    capacity: Array
+    p: FloatArray
+    rho: FloatArray
+    observed: FloatArray
+    capacity: FloatArray
     plain_variance: float
     plain_evaluations: float
-    branching: BranchingMoments
+    branching: ExactBranchingMoments
 
 
 def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
-    """Every quantity of ``action``, by enumeration of all pairs of paths and all common prefixes.
+    """Compute every quantity of ``action`` from all pairs of paths and all common prefixes.
 
-    InputError as of ``generator.finite.paths.pair_paths``.
+    Raises:
+        InputError: The system does not have the action, or is too large to enumerate.
     """
     paths = pair_paths(system, action)
     horizon = system.horizon
@@ -70,14 +77,18 @@ def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
         capacity=np.array([p @ _beyond(horizon, depth) for depth in range(1, horizon + 1)]) / horizon,
         plain_variance=paths.variance(loss),
         plain_evaluations=float(paths.mean(paths.evaluated).sum()),
-        branching=branching_moments(system, action, paths),
+        branching=exact_branching_moments(system, action, paths),
     )
 
 
 def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
-    """Rows of ``exact_values`` without study, model and doc: action, quantity, x and value, undefined values left out.
+    """Make the rows of table ``exact_values`` for ``action``: action, quantity, x and value.
 
-    x is the position of ``p``, the depth L of ``observed`` and ``capacity``, and None of a scalar.
+    x is the position of ``p``, the depth L of ``observed`` and ``capacity``, and None for a scalar. Undefined values
+    have no row.
+
+    Raises:
+        InputError: The system does not have the action, or is too large to enumerate.
     """
     exact = exact_quantities(system, action)
     scalars = {name: getattr(exact, name) for name in _SCALARS}
@@ -100,8 +111,8 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def _profile(paths: PairPaths) -> tuple[Array, Array]:
-    """p_s [H] and rho_{s,j} [H, H] (paper, sec. "finite-branch-window")."""
+def _profile(paths: PairPaths) -> tuple[FloatArray, FloatArray]:
+    """Compute p_s [H] and rho_{s,j} [H, H] (paper, sec. "finite-branch-window")."""
     entry, mismatch = paths.entry, paths.mismatch
     horizon = mismatch.shape[1]
     p, rho = np.zeros(horizon), np.zeros((horizon, horizon))
@@ -113,6 +124,6 @@ def _profile(paths: PairPaths) -> tuple[Array, Array]:
     return p, rho
 
 
-def _beyond(horizon: int, depth: int) -> Array:
-    """(H - s - L + 1)_+ for s = 1..H."""
+def _beyond(horizon: int, depth: int) -> FloatArray:
+    """Compute (H - s - L + 1)_+ for s = 1..H, with L = ``depth``."""
     return np.maximum(horizon - depth - np.arange(horizon), 0).astype(np.float64)

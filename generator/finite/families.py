@@ -1,7 +1,7 @@
-"""The paper's random family of finite-state systems: an action mixes the reference with a law of its own.
+"""The paper's random family of finite-state systems: each action mixes the reference with its own random law.
 
-Laws are a function of (seed, system, action) and of their history: a system is the same whichever others are made, an
-action's laws the same whichever actions stand beside it, and those of the first positions the same at every horizon.
+A law is a function of seed, system, action and history alone. It depends neither on the other systems and actions of a
+study nor on the horizon.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from generator.finite.system import FiniteSystem, check_shape
+from generator.finite.system import FiniteSystem, FloatArray, check_shape
 from schema.errors import InputError
 from schema.keyed_random import keyed_generator
 
@@ -20,17 +19,20 @@ from schema.keyed_random import keyed_generator
 def mixture_system(
     seed: int, name: str, number: int, total: int, alphabet: int, horizon: int, actions: Sequence[str]
 ) -> FiniteSystem:
-    """System c = ``number`` of C = ``total``: Q = (1 - lambda) P + lambda A (paper, sec. "measurement-validation").
+    """Draw system c = ``number`` of C = ``total`` of the paper's section "measurement-validation".
 
-    At every prefix P and A normalize independent Gamma(1.5, 1) + 0.05 weights, and lambda = (0.05 + 0.45 c / C) U V
-    with U ~ Unif[.5, 1], V ~ Unif[0, 1]. The published systems have 2 tokens, H = 3 and C = 24. No token is EOS.
-    InputError unless 1 <= c <= C and the laws can be written down.
+    Q = (1 - lambda) P + lambda A. At every prefix P and A normalize independent Gamma(1.5, 1) + 0.05 weights, and
+    lambda = (0.05 + 0.45 c / C) U V with U ~ Unif[.5, 1], V ~ Unif[0, 1]. The published systems have 2 tokens, H = 3
+    and C = 24. No token is EOS.
 
-    U and V belong to a prefix, as P and A do. The paper says "every prefix" of P and A and leaves lambda's scope open,
-    but one lambda per system does not fit what it reports. Of 500 simulated families (512 replicates of each
-    estimator) the largest of the 24 variance ratios is at most the published 289 in 18% with a lambda per prefix, in
-    0.6% with one per system; their median is at most the published 52.7 in 12% and in 0.8%; and the 24 published risks
-    are nine times likelier.
+    U and V are drawn for each prefix, like P and A. The paper does not say whether lambda belongs to a prefix or to a
+    system, but one lambda per system does not fit its numbers. In 500 simulated families (512 replicates of each
+    estimator) the largest of the 24 variance ratios is at most the published 289 in 18% with a lambda per prefix and in
+    0.6% with one per system; the median is at most the published 52.7 in 12% and in 0.8%; and the 24 published risks
+    are nine times likelier with a lambda per prefix.
+
+    Raises:
+        InputError: Not 1 <= c <= C, or the laws are too large for a table.
     """
     check_shape(name, alphabet, horizon)
     if not 1 <= number <= total:
@@ -52,11 +54,11 @@ def mixture_system(
     return FiniteSystem(name, alphabet, horizon, reference, mixtures)
 
 
-def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> NDArray[np.float64]:
-    """Normalized Gamma(1.5, 1) + 0.05 weights, [histories, V], from 3 uniforms each.
+def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> FloatArray:
+    """Draw normalized Gamma(1.5, 1) + 0.05 weights, [histories, V], from 3 uniforms each.
 
-    Gamma(1.5, 1) is the sum of a Gamma(1, 1), here -log u, and a Gamma(1/2, 1), half a squared normal (Box-Muller):
-    unlike a rejection sampler's, these numbers stay what they are from one numpy to the next.
+    Gamma(1.5, 1) is the sum of a Gamma(1, 1), here -log u, and a Gamma(1/2, 1), half a squared normal (Box-Muller). The
+    numbers are the same under every version of numpy, which ``Generator.gamma`` does not promise.
     """
     u = 1.0 - stream.random((histories, alphabet, 3))  # in (0, 1]
     gamma = -np.log(u[..., 0]) - np.log(u[..., 1]) * np.cos(2.0 * np.pi * u[..., 2]) ** 2
@@ -65,5 +67,5 @@ def _random_laws(stream: np.random.Generator, histories: int, alphabet: int) -> 
 
 
 def _stream(seed: int, system: str, action: str | None) -> np.random.Generator:
-    """Uniforms of one kernel, keyed apart from those of ``generator.coupling.uniforms``."""
+    """Return the random stream of one kernel."""
     return keyed_generator(json.dumps(["laws", seed, system, action]))

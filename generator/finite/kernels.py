@@ -1,4 +1,4 @@
-"""A finite-state system as ``generator.coupling.kernels.StreamKernels``: its laws are looked up in tables."""
+"""Streams of a finite-state system: laws are looked up in its tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from generator.finite.system import FiniteSystem
 
 
 class FiniteKernels:
-    """Streams of ``system``: cache 0 is the reference, cache a the a-th of ``actions``, which may recur.
+    """Streams of a system, as ``StreamKernels`` of ``generator.coupling.kernels``.
 
-    Laws are the tables' own, float64 on the CPU; what follows an EOS token is the rollout's to see to. InputError for
-    an action that the system does not have.
+    Laws are those of the tables, float64 on the CPU. After an EOS token they do not count: the rollout replaces them.
+
+    Args:
+        system: The system.
+        actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th of them.
+
+    Raises:
+        InputError: The system does not have one of the actions.
     """
 
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
@@ -32,20 +38,20 @@ class FiniteKernels:
         self._parked_table, self._parked_code, self._parked_length = nothing, nothing, nothing  # [parked streams]
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """See ``StreamKernels.open``."""
+        """Start one stream for each entry of ``caches``, and return the laws of position 1, float64 [streams, V]."""
         self.rewind()
         self._table = self._table_of[torch.tensor(caches, dtype=torch.int64)]
         self._code = torch.zeros_like(self._table)
         return self._tables[0][self._table, self._code]
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """See ``StreamKernels.advance``."""
+        """Append one token to each open stream, int64 [streams], and return the next laws, float64 [streams, V]."""
         self._position += 1
         self._code = self._code * self.vocabulary_size + tokens
         return self._tables[self._position][self._table, self._code]
 
     def select(self, rows: Tensor) -> None:
-        """See ``StreamKernels.select``."""
+        """Replace the open streams by the given rows of the open and the parked streams."""
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -53,13 +59,13 @@ class FiniteKernels:
         self._code = torch.cat([self._code, parked])[rows]
 
     def park(self, rows: Tensor) -> None:
-        """See ``StreamKernels.park``."""
+        """Keep the histories of these open streams for a later ``select``."""
         self._parked_table = torch.cat([self._parked_table, self._table[rows]])
         self._parked_code = torch.cat([self._parked_code, self._code[rows]])
         length = torch.full_like(rows, self._position)
         self._parked_length = torch.cat([self._parked_length, length])
 
     def rewind(self) -> None:
-        """See ``StreamKernels.rewind``."""
+        """Close the open streams and return to position 1; parked streams stay."""
         self._position = 0
         self._table, self._code = self._table[:0], self._code[:0]

@@ -1,7 +1,7 @@
-"""Coupled pairs of a finite-state system, enumerated: every pair of paths with its probability, and what follows.
+"""Every coupled pair of paths of a finite-state system, with its probability.
 
-The overlap-residual coupling (paper, eq. coupling-kernel) is written out position by position; pairs of histories that
-cannot occur are dropped on the way. Nothing here is sampled, and all of it is float64.
+The overlap-residual coupling (paper, eq. coupling-kernel) is applied position by position; pairs of histories that
+cannot occur are dropped on the way. All numbers are float64.
 """
 
 from __future__ import annotations
@@ -11,63 +11,68 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.finite.system import FiniteSystem
+from generator.finite.system import FiniteSystem, FloatArray
 from schema.errors import InputError
 
-Array = NDArray[np.float64]
-
-# Pairs of histories that one position may have: all of V = 4, H = 5 or V = 2, H = 10; some 200 MB.
 LARGEST_ENUMERATION = 2**20
+"""Most pairs of histories at one position, about 200 MB: enough for V = 4, H = 5 and for V = 2, H = 10."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairPaths:
-    """Every pair of paths that an action can take with the reference, all arrays [paths, H] or [paths].
+    """Every pair of paths that the reference and an action can take under the coupling.
 
-    ``probability`` sums to 1. ``x`` and ``y`` (int64) are the tokens, ``delta`` and ``f`` the distances delta_t and f_t
-    of their histories, ``x_ended`` and ``y_ended`` say that a side has emitted EOS up to and including t. Any
-    trajectory functional's mean and variance are those of an array [paths] under ``probability``.
+    Attributes:
+        probability: Probability of each pair, float64 [paths]; the sum is 1.
+        x: The reference's tokens, int64 [paths, H].
+        y: The action's tokens, int64 [paths, H].
+        delta: The distances delta_t, float64 [paths, H].
+        f: The distances f_t, float64 [paths, H].
+        x_ended: Whether the reference has emitted EOS at or before t, bool [paths, H].
+        y_ended: Whether the action has emitted EOS at or before t, bool [paths, H].
     """
 
-    probability: Array
+    probability: FloatArray
     x: NDArray[np.int64]
     y: NDArray[np.int64]
-    delta: Array
-    f: Array
+    delta: FloatArray
+    f: FloatArray
     x_ended: NDArray[np.bool_]
     y_ended: NDArray[np.bool_]
 
     @property
     def mismatch(self) -> NDArray[np.bool_]:
-        """I_t."""
+        """The mismatches I_t, bool [paths, H]."""
         return np.asarray(self.x != self.y)
 
     @property
     def entry(self) -> NDArray[np.int64]:
-        """tau; H + 1 without divergence."""
+        """The first mismatch tau, or H + 1 without one, int64 [paths]."""
         mismatch = self.mismatch
         first = np.where(mismatch.any(axis=1), mismatch.argmax(axis=1), mismatch.shape[1])
         return np.asarray(first + 1)
 
     @property
     def evaluated(self) -> NDArray[np.bool_]:
-        """Whether a pair of laws is evaluated at t: unless both sides have ended before t."""
+        """Whether a pair of laws is evaluated at t, bool [paths, H]: not once both sides have ended before t."""
         before = self.x_ended[:, :-1] & self.y_ended[:, :-1]
         return ~np.column_stack([np.zeros(len(before), dtype=np.bool_), before])
 
-    def mean(self, values: NDArray[np.generic]) -> Array:
-        """The expectation of ``values`` [paths, ...]; an array [...]."""
+    def mean(self, values: NDArray[np.generic]) -> FloatArray:
+        """Return the expectation of ``values`` [paths, ...], an array [...]."""
         return np.asarray(np.tensordot(self.probability, values.astype(np.float64), axes=1))
 
-    def variance(self, values: Array) -> float:
-        """The variance of ``values`` [paths]."""
+    def variance(self, values: FloatArray) -> float:
+        """Return the variance of ``values`` [paths]."""
         return float(self.mean((values - self.mean(values)) ** 2))
 
 
 def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
-    """All pairs of paths of the coupling of the reference and ``action`` to the system's horizon.
+    """Enumerate the pairs of paths of the coupled reference and ``action``, to the system's horizon.
 
-    InputError for an unknown action, and where there are more pairs of histories than can be enumerated.
+    Raises:
+        InputError: The system does not have the action, or a position has more than ``LARGEST_ENUMERATION`` pairs of
+            histories.
     """
     reference, compressed = system.absorbing_laws(None), system.absorbing_laws(action)
     size = system.alphabet
@@ -77,11 +82,11 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
     for p_laws, q_laws in zip(reference, compressed, strict=True):
         if len(x) * size**2 > LARGEST_ENUMERATION:
             raise InputError(
-                f"system '{system.name}', action '{action}': more than {LARGEST_ENUMERATION} pairs of histories, too "
-                "many to enumerate; a smaller alphabet or a shorter horizon would do"
+                f"system '{system.name}', action '{action}': more than {LARGEST_ENUMERATION} pairs of histories are "
+                "too many to enumerate; use a smaller alphabet or a shorter horizon"
             )
         p, q = p_laws[x], q_laws[y]
-        forced = total_variation(p, q_laws[x])
+        forced = law_distance(p, q_laws[x])
         distance, step = coupling_kernel(p, q)
         step *= probability[:, None, None]
         row, u, v = step.nonzero()
@@ -100,19 +105,22 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
     )
 
 
-def total_variation(p: Array, q: Array) -> Array:
-    """TV of laws [..., V], as [...]; 0 for equal laws, and where rounding leaves an excess on one side only."""
+def law_distance(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Compute the total variation of laws [..., V], as [...].
+
+    It is exactly 0 for equal laws and where rounding leaves an excess on one side only.
+    """
     differ = np.logical_and((p > q).any(axis=-1), (q > p).any(axis=-1))
     return np.where(differ, 0.5 * np.abs(p - q).sum(axis=-1), 0.0)
 
 
-def coupling_kernel(p: Array, q: Array) -> tuple[Array, Array]:
-    """e = TV(p, q) [B] and the joint transition kernel [B, V, V] of laws [B, V] (paper, eq. coupling-kernel).
+def coupling_kernel(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Compute e = TV(p, q) [B] and the joint transition kernel [B, V, V] of laws [B, V] (paper, eq. coupling-kernel).
 
-    Residuals are normalized by their own sums, which rounding may make differ from e: so all rows sum to 1 as nearly as
-    p and q do.
+    Each residual is normalized by its own sum, which rounding may make differ from e, so that the kernel of a row sums
+    to 1 as nearly as p and q do.
     """
-    distance = total_variation(p, q)
+    distance = law_distance(p, q)
     residual_x, residual_y = np.maximum(p - q, 0.0), np.maximum(q - p, 0.0)
     apart = distance > 0.0
     for residual in (residual_x, residual_y):

@@ -1,7 +1,7 @@
-"""A finite-state system: next-token laws written down for every history, of a reference and of each action.
+"""A finite-state system: a table of next-token laws for every history, of a reference and of each action.
 
-Histories are coded as numbers in base V, the first token foremost, so the laws of position t + 1 are an array
-[V**t, V] and code * V + token is the code of the longer history.
+A history is coded as a number in base V whose first digit is the first token. The laws of position t + 1 are an array
+[V**t, V], and a history's code times V plus a token is the code of the history with that token added.
 """
 
 from __future__ import annotations
@@ -14,22 +14,33 @@ from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
 
-Laws = tuple[NDArray[np.float64], ...]  # per position t = 1..H, [V**(t - 1), V]
+FloatArray = NDArray[np.float64]
+Laws = tuple[FloatArray, ...]
+"""The laws of each position t = 1..H, [V**(t - 1), V]."""
 
-# Rounding moves the sum of a normalized law of V tokens by at most V * 1.2e-16; more than this was not meant as a law.
 SUM_TOLERANCE = 1e-12
-# Laws of the last position of one kernel, in numbers: 32 MiB.
+"""Largest error of a law's sum; rounding a normalized law of V tokens moves it by at most V * 1.2e-16."""
 LARGEST_TABLE = 2**22
+"""Most numbers in one kernel's laws of the last position: 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
 class FiniteSystem:
     """Kernels P and Q^a over an alphabet of V tokens to horizon H (paper, sec. "timing-occupation").
 
-    ``reference`` and each of ``actions`` hold float64 arrays [V**(t-1), V] for t = 1..H: laws on a side's own history.
-    They may differ at position 1 already: there is no prompt. ``eos_tokens`` are absorbing: once a side has emitted one
-    of them, what stands in the table no longer counts, and its law is the point mass on ``eos_tokens[0]``.
-    InputError unless there are V >= 2 tokens, H >= 1 positions and at least one action, and every law is one.
+    The laws may differ at position 1 already, since there is no prompt.
+
+    Attributes:
+        name: The system's name.
+        alphabet: V, the number of tokens, at least 2.
+        horizon: H, the number of positions, at least 1.
+        reference: Laws of the reference on its own history.
+        actions: Laws of each action on its own history, at least one action.
+        eos_tokens: Absorbing tokens. After a side has emitted one, its law is the point mass on ``eos_tokens[0]``,
+            whatever its table says.
+
+    Raises:
+        InputError: A size is too small or too large, there is no action, or a row of a table is not a law.
     """
 
     name: str
@@ -49,7 +60,11 @@ class FiniteSystem:
             self._check_laws(f"{where}, action '{action}'", laws)
 
     def laws(self, action: str | None) -> Laws:
-        """The tables of an action, or of the reference (None). InputError for an unknown action."""
+        """Return the tables of an action, or of the reference (None).
+
+        Raises:
+            InputError: The system does not have the action.
+        """
         if action is None:
             return self.reference
         if action not in self.actions:
@@ -57,7 +72,7 @@ class FiniteSystem:
         return self.actions[action]
 
     def absorbing_laws(self, action: str | None) -> Laws:
-        """The tables with EOS seen to: after an EOS token, the point mass on ``eos_tokens[0]``."""
+        """Return the tables in which each law after an EOS token is the point mass on ``eos_tokens[0]``."""
         laws = self.laws(action)
         if not self.eos_tokens:
             return laws
@@ -67,7 +82,7 @@ class FiniteSystem:
         )
 
     def ended(self) -> tuple[NDArray[np.bool_], ...]:
-        """Whether a history contains an EOS token: for t = 0..H tokens, bool [V**t]."""
+        """Return whether each history of t = 0..H tokens contains an EOS token, bool [V**t] each."""
         is_eos = np.isin(np.arange(self.alphabet), self.eos_tokens)
         ended = [np.zeros(1, dtype=np.bool_)]
         for _ in range(self.horizon):
@@ -94,7 +109,11 @@ class FiniteSystem:
 
 
 def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, ...] = ()) -> None:
-    """InputError unless V = ``alphabet`` tokens to H = ``horizon`` fit a table, and each EOS token is one of them."""
+    """Check that laws of these sizes fit a table, and that the EOS tokens are distinct tokens of the alphabet.
+
+    Raises:
+        InputError: They do not.
+    """
     if alphabet < 2:
         raise InputError(f"system '{name}': an alphabet has at least 2 tokens, not {alphabet}")
     if horizon < 1:
@@ -112,11 +131,11 @@ def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, .
 
 
 def history_of(code: int, length: int, alphabet: int) -> tuple[int, ...]:
-    """The ``length`` tokens that a history's code stands for."""
+    """Return the ``length`` tokens of a history from its code."""
     return tuple(code // alphabet**place % alphabet for place in reversed(range(length)))
 
 
-def _fault(law: NDArray[np.float64]) -> str:
+def _fault(law: FloatArray) -> str:
     for token, probability in enumerate(law.tolist()):
         if not probability >= 0.0:
             return f"token {token} has probability {probability!r}; a probability is at least 0"

@@ -1,4 +1,4 @@
-"""Finite-state systems in a file: JSON that a person can write, and that holds every number exactly.
+"""Reading finite-state systems from a JSON file.
 
     {
       "systems": {
@@ -14,33 +14,33 @@
       }
     }
 
-A kernel maps histories to laws. A history is its tokens 0..V-1 in decimal with a space between, "" at position 1; all
-histories of 0..H-1 tokens are there, but for those that contain an EOS token: they may be left out, since the law after
-one is the point mass on the first of "eos". "eos" may be left out where there is none. A law lists the probabilities of
-tokens 0..V-1.
+A kernel maps histories to laws. A history is its tokens 0..V-1 in decimal with a space between them, "" at position 1.
+A kernel has all histories of 0..H-1 tokens; those that contain an EOS token may be left out, since the law after one is
+the point mass on the first token of "eos". "eos" may be left out where there is no EOS token. A law lists the
+probabilities of tokens 0..V-1.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from generator.finite.system import FiniteSystem, Laws, check_shape, history_of
+from generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of
 from schema.errors import InputError, nearest
 
 _KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
 
 
-def read_systems(path: Path) -> dict[str, FiniteSystem]:
-    """The systems of a file by name, in the file's order.
+def read_system_file(path: Path) -> dict[str, FiniteSystem]:
+    """Read the systems of a file, by name and in the file's order.
 
-    InputError, one line with file, system, action, position and history, where the file cannot be read, is not of the
-    form above, or has a law that is none.
+    Raises:
+        InputError: The file cannot be read, has another form, or holds numbers that are no law. The message names the
+            file, system, action, position and history.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -55,47 +55,13 @@ def read_systems(path: Path) -> dict[str, FiniteSystem]:
         raise InputError(f"{path}: {error}") from None
 
 
-def write_systems(path: Path, systems: Iterable[FiniteSystem]) -> None:
-    """Write systems to a file that ``read_systems`` reads back bit for bit; InputError when two have one name."""
-    named: dict[str, str] = {}
-    for system in systems:
-        if system.name in named:
-            raise InputError(f"system '{system.name}': two systems of one file have this name")
-        named[system.name] = _text(system)
-    parts = ",\n".join(f"    {json.dumps(name)}: {text}" for name, text in named.items())
-    path.write_text(f'{{\n  "systems": {{\n{parts}\n  }}\n}}\n', encoding="utf-8")
-
-
 def _systems(content: Any) -> dict[str, FiniteSystem]:
     if not isinstance(content, dict) or set(content) != {"systems"}:
         raise InputError('the file is not one object {"systems": {NAME: SYSTEM, ...}}')
     systems = _object(content["systems"], "systems")
     if not systems:
-        raise InputError("systems: there is none")
+        raise InputError("systems: the object is empty; it needs at least one system")
     return {name: _system(name, given) for name, given in systems.items()}
-
-
-def _text(system: FiniteSystem) -> str:
-    actions = ",\n".join(
-        f"        {json.dumps(name)}: {_kernel_text(laws, system.alphabet, 10)}"
-        for name, laws in system.actions.items()
-    )
-    return (
-        f'{{\n      "alphabet": {system.alphabet},\n      "horizon": {system.horizon},\n'
-        f'      "eos": {json.dumps(system.eos_tokens)},\n'
-        f'      "reference": {_kernel_text(system.reference, system.alphabet, 8)},\n'
-        f'      "actions": {{\n{actions}\n      }}\n    }}'
-    )
-
-
-def _kernel_text(laws: Laws, alphabet: int, indent: int) -> str:
-    """One line per history; floats by repr, which reads back as the same number."""
-    lines = (
-        f'{" " * indent}"{_key(code, t, alphabet)}": {json.dumps(law)}'
-        for t, table in enumerate(laws)
-        for code, law in enumerate(table.tolist())
-    )
-    return "{\n" + ",\n".join(lines) + f"\n{' ' * (indent - 2)}}}"
 
 
 def _key(code: int, length: int, alphabet: int) -> str:
@@ -139,16 +105,16 @@ def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple
             elif any(token in eos_tokens for token in history):
                 table[code] = np.arange(alphabet) == eos_tokens[0]
             else:
-                raise InputError(f'{place}: no law; a kernel has one for every history, here under "{key}"')
+                raise InputError(f'{place}: no law; a kernel needs one for every history, here under "{key}"')
         laws.append(table)
     for key in kernel:
         raise InputError(
-            f'{where}: "{key}" is no history of at most {horizon - 1} tokens 0..{alphabet - 1} with spaces between'
+            f'{where}: "{key}" is not a history of at most {horizon - 1} tokens 0..{alphabet - 1} with spaces between'
         )
     return tuple(laws)
 
 
-def _law(given: Any, alphabet: int, where: str) -> NDArray[np.float64]:
+def _law(given: Any, alphabet: int, where: str) -> FloatArray:
     if not isinstance(given, list) or len(given) != alphabet:
         raise InputError(f"{where}: {_shown(given)} is not a list of {alphabet} probabilities")
     for token, value in enumerate(given):

@@ -18,7 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from generator.actions import Action
-from generator.finite.model import FiniteModel, exact_value_rows, system_document
+from generator.finite.model import FiniteModel
+from generator.finite.study_systems import exact_value_rows, system_document
 from generator.finite.system import FiniteSystem
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full

@@ -311,6 +311,6 @@ def test_rows() -> None:
 def test_what_cannot_be_enumerated() -> None:
     with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'actoin'; did you mean 'action'\?$"):
         exact_rows(random_system(2, 2), "actoin")
-    line = "system 'far-16-3', action 'action': more than 1048576 pairs of histories, too many to enumerate; a smaller"
+    line = "system 'far-16-3', action 'action': more than 1048576 pairs of histories are too many to enumerate; use"
     with pytest.raises(InputError, match=line):
         exact_rows(random_system(16, 3, kind="far"), ACTION)

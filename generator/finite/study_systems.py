@@ -1,0 +1,89 @@
+"""The finite-state systems of a study: drawn or read, as documents, with their exact values. Nothing needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from generator.finite.enumeration import exact_rows
+from generator.finite.families import mixture_system
+from generator.finite.system import FiniteSystem
+from generator.finite.tables import read_system_file
+from schema.document import SPLITS, Document
+from schema.errors import InputError
+from schema.study import FINITE_STATE, DocumentsSection, Study
+
+Strata = dict[str, dict[str, list[FiniteSystem]]]
+"""Systems by split and stratum."""
+
+
+def study_systems(study: Study) -> Strata:
+    """Draw or read the systems of a finite-state study.
+
+    Drawn systems are named ``system-1`` to ``system-N`` in the evaluation split and ``development-1`` to
+    ``development-N`` in the other, with the stratum's name in front where there are several strata. A file's systems
+    are taken in its order, stratum by stratum, and within a stratum development first.
+
+    Raises:
+        InputError: The file is faulty, has too few systems, or has one that ends before the study's horizon.
+    """
+    model = study.model
+    stored = _stored(study, Path(model.tables).expanduser()) if model.tables is not None else None
+    strata: Strata = {split: {} for split in SPLITS}
+    for section in study.documents:
+        for split, count in (("development", section.development), ("evaluation", section.evaluation)):
+            systems = _drawn(study, section, split, count) if stored is None else list(islice(stored, count))
+            if len(systems) < count:
+                raise InputError(
+                    f"documents '{section.stratum_name}': {split} = {count}, but only {len(systems)} "
+                    f"system(s) of {model.tables} are left for it"
+                )
+            strata[split][section.stratum_name] = systems
+    return strata
+
+
+def system_document(system: FiniteSystem, stratum: str) -> Document:
+    """Return the document that stands for a system: its prompt has no tokens."""
+    return Document(system.name, stratum, system.name, FINITE_STATE, FINITE_STATE, ())
+
+
+def exact_value_rows(study: str, model: str, system: FiniteSystem) -> list[dict[str, Any]]:
+    """Make the rows of table ``exact_values`` for every action of a system."""
+    named = {"study": study, "model": model, "doc": system.name}
+    return [{**named, "action": action, **row} for action in system.actions for row in exact_rows(system, action)]
+
+
+def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> list[FiniteSystem]:
+    kind = "system" if split == "evaluation" else split
+    prefix = f"{section.stratum_name}-{kind}" if len(study.documents) > 1 else kind
+    return [
+        mixture_system(
+            study.study.seed,
+            f"{prefix}-{number}",
+            number,
+            count,
+            study.model.alphabet or 2,
+            study.study.horizon,
+            [action.name for action in study.actions],
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def _stored(study: Study, path: Path) -> Iterator[FiniteSystem]:
+    """Read the file's systems in order, cut to the study's actions and horizon."""
+    names, horizon = [action.name for action in study.actions], study.study.horizon
+    for system in read_system_file(path).values():
+        if system.horizon < horizon:
+            raise InputError(
+                f"{path}: system '{system.name}' ends at position {system.horizon}, before study.horizon = {horizon}"
+            )
+        yield replace(
+            system,
+            horizon=horizon,
+            reference=system.reference[:horizon],
+            actions={name: system.laws(name)[:horizon] for name in names},
+        )
