@@ -111,7 +111,7 @@ def open_views(
     """All views over ``store`` in a new in-memory connection.
 
     Args:
-        store: an existing store, local or behind a URL (whose tables are then read into memory).
+        store: an existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
         versions: Delta version by table name; a table that is not named is read at its latest version.
         threads: how many DuckDB may use. With one, the same versions give the same rows bit for bit in every run, as
             estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
@@ -139,10 +139,10 @@ def open_views(
         connection.execute("create schema stored")
         for table, version in pinned.items():
             if is_local(store.location):
-                _create_stored_view(connection, table, store.files_by_missing_columns(table, version))
+                sources = _parquet_sources(store, table, version)
             else:
-                connection.register(f"stored_{table}", store.read(table, version))
-                connection.execute(f"create view stored.{_name(table)} as from {_name(f'stored_{table}')}")
+                sources = _dataset_source(connection, store, table, version)
+            _create_stored_view(connection, table, sources)
         _create_views(connection, kept)
     except duckdb.Error as error:
         connection.close()
@@ -171,12 +171,12 @@ def write_catalog(store: Store) -> Path:
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    files = {table: store.files_by_missing_columns(table, store.version(table)) for table in PINNING}
+    files = {table: _parquet_sources(store, table, store.version(table)) for table in PINNING}
     try:
         with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
             connection.execute("create schema stored")
-            for table, paths in files.items():
-                _create_stored_view(connection, table, paths)
+            for table, sources in files.items():
+                _create_stored_view(connection, table, sources)
             _create_views(connection)
         os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
     except (duckdb.Error, OSError) as error:
@@ -214,21 +214,26 @@ def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = (
 
 
 def _create_stored_view(
-    connection: duckdb.DuckDBPyConnection, table: str, files: Mapping[tuple[str, ...], Sequence[str]]
+    connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]
 ) -> None:
-    """One stored table as the view ``stored.TABLE`` over its files; without files, empty and of the declared types.
+    """Create the view ``stored.TABLE`` of a table's declared columns and types.
 
-    ``files`` are given by the declared columns that they lack. Files of one kind are read together: for DuckDB to find
-    out by itself what each file has, it would open all of them for every query.
+    Args:
+        connection: where the view is made.
+        table: the stored table.
+        sources: what stands after ``from`` for each part of the table, with the declared columns that the part lacks;
+            without any, the view is empty.
+
     """
     declared = connection.from_arrow(TABLES[table].schema.empty_table())
     types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
-    parts = [_select_stored(table, types, missing, paths) for missing, paths in files.items()]
-    rows = " union all ".join(parts) or f"{_select_stored(table, types, tuple(types), ())} where false"
+    parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
+    rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
     connection.execute(f"create view stored.{_name(table)} as {rows}")
 
 
-def _select_stored(table: str, types: Mapping[str, str], missing: Sequence[str], files: Sequence[str]) -> str:
+def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> str:
+    """The ``select`` of a table's columns, with the declared defaults in those that are missing or null."""
     defaults = TABLES[table].defaults
     columns = []
     for name, kind in types.items():
@@ -239,10 +244,33 @@ def _select_stored(table: str, types: Mapping[str, str], missing: Sequence[str],
             columns.append(f"coalesce({_name(name)}, {default}) as {_name(name)}")
         else:
             columns.append(_name(name))
-    # Folder names mean nothing here (no Hive keys), and all of these files have the same columns.
-    paths = ", ".join(_literal(_without_patterns(file)) for file in files)
-    source = f" from read_parquet([{paths}], hive_partitioning = false, union_by_name = false)" if files else ""
-    return f"select {', '.join(columns)}{source}"
+    return f"select {', '.join(columns)}"
+
+
+def _parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
+    """A local table's files as sources of ``_create_stored_view``.
+
+    Files that lack the same columns are read together: for DuckDB to find out by itself what each file has, it would
+    open all of them for every query.
+    """
+    sources: dict[str, Sequence[str]] = {}
+    for missing, files in store.files_by_missing_columns(table, version).items():
+        # Folder names mean nothing here (no Hive keys), and all of these files have the same columns.
+        paths = ", ".join(_literal(_without_patterns(file)) for file in files)
+        sources[f"read_parquet([{paths}], hive_partitioning = false, union_by_name = false)"] = missing
+    return sources
+
+
+def _dataset_source(
+    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int
+) -> dict[str, Sequence[str]]:
+    """A table behind a URL as a source of ``_create_stored_view``: scanned by Arrow when a query asks for rows.
+
+    DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread.
+    """
+    name = f"stored_{table}"
+    connection.register(name, store.dataset(table, version))
+    return {_name(name): ()}
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:

@@ -257,20 +257,26 @@ class DeltaFolder:
             found.setdefault(missing, []).append(path)
         return found
 
+    def dataset(self, snapshot: Snapshot) -> pads.Dataset:
+        """Return the visible files as a dataset of the declared schema, which reads nothing before it is scanned.
+
+        Page checksums are verified. Null stands in the columns that files of older schema versions lack.
+        """
+        scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
+        return pads.FileSystemDataset.from_paths(
+            [join(self._root, snapshot.table, path) for path in snapshot.paths()],
+            schema=TABLES[snapshot.table].schema,
+            format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
+            filesystem=self._files,
+        )
+
     def read(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
         """The visible rows in ``columns``, page checksums verified; InputError where a file is missing or damaged."""
         table = snapshot.table
         declared, defaults = TABLES[table].schema, TABLES[table].defaults
-        scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         try:
-            # A column that came after the table is absent from older files: the dataset gives null there. So does a
-            # compaction of older files.
-            rows = pads.FileSystemDataset.from_paths(
-                [join(self._root, table, path) for path in snapshot.paths()],
-                schema=declared,
-                format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
-                filesystem=self._files,
-            ).to_table(columns=list(columns))
+            # A column that came after the table is null in the rows of older files, also once these are compacted.
+            rows = self.dataset(snapshot).to_table(columns=list(columns))
             for at, name in enumerate(columns):
                 if defaults.get(name) is not None and rows.column(at).null_count:
                     filled = rows.column(at).fill_null(defaults[name])

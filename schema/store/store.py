@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    import pyarrow.dataset as pads
+
 __all__ = ["Store", "StoredFile", "Unit"]
 
 _DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
@@ -130,6 +132,18 @@ class Store:
         """The same, by the declared columns that the files lack: those written by older schema versions."""
         found = self._folder.paths_by_missing_columns(self._load(table, version))
         return {missing: self._absolute(table, paths) for missing, paths in found.items()}
+
+    def dataset(self, table: str, version: int | None = None) -> pads.Dataset:
+        """Return a table at a version as a dataset of its declared schema, which reads nothing before it is scanned.
+
+        Page checksums are verified. Null stands in the columns that files of older schema versions lack; their declared
+        defaults are left to the reader.
+
+        Raises:
+            InputError: the table or the version is unknown, or the table's log is damaged.
+
+        """
+        return self._folder.dataset(self._load(table, version))
 
     def read(self, table: str, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a table at a version, in its declared schema or in ``columns`` of it, page checksums verified.

@@ -1,0 +1,101 @@
+"""Views over a store behind a URL: the rows of the same store in a folder, and only the parts that a query needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fixtures.object_store import ObjectStore, served_folder
+from fixtures.version_1_store import make_store_1
+
+from schema.store.store import Store, Unit
+from schema.tables import EVENTS
+from sql.catalog import open_views
+
+DOCS = ("first", "second", "third", "fourth")
+REPLICATES, HORIZON = 64, 1024
+
+
+def random_events(doc: str, seed: int) -> pa.Table:
+    """Events that no encoding makes small."""
+    draws = np.random.default_rng(seed)
+    count = REPLICATES * HORIZON
+    tokens = {name: draws.integers(0, 2**31 - 1, count, dtype=np.int32) for name in ("x_token", "y_token")}
+    variations = {name: draws.random(count, dtype=np.float32) for name in ("delta", "f")}
+    keys = {"study": "url", "model": "random", "doc": doc, "action": "half", "kind": "coupled"}
+    columns = {name: pa.array([value] * count) for name, value in keys.items()}
+    columns |= {
+        "replicate": np.repeat(np.arange(REPLICATES, dtype=np.int32), HORIZON),
+        "t": np.tile(np.arange(1, HORIZON + 1, dtype=np.int32), REPLICATES),
+        **tokens,
+        **variations,
+        "x_eos": np.zeros(count, dtype=np.bool_),
+        "y_eos": np.zeros(count, dtype=np.bool_),
+        "weight": pa.nulls(count, pa.float64()),
+    }
+    return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bucket")
+    store = Store.create(root / "store")
+    for seed, doc in enumerate(DOCS):
+        record = {"study": "url", "model": "random", "doc": doc, "action": "half"}
+        record |= {"first_replicate": 0, "replicates": REPLICATES, "horizon": HORIZON}
+        store.append_units([Unit(record, random_events(doc, seed))])
+    return root
+
+
+@pytest.fixture
+def bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    with served_folder(folder) as served:
+        for name, value in served.environment.items():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
+def test_a_query_of_one_column_of_one_document_leaves_the_rest_unread(folder: Path, bucket: ObjectStore) -> None:
+    query = "select sum(f) as total, count(*) as events from events where doc = 'second'"
+    with open_views(Store.open(folder / "store")) as views:
+        expected = views.table(query).to_pylist()
+    with open_views(Store.open(f"{bucket.url}/store")) as views:
+        assert parquet_bytes(bucket) == 0  # opening reads the logs alone
+        assert views.table(query).to_pylist() == expected
+        read = parquet_bytes(bucket)
+        assert views.table("select count(distinct x_token) from events").num_rows == 1
+        assert parquet_bytes(bucket) > read
+    files = list(folder.glob("store/events/**/*.parquet"))
+    whole = sum(file.stat().st_size for file in files)
+    assert expected == [{"total": pytest.approx(expected[0]["total"]), "events": REPLICATES * HORIZON}]
+    # One column in five of one file in four, and the footers of all four (64 KiB each at most).
+    assert read < whole / 8 + len(files) * 65536
+
+
+def test_a_url_store_has_the_rows_of_its_folder(folder: Path, bucket: ObjectStore) -> None:
+    with open_views(Store.open(folder / "store")) as local, open_views(Store.open(f"{bucket.url}/store")) as remote:
+        assert remote.versions == local.versions
+        for view in ("units", "documents", "results", "plans"):
+            assert remote.rows(view).equals(local.rows(view))
+        events = "select * from events where t = 1 order by doc, replicate"
+        assert remote.table(events).equals(local.table(events))
+
+
+def test_columns_that_came_later_hold_their_defaults_behind_a_url(folder: Path, bucket: ObjectStore) -> None:
+    events = random_events("old", 7).slice(0, HORIZON)
+    record = {"study": "url", "model": "random", "doc": "old", "action": "half"}
+    unit = Unit(record | {"first_replicate": 0, "replicates": 1, "horizon": HORIZON}, events)
+    make_store_1(folder / "old", [unit])
+    with open_views(Store.open(f"{bucket.url}/old")) as views:
+        assert views.table("select distinct kind, weight from events").to_pylist() == [
+            {"kind": "coupled", "weight": None}
+        ]
+        assert views.rows("units", doc="old").column("estimator").to_pylist() == ["plain"]
+        assert views.rows("branchings").num_rows == 0
+
+
+def parquet_bytes(bucket: ObjectStore) -> int:
+    return sum(size for name, size in bucket.served().items() if name.endswith(".parquet"))
