@@ -22,7 +22,7 @@ from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.laws import couple, draw, total_variation
 from generator.coupling.uniforms import uniform_table
 from generator.transformer.eviction import evict
-from generator.transformer.loading import LoadedModel
+from generator.transformer.model import LoadedModel
 from generator.transformer.prompt import Prompt
 from schema.document import Document
 

@@ -40,8 +40,8 @@ from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent, SnapKV
-from generator.transformer.loading import DTYPES, LoadedModel
-from generator.transformer.memory import ModelShape, available_bytes
+from generator.transformer.memory import DTYPES, ModelShape, available_bytes
+from generator.transformer.model import LoadedModel
 from generator.transformer.prompt import Prompt
 from schema.document import Document
 from schema.retention import Retention

@@ -11,8 +11,10 @@ from functools import lru_cache
 from flows.material import Material, replicates_of
 from flows.plan import require_plan
 from generator.finite.model import finite_model
-from generator.generation import Model, PendingUnit, generate_units
-from generator.transformer.loading import LoadedModel, load_model
+from generator.generation import PendingUnit, generate_units
+from generator.model import Model
+from generator.transformer.loading import load_model
+from generator.transformer.model import LoadedModel
 from schema.document import Document
 from schema.progress import progress
 from schema.store.store import Store, Unit

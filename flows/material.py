@@ -14,9 +14,9 @@ from generator.actions import Action, build_actions
 from generator.documents.registry import SOURCES, check_source, choose_candidates, stratum_documents
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
-from generator.transformer.eviction import kept_entries
-from generator.transformer.loading import check_positions, load_tokenizer
+from generator.transformer.decoder import check_positions
 from generator.transformer.local_folders import local_configuration
+from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, PlanError, nearest
 from schema.store.store import Store
@@ -73,8 +73,7 @@ def gather_material(study: Study) -> Material:
     _check_distinct((document.doc, document.stratum) for document in everything)
     for document in everything:
         for action in actions:
-            where = f"action '{action.name}', document '{document.doc}'"
-            kept_entries(action.selector, action.retention, document.prompt_tokens, where)
+            action.kept_entries(document.prompt_tokens, f"document '{document.doc}'")
     return material
 
 
@@ -141,8 +140,7 @@ def outline_study(study: Study) -> Outline:
             outline.lengths[split][stratum] = tokens
             for action in actions:
                 for entries in set(tokens):
-                    where = f"action '{action.name}', stratum '{stratum}'"
-                    kept_entries(action.selector, action.retention, entries, where)
+                    action.kept_entries(entries, f"stratum '{stratum}'")
     _check_distinct(names)
     return outline
 

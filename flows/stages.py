@@ -19,7 +19,10 @@ from flows.material import Material, gather_material, record_material
 from flows.plan import check_plan_agrees, find_plan, freeze_plan, make_plan
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
-from generator.transformer.loading import check_model, check_positions, position_limit, token_reader
+from generator.transformer.configuration import position_limit
+from generator.transformer.decoder import check_positions
+from generator.transformer.loading import check_model
+from generator.transformer.tokenizer import token_reader
 from report.page import build_report
 from report.reading.source import Provenance
 from schema.document import SPLITS

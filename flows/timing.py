@@ -16,8 +16,10 @@ from flows.material import Outline, replicates_of
 from generator.actions import Action
 from generator.documents.draws import DocumentDraws
 from generator.documents.registry import stratum_documents
-from generator.generation import Model, PendingUnit, generate_units
-from generator.transformer.loading import LoadedModel, load_tokenizer
+from generator.generation import PendingUnit, generate_units
+from generator.model import Model
+from generator.transformer.model import LoadedModel
+from generator.transformer.tokenizer import load_tokenizer
 from schema.document import Document
 from schema.errors import InputError, OperationError
 from schema.study import DocumentsSection, Study

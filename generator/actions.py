@@ -26,6 +26,30 @@ class Action:
         """True for the full-retention control, whose delta and f must be exactly 0."""
         return self.name == CONTROL_ACTION
 
+    def kept_entries(self, entries: int, where: str) -> int:
+        """How many of a prompt's entries the action keeps.
+
+        Args:
+            entries: n, the prompt's entries.
+            where: the document or stratum, for the error line.
+
+        Returns:
+            m, exactly; n where the retention is n or above.
+
+        Raises:
+            InputError: m cannot hold the selector's window and sinks.
+        """
+        kept = self.retention.kept(entries)
+        if kept >= entries:
+            return entries
+        window, sinks = self.selector.window, self.selector.sinks
+        if kept < (needed := max(window + sinks, 1)):
+            raise InputError(
+                f"action '{self.name}', {where}: keep = {self.retention} retains {kept} of {entries} prompt entries, "
+                f"below the {needed} that its window ({window}) and sinks ({sinks}) need"
+            )
+        return kept
+
     def row(self, study: str, *, prespecified: bool) -> dict[str, Any]:
         """The action's row of the ``actions`` table."""
         identity = self.selector.identity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from schema.study import Study
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` of ``generator.generation``."""
+    """A study's systems by document, as a ``Model`` of ``generator.model``."""
 
     id: str
     systems: Mapping[str, FiniteSystem]
@@ -26,7 +27,11 @@ class FiniteModel:
     dtype: ClassVar[str] = "float64"
     batch_deviation: ClassVar[float] = 0.0  # laws are looked up
 
-    def prepare(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
+    def computing(self) -> AbstractContextManager[None]:
+        """Leave the process as it is."""
+        return nullcontext()
+
+    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
         """Return the document's system; a control's kernel is the reference."""
         system = self.systems[document.doc]
         controls = {action.name: system.reference for action in actions if action.control}
@@ -36,10 +41,14 @@ class FiniteModel:
 
 @dataclass(frozen=True)
 class PreparedSystem:
-    """One system and the actions asked of it, as a ``PreparedDocument`` of ``generator.generation``."""
+    """One system and the actions asked of it, as a ``PreparedDocument`` of ``generator.model``."""
 
     system: FiniteSystem
     actions: list[str]
+
+    def evict(self) -> PreparedSystem:
+        """Nothing is kept of a prompt, so nothing is evicted."""
+        return self
 
     def kernels(self, streams: int, savings: Savings) -> FiniteKernels:  # noqa: ARG002 - they take no room
         """Return kernels that look the laws up."""

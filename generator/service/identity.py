@@ -10,7 +10,7 @@ from importlib.metadata import version
 import torch
 
 from generator.service.protocol import PROTOCOL, Identity
-from generator.transformer.loading import LoadedModel
+from generator.transformer.model import LoadedModel
 from schema.tables import SCHEMA_VERSION
 
 _SAMPLED = 4096

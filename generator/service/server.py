@@ -36,7 +36,7 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
-from generator.transformer.loading import LoadedModel
+from generator.transformer.model import LoadedModel
 from schema.errors import InputError, KvdriftError
 from schema.store.store import Unit
 from schema.tables import EVENTS

@@ -12,8 +12,7 @@ from torch import Tensor
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
-from schema.errors import InputError, OperationError
-from schema.retention import Retention
+from schema.errors import OperationError
 
 
 @dataclass(frozen=True)
@@ -44,20 +43,6 @@ class CompactCache:
     def metadata_bytes(self) -> int:
         """Bytes of the per-layer lengths."""
         return int(self.extents.nbytes)
-
-
-def kept_entries(selector: Selector, retention: Retention, entries: int, where: str) -> int:
-    """The exact m for a prompt of n ``entries``; InputError (naming ``where``) when m cannot hold window and sinks."""
-    kept = retention.kept(entries)
-    if kept >= entries:
-        return entries
-    needed = max(selector.window + selector.sinks, 1)
-    if kept < needed:
-        raise InputError(
-            f"{where}: keep = {retention} retains {kept} of {entries} prompt entries, "
-            f"below the {needed} that its window ({selector.window}) and sinks ({selector.sinks}) need"
-        )
-    return kept
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:

@@ -1,14 +1,14 @@
-"""What a model and the kept cache of a prompt take in bytes, from the model's configuration alone."""
+"""What a study's model, caches and decoding take in bytes, before the model is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from generator.transformer.loading import DTYPES
 from generator.transformer.local_folders import local_configuration
-from generator.transformer.memory import ModelShape, available_bytes
+from generator.transformer.memory import DTYPES, PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
@@ -16,27 +16,81 @@ _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
 
 @dataclass(frozen=True)
 class Footprint:
-    """A model's shape, and whether its embedding is its head too."""
+    """A model's shape, and whether its embedding is tied to its head."""
 
     shape: ModelShape
     tied: bool
 
     def cache_bytes(self, entries: int) -> int:
-        """Payload, index and metadata of ``entries`` kept per KV head and layer."""
+        """Bytes of payload, index and metadata of ``entries`` kept per KV head and layer."""
         shape = self.shape
         return shape.entry_bytes * entries + shape.layers * (shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
 
     @property
     def weight_bytes(self) -> int:
-        """The weights' matrices; norms and biases are next to nothing."""
+        """Bytes of the weights' matrices; norms and biases are negligible."""
         shape = self.shape
         attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
         layers = shape.layers * shape.width * (attention + 3 * shape.inner_width)
         return (layers + (1 if self.tied else 2) * shape.vocabulary * shape.width) * shape.item_bytes
 
 
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How many replicates are decoded at once, and the bytes that it takes besides the weights."""
+
+    replicates: int
+    replicates_at_once: int
+    prompt_bytes: int  # the whole prompt and the caches of all actions
+    prefill_bytes: int  # above the prompt, while a chunk is processed
+    replicate_bytes: int  # above the prompt, for each replicate at once
+    available_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most at any time."""
+        return self.prompt_bytes + max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether so much is available."""
+        return self.peak_bytes <= self.available_bytes
+
+
+def plan_memory(
+    shape: ModelShape,
+    entries: int,
+    kept: Sequence[int],
+    replicates: int,
+    horizon: int,
+    available_bytes: int,
+    estimator: str,
+) -> MemoryPlan:
+    """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
+
+    Args:
+        shape: the model's.
+        entries: n.
+        kept: m of each action.
+        replicates: K.
+        horizon: H.
+        available_bytes: bytes that are left besides the weights.
+        estimator: ``PLAIN`` or ``SWRB``.
+    """
+    prompt = shape.entry_bytes * (entries + sum(kept))
+    replicate = shape.replicate_bytes(len(kept), horizon, estimator)
+    return MemoryPlan(
+        replicates=replicates,
+        replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),
+        prompt_bytes=prompt,
+        prefill_bytes=min(entries, PREFILL_CHUNK) * shape.activation_bytes,
+        replicate_bytes=replicate,
+        available_bytes=available_bytes,
+    )
+
+
 def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
-    """By the model's ``config.json``, where that is at hand on this machine; None where it is not."""
+    """Return the model's footprint; None where its ``config.json`` is not on this machine."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None
@@ -47,7 +101,7 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Bytes that can be taken on the device, or on all GPUs of a device map; None where there is no such device."""
+    """Bytes that can be allocated on the device, or on all GPUs of a device map; None where there is none."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

@@ -1,4 +1,7 @@
-"""What of a model lies on this machine, in a folder or in the Hugging Face cache. Nothing is downloaded."""
+"""What ``model.id`` names, and what of it lies on this machine, in a folder or in the Hugging Face cache.
+
+Nothing is loaded or downloaded here.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,54 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from generator.transformer.loading import ARCHITECTURES, EMBEDDED_FOLDER, EMBEDDED_ID
+from schema.errors import InputError
 
-_CACHED = "models--"  # how the cache's folders of models begin; the id follows, "--" for "/"
+EMBEDDED_ID = "kvdrift/tiny"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+"""Supported architectures, each with the ``model_type`` by which transformers chooses its code."""
+
+_CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def local_folder(model_id: str) -> Path | None:
+    """Return the folder that the id names, ``~`` being the home folder; None for a Hugging Face id."""
+    if model_id == EMBEDDED_ID:
+        return EMBEDDED_FOLDER
+    try:
+        folder = Path(model_id).expanduser()
+    except RuntimeError:  # the home folder of a user who does not exist
+        return None
+    return folder if folder.is_dir() else None
+
+
+def model_source(model_id: str) -> str:
+    """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id.
+
+    Raises:
+        InputError: the id is a path and there is no such folder, or the folder has no configuration.
+    """
+    folder = local_folder(model_id)
+    if folder is None:
+        if model_id.startswith((".", "/", "~")):
+            raise InputError(f"model.id = '{model_id}': no such folder")
+        return model_id
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model.id = '{model_id}': the folder has no config.json")
+    return str(folder)
 
 
 def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
-    """The contents of ``config.json``; None where it is not here or cannot be read."""
+    """Return the contents of ``config.json``; None where it is not on this machine or cannot be read."""
     return _json(model_id, "config.json", revision)
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Whether all of the model's weights are here."""
-    folder = _folder(model_id)
+    """Whether all of the model's weights are on this machine."""
+    folder = local_folder(model_id)
     if folder is not None:
-        return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+        return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
     for whole in ("model.safetensors", "pytorch_model.bin"):
         if _file(model_id, whole, revision) is not None:
             return True
@@ -54,13 +90,8 @@ def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | No
     return content if isinstance(content, dict) else None
 
 
-def _folder(model_id: str) -> Path | None:
-    folder = EMBEDDED_FOLDER if model_id == EMBEDDED_ID else Path(model_id).expanduser()
-    return folder if folder.is_dir() else None
-
-
 def _file(model_id: str, name: str, revision: str | None) -> Path | None:
-    folder = _folder(model_id)
+    folder = local_folder(model_id)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None
     try:

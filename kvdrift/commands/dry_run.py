@@ -9,9 +9,8 @@ from pathlib import Path
 
 from flows.material import Outline, outline_study, replicates_of
 from flows.timing import Extent, Seconds, study_time
-from generator.transformer.footprint import Footprint, local_footprint, memory_here
+from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights
-from generator.transformer.memory import MemoryPlan, plan_memory
 from schema.document import SPLITS
 from schema.errors import KvdriftError
 from schema.study import FINITE_STATE, Study

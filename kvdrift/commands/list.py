@@ -57,8 +57,7 @@ def _views() -> list[tuple[str, str]]:
 
 
 def _models() -> list[tuple[str, str]]:
-    from generator.transformer.loading import ARCHITECTURES, EMBEDDED_ID
-    from generator.transformer.local_folders import cached_models, has_local_weights
+    from generator.transformer.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
 
     rows = [
         (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),

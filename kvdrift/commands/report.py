@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.stages import model_folder, report_folder, write_report
-from generator.transformer.loading import token_reader
+from generator.transformer.tokenizer import token_reader
 from schema.errors import InputError, nearest
 from schema.store.store import Store
 

@@ -11,8 +11,7 @@ from huggingface_hub import constants
 
 from generator.documents.registry import SOURCES
 from generator.selectors import SELECTORS
-from generator.transformer.loading import EMBEDDED_ID
-from generator.transformer.local_folders import cached_models, has_local_weights, local_configuration
+from generator.transformer.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
 from kvdrift.commands.list import listing
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}

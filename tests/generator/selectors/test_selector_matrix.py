@@ -20,7 +20,7 @@ from generator.attention.statistics import QueryChunk
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Recent, Selector, build_selector
 from generator.selectors.kvpress_presses import PRESSES
-from generator.transformer.eviction import CompactCache, evict, kept_entries
+from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.prompt import Prompt
 from schema.retention import Retention
 from schema.study import ActionSection
@@ -113,7 +113,7 @@ def test_a_whole_prompt_is_kept_whole(name: str) -> None:
     selector = build_selector(name, {})
     for entries in (1, 3, 63, 100):
         prompt = Prompt(random_model("llama", layers=LAYERS), random_document("short", entries).tokens, window=0)
-        assert kept_entries(selector, Retention(512), entries, "here") == entries
+        assert Action(name, name, selector, Retention(512)).kept_entries(entries, "here") == entries
         cache = evict(prompt.layers, selector, entries)
         for layer, left, index in zip(prompt.layers, cache.layers, cache.indices, strict=True):
             assert index.tolist() == [list(range(entries))] * KV_HEADS

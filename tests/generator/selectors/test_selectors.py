@@ -27,7 +27,7 @@ from generator.attention.recording import PromptLayer
 from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
 from generator.selectors.expected_attention import QueryMoments
 from generator.selectors.h2o import AccumulatedAttention
-from generator.transformer.eviction import evict, kept_entries
+from generator.transformer.eviction import evict
 from generator.transformer.prompt import Prompt
 from schema.errors import InputError, OperationError
 from schema.retention import Retention
@@ -113,16 +113,19 @@ def test_a_wrong_retention_is_the_users_mistake(text: float | str) -> None:
     ],
 )
 def test_m_must_hold_window_and_sinks(selector: Selector, least: int) -> None:
-    assert kept_entries(selector, Retention(least), 1000, "here") == least
+    def kept(retention: Retention, entries: int) -> int:
+        return Action("a", "some", selector, retention).kept_entries(entries, "document 'd'")
+
+    assert kept(Retention(least), 1000) == least
     with pytest.raises(InputError) as caught:
-        kept_entries(selector, Retention(least - 1) if least > 1 else Retention(Fraction(1, 2000)), 1000, "action 'a'")
+        kept(Retention(least - 1) if least > 1 else Retention(Fraction(1, 2000)), 1000)
     message = str(caught.value)
-    assert message.startswith("action 'a': keep = ")
+    assert message.startswith("action 'a', document 'd': keep = ")
     for number in (least - 1, least, 1000, selector.window, selector.sinks):
         assert str(number) in message
     # A prompt that is kept whole has no such bound.
-    assert kept_entries(selector, Retention(10), 10, "here") == 10
-    assert kept_entries(selector, Retention(10), 3, "here") == 3
+    assert kept(Retention(10), 10) == 10
+    assert kept(Retention(10), 3) == 3
 
 
 # --- Each selector against a brute force ------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from fixtures.small_study import write_study
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Full, SnapKV
-from generator.transformer.loading import LoadedModel, load_model
+from generator.transformer.loading import load_model
+from generator.transformer.model import LoadedModel
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import Study, load_study

@@ -24,7 +24,10 @@ from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, SnapKV
-from generator.transformer.loading import load_model, position_limit
+from generator.transformer.configuration import position_limit
+from generator.transformer.loading import check_model, load_model
+from generator.transformer.local_folders import has_local_weights, local_configuration
+from generator.transformer.tokenizer import token_reader
 from schema.errors import InputError
 from schema.retention import Retention
 
@@ -65,6 +68,24 @@ def error_line(model_id: str, **options: str) -> str:
 def test_no_such_folder(tmp_path: Path) -> None:
     for model_id in (str(tmp_path / "nothing"), "./nothing", "~/nothing", "../nothing"):
         assert error_line(model_id) == f"model.id = '{model_id}': no such folder"
+
+
+def test_a_folder_under_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` means the same to loading as to what is asked before: configuration, weights, positions."""
+    monkeypatch.setenv("HOME", str(folder.parent))
+    model_id = f"~/{folder.name}"
+    assert has_local_weights(model_id)
+    assert local_configuration(model_id) == json.loads((folder / "config.json").read_text())
+    assert position_limit(model_id) == 2048
+    check_model(model_id, dtype="float32", revision=None)
+    assert load_model(model_id).id == model_id
+    assert token_reader(model_id) is None, "the folder has no tokenizer"
+
+
+def test_a_home_folder_of_nobody() -> None:
+    model_id = "~no-such-user-of-this-machine/model"
+    assert not has_local_weights(model_id)
+    assert error_line(model_id) == f"model.id = '{model_id}': no such folder"
 
 
 def test_a_folder_without_configuration(folder: Path) -> None:
@@ -171,9 +192,9 @@ def test_a_document_too_long_for_the_model(folder: Path) -> None:
     edit_config(folder, max_position_embeddings=100)
     assert position_limit(str(folder)) == 100
     model, control = load_model(str(folder)), Action("full", "full", Full(), Retention(None))
-    model.prepare(random_document("fits", 88), [control], horizon=12)
+    model.prefill(random_document("fits", 88), [control], horizon=12)
     with pytest.raises(InputError) as caught:
-        model.prepare(random_document("long", 89), [control], horizon=12)
+        model.prefill(random_document("long", 89), [control], horizon=12)
     assert str(caught.value) == (
         "document 'long': a prompt of 89 tokens and a horizon of 12 exceed the 100 positions of the model "
         "(max_position_embeddings)"

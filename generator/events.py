@@ -1,0 +1,93 @@
+"""Rows of ``events`` and facts of ``units``, from what was decoded."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from generator.coupling.residual_branching import ResidualBranches
+from generator.coupling.rollout import CoupledSteps
+from schema.tables import BRANCH, COUPLED, EVENTS, SCAN
+
+Decoded = TypeVar("Decoded", CoupledSteps, ResidualBranches)
+
+_STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+
+
+@cache
+def library_versions() -> str:
+    """Versions of Python and of the libraries that numbers depend on, as JSON."""
+    packages = ("torch", "transformers", "numpy")
+    found = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    return json.dumps(found, sort_keys=True)
+
+
+def join_replicates(parts: Sequence[Decoded]) -> Decoded:
+    """Join results of consecutive replicates of one action: arrays are concatenated, counts are added."""
+    return parts[0] if len(parts) == 1 else type(parts[0])(**_join([vars(part) for part in parts]))
+
+
+def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranches) -> pa.Table:
+    """Make the rows of ``events`` of one unit.
+
+    Args:
+        record: the unit's row of ``units``; its names and first replicate are used.
+        decoded: what was decoded for the unit's replicates.
+
+    Returns:
+        Rows by replicate and position; of residual branching, a replicate's scan before its branch.
+    """
+    if isinstance(decoded, CoupledSteps):
+        steps = {name: getattr(decoded, name) for name in _STEP_COLUMNS}  # [replicates, H] each
+        return _rows(record, COUPLED, np.ones(decoded.x_token.shape, dtype=np.bool_), steps, None)
+    position = np.arange(1, decoded.token.shape[1] + 1)  # [H]
+    branch = decoded.branch[:, None]  # [replicates, 1]
+    scan: dict[str, NDArray[Any]] = {
+        **dict.fromkeys(("x_token", "y_token"), decoded.token),
+        **dict.fromkeys(("delta", "f"), decoded.deficit),
+        **dict.fromkeys(("x_eos", "y_eos"), decoded.ended),
+    }
+    table = pa.concat_tables([
+        _rows(record, SCAN, position <= decoded.scanned[:, None], scan, decoded.weight),
+        _rows(record, BRANCH, (branch > 0) & (position >= branch), decoded.steps, None),
+    ])  # fmt: skip
+    return table.sort_by([("replicate", "ascending"), ("kind", "descending"), ("t", "ascending")])
+
+
+def _rows(
+    record: Mapping[str, Any],
+    kind: str,
+    chosen: NDArray[np.bool_],
+    steps: Mapping[str, NDArray[Any]],
+    weight: NDArray[np.float64] | None,
+) -> pa.Table:
+    """Rows of one kind, at the ``chosen`` [replicates, H]."""
+    replicate, column = chosen.nonzero()
+    rows = len(replicate)
+    columns: dict[str, Any] = {name: pa.repeat(record[name], rows) for name in ("study", "model", "doc", "action")}
+    columns["replicate"] = (replicate + record["first_replicate"]).astype(np.int32)
+    columns["t"] = (column + 1).astype(np.int32)
+    columns["kind"] = pa.repeat(kind, rows)
+    for name in _STEP_COLUMNS:
+        columns[name] = pa.array(steps[name][chosen]).cast(EVENTS.schema.field(name).type)
+    columns["weight"] = pa.nulls(rows, pa.float64()) if weight is None else weight[chosen]
+    return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
+
+
+def _join(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name, value in parts[0].items():
+        values = [part[name] for part in parts]
+        if isinstance(value, dict):
+            joined[name] = _join(values)
+        else:
+            joined[name] = np.concatenate(values) if isinstance(value, np.ndarray) else sum(values)
+    return joined

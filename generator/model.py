@@ -1,0 +1,62 @@
+"""What generation needs of a model, be it a transformer or a set of finite-state systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from generator.actions import Action
+from generator.coupling.kernels import StreamKernels
+from generator.coupling.streams import Savings
+from schema.document import Document
+
+
+class Model(Protocol):
+    """Something that has next-token laws for documents."""
+
+    @property
+    def id(self) -> str:
+        """The model's id in the study file."""
+
+    @property
+    def device(self) -> str:
+        """The device that computes laws, as torch names it."""
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type of the model."""
+
+    @property
+    def batch_deviation(self) -> float:
+        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Set up the process for this model's computations inside the block, and restore it afterwards."""
+
+    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledDocument:
+        """Process the document's prompt, recording what the selectors of ``actions`` need.
+
+        Raises:
+            InputError: an action cannot be applied to the document, or the document is too long for the model.
+        """
+
+
+class PrefilledDocument(Protocol):
+    """A document's prompt, processed once for all actions."""
+
+    def evict(self) -> PreparedDocument:
+        """Make the cache of every action."""
+
+
+class PreparedDocument(Protocol):
+    """A document with the caches of its actions, numbered from 1 in their order; cache 0 is the whole prompt."""
+
+    def kernels(self, streams: int, savings: Savings) -> StreamKernels:
+        """Make kernels with room for so many open streams."""
+
+    def replicates_at_once(self, actions: int, estimator: str) -> int:
+        """How many replicates of each of so many actions there is memory for now; at least 1."""
+
+    def record(self, number: int, streams: int) -> dict[str, Any]:
+        """What ``units`` says of cache ``number`` and its ``streams`` streams: entries, bytes, hashes, seconds."""

@@ -1,0 +1,98 @@
+"""A model's configuration, read through transformers, and what of it is supported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+
+from generator.transformer.local_folders import ARCHITECTURES, model_source
+from schema.errors import InputError
+
+_ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
+
+
+def read_configuration(model_id: str, revision: str | None) -> Any:
+    """Load the model's configuration, downloading it if need be.
+
+    Raises:
+        InputError: there is no such model, or its configuration cannot be read.
+    """
+    source = model_source(model_id)
+    try:
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise InputError(f"model.id = '{model_id}': cannot load its configuration: {first_line(error)}") from error
+
+
+def position_limit(model_id: str, *, revision: str | None = None) -> int:
+    """Return the largest number of tokens, prompt and generated ones, by the model's configuration.
+
+    Raises:
+        InputError: there is no such model, or its configuration cannot be read.
+    """
+    return int(read_configuration(model_id, revision).max_position_embeddings)
+
+
+def check_supported(config: Any, model_id: str) -> None:
+    """Refuse architectures other than the known ones, and attention that is not plain causal.
+
+    Raises:
+        InputError: names what is not supported.
+    """
+    names = list(config.architectures or [])
+    kinds = {ARCHITECTURES[name] for name in names if name in ARCHITECTURES}
+    problem = None
+    if config.model_type not in kinds:  # by which transformers chooses its code
+        what = f"architecture {', '.join(names) or 'unknown'}" + (f" as '{config.model_type}'" if kinds else "")
+        family = "encoder-decoder " if getattr(config, "is_encoder_decoder", False) else ""
+        problem = f"{family}{what} is not supported; supported: {', '.join(ARCHITECTURES)}"
+    elif other := set(_layer_types(config)) - {"full_attention"}:
+        kind = min(other)
+        problem = f"{_ATTENTION.get(kind, f'attention of type {kind!r}')} is not supported"
+    elif (config.rope_parameters or {}).get("rope_type") == "dynamic":
+        problem = "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"
+    if problem is not None:
+        raise InputError(f"model.id = '{model_id}': {problem}")
+
+
+def eos_tokens(generation: Any, config: Any) -> tuple[int, ...]:
+    """EOS tokens of a generation configuration or, where it has none, of the model's configuration."""
+    ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return str(error).strip().split("\n", maxsplit=1)[0]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from showing progress bars, advice and warnings inside the block."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _layer_types(config: Any) -> list[str]:
+    """The attention of each layer; architectures without such a list would ignore a sliding window."""
+    whole = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
+    return list(getattr(config, "layer_types", None) or whole)

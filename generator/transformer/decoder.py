@@ -1,0 +1,81 @@
+"""A decoder-only transformer in memory, and what computing with it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from generator.attention.row_invariance import RowInvariance
+from generator.transformer.memory import ModelShape
+from schema.errors import InputError
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A causal language model that is ready to compute laws.
+
+    Attributes:
+        id: the model's id in the study file.
+        network: a transformers causal language model in evaluation mode.
+        device: where tokens go in and laws come out; with a device map, layers may lie on other devices.
+        dtype: the floating-point type of the weights.
+        eos_tokens: tokens that end a continuation; the first one fills the positions after the end.
+        positions: the largest number of tokens, prompt and generated ones, that the model was made for.
+        shape: the numbers that memory depends on.
+        rows: the multiple of rows to decode with, and how exact that is.
+        threads: how many threads computations on a CPU use; None for torch's own number.
+    """
+
+    id: str
+    network: Any
+    device: str
+    dtype: str
+    eos_tokens: tuple[int, ...]
+    positions: int
+    shape: ModelShape
+    rows: RowInvariance
+    threads: int | None = None
+
+    @property
+    def batch_deviation(self) -> float:
+        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+        return self.rows.deviation
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Use the model's number of threads inside the block."""
+        return torch_threads(self.threads)
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads inside the block, and as many as before after it; None changes nothing."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_positions(doc: str, prompt_tokens: int, horizon: int, positions: int | None) -> None:
+    """Refuse a document that is too long for the model.
+
+    Args:
+        doc: the document's name.
+        prompt_tokens: n.
+        horizon: H.
+        positions: the model's positions; None where they are not known.
+
+    Raises:
+        InputError: n + H exceeds the positions.
+    """
+    if positions is not None and prompt_tokens + horizon > positions:
+        raise InputError(
+            f"document '{doc}': a prompt of {prompt_tokens} tokens and a horizon of {horizon} exceed the {positions} "
+            "positions of the model (max_position_embeddings)"
+        )

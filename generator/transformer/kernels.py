@@ -1,0 +1,118 @@
+"""Next-token laws of one prompt's streams, by a transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.coupling.streams import Savings
+from generator.transformer.decoder import Decoder
+from generator.transformer.memory import DOUBLE_VOCABULARY
+
+_HEAD_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
+
+
+def law_of(logits: Tensor) -> Tensor:
+    """Softmax over the whole vocabulary at temperature 1, [..., V]; float32 where V is large, else float64."""
+    dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
+    return logits.softmax(-1, dtype=dtype)
+
+
+class TransformerKernels:
+    """``StreamKernels`` of one prompt.
+
+    Args:
+        model: what computes the laws.
+        entries: n, the prompt's tokens.
+        first_law: the law of position 1, [V].
+        caches: layers of the whole prompt and of each action's cache.
+        streams: how many streams can be open at once.
+        horizon: H.
+        savings: which computations to share.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        entries: int,
+        first_law: Tensor,
+        caches: Sequence[Sequence[PrefixLayer]],
+        streams: int,
+        horizon: int,
+        savings: Savings,
+    ) -> None:
+        self._model = model
+        self._entries = self._position = entries
+        self._first_law = first_law
+        self._attention = SharedPrefix(
+            caches, streams, horizon, model.rows.multiple, share_reads=savings.share_prompt_reads
+        )
+        self._laws = first_law.new_empty((streams + model.rows.multiple, len(first_law)))
+
+    @property
+    def eos_tokens(self) -> tuple[int, ...]:
+        """EOS tokens of the model's generation configuration."""
+        return self._model.eos_tokens
+
+    @property
+    def device(self) -> str:
+        """The device of the laws."""
+        return self._model.device
+
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
+
+        Eviction follows prefill, so these laws are all the same.
+        """
+        self._position = self._entries
+        self._attention.open(caches)
+        return self._first_law.expand(len(caches), -1)
+
+    def select(self, rows: Tensor) -> None:
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
+        self._attention.select(rows)
+
+    def park(self, rows: Tensor) -> None:
+        """Keep the histories of open streams ``rows`` for a later ``select``."""
+        self._attention.park(rows)
+
+    def rewind(self) -> None:
+        """Close the open streams and go back to the end of the prompt; parked streams stay."""
+        self._position = self._entries
+        self._attention.rewind()
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Append one token to each open stream, [streams], and return the next laws, [streams, V].
+
+        Positions continue from the prompt's true length, however few of its entries a cache holds.
+        """
+        attention, network = self._attention, self._model.network
+        attention.next_position()
+        self._position += 1
+        if not len(tokens):
+            return self._laws[:0]
+        fed = torch.zeros(attention.rows, dtype=torch.int64)
+        fed[attention.slots] = tokens
+        with torch.inference_mode():
+            hidden = network.model(
+                input_ids=fed[:, None].to(self.device),  # [rows, 1]
+                position_ids=torch.full((1, 1), self._position - 1, device=self.device),
+                use_cache=False,
+                kvdrift_attention=attention,
+            )[0].to(self.device)  # [rows, 1, width]; with a device map, the last layers may lie elsewhere
+            return self._stream_laws(hidden[:, 0])
+
+    def _stream_laws(self, hidden: Tensor) -> Tensor:
+        """Laws of the streams, [streams, V], from the last hidden states of the slots, [rows, width]."""
+        slots = self._attention.slots
+        filled = torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
+        hidden = hidden[filled.to(self.device)]
+        laws = self._laws[: len(filled)]
+        # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
+        at_once = _HEAD_ROWS if hidden.device.type == "cpu" else len(filled)
+        for rows, some in zip(torch.split(hidden, at_once), torch.split(laws, at_once), strict=True):
+            torch.softmax(self._model.network.lm_head(rows).to(self.device), -1, dtype=laws.dtype, out=some)
+        return laws[: len(slots)]

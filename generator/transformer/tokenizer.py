@@ -1,0 +1,48 @@
+"""A model's tokenizer, without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+from generator.transformer.configuration import quiet, read_configuration
+from generator.transformer.local_folders import EMBEDDED_ID, model_source
+from schema.errors import InputError
+
+
+def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
+    """Load the tokenizer that prompts of text need.
+
+    Raises:
+        InputError: there is no such model, or it has no tokenizer for text.
+    """
+    if model_id == EMBEDDED_ID:
+        raise InputError(f"model.id = '{model_id}': reads documents of the embedded source alone, not text")
+    read_configuration(model_id, revision)  # refuses an id that names no model
+    with quiet():
+        tokenizer = _tokenizer(model_id, revision)
+    if tokenizer is None:
+        raise InputError(f"model.id = '{model_id}': has no tokenizer, which prompts of text need")
+    return tokenizer
+
+
+def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
+    """Return a function from a token to its text, for people to read; None where the tokenizer cannot be loaded."""
+    try:
+        with quiet():
+            tokenizer = _tokenizer(model_id, revision)
+    except InputError:
+        return None
+    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+
+
+def _tokenizer(model_id: str, revision: str | None) -> Any:
+    source = model_source(model_id)
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return None
+    # Where there are no files, some architectures' tokenizers are made up: they know special tokens only.
+    return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None

@@ -1,0 +1,115 @@
+"""What loading a model and generating with it leave behind in the process: neither threads nor the model."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.random_models import random_document, save_random_model
+
+from generator.actions import Action
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Full, SnapKV
+from generator.selectors.expected_attention import ExpectedAttention
+from generator.transformer import loading
+from generator.transformer.kernels import TransformerKernels
+from generator.transformer.loading import load_model
+from schema.errors import InputError
+from schema.retention import Retention
+from schema.tables import PLAIN, SWRB
+
+DOCUMENT = random_document("d150", 150)
+HALF = Retention.parse("1/2")
+ACTIONS = [Action("a", "snapkv", SnapKV(), HALF), Action("b", "expected_attention", ExpectedAttention(), HALF)]
+PENDING = [PendingUnit(action, 0, 2, estimator) for action in ACTIONS for estimator in (PLAIN, SWRB)]
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """A caller who has chosen three threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def threads_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of threads at every step of decoding."""
+    seen = []
+    advance = TransformerKernels.advance
+
+    def watched(kernels: TransformerKernels, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return advance(kernels, tokens)
+
+    monkeypatch.setattr(TransformerKernels, "advance", watched)
+    return seen
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_small_model_computes_on_one_thread_and_leaves_the_number(
+    tmp_path: Path, threads_of_steps: list[int]
+) -> None:
+    model = load_model(str(save_random_model(tmp_path, "llama")))
+    assert torch.get_num_threads() == 3
+    generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
+    assert set(threads_of_steps) == {1}
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_large_model_after_a_small_one_has_all_threads(
+    tmp_path: Path, threads_of_steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = load_model(str(save_random_model(tmp_path / "small", "llama")))
+    monkeypatch.setattr(loading, "ONE_THREAD_PARAMETERS", 1000)
+    large = load_model(str(save_random_model(tmp_path / "large", "llama")))
+    generate_units(small, "s", DOCUMENT, PENDING, 4, 3)
+    threads_of_steps.clear()
+    generate_units(large, "s", DOCUMENT, PENDING, 4, 3)
+    assert set(threads_of_steps) == {3}
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_are_restored_after_an_error(tmp_path: Path) -> None:
+    model = load_model(str(save_random_model(tmp_path, "llama")))
+    too_few = PendingUnit(Action("few", "snapkv", SnapKV(), Retention(8)), 0, 1)
+    with pytest.raises(InputError):
+        generate_units(model, "s", DOCUMENT, [too_few], 4, 3)
+    assert torch.get_num_threads() == 3
+
+
+def test_a_model_is_freed_with_its_last_user(tmp_path: Path) -> None:
+    """No cache, hook or registered function keeps the network, its weights or a prompt's cache."""
+    model = load_model(str(save_random_model(tmp_path, "qwen3")))
+    control = PendingUnit(Action("f", "full", Full(), Retention(None)), 0, 2)
+    units = generate_units(model, "s", DOCUMENT, [*PENDING, control], 4, 3)
+    held = [weakref.ref(part) for part in (model, model.network, model.network.lm_head.weight)]
+    held += [weakref.ref(layer.self_attn.k_proj.weight) for layer in model.network.model.layers]
+    del model
+    gc.collect()
+    assert [part() for part in held] == [None] * len(held)
+    assert units
+
+
+def test_what_generating_takes_is_freed_with_it(tmp_path: Path) -> None:
+    """Prompt, caches and suffixes go when generation returns, without waiting for the garbage collector."""
+    model = load_model(str(save_random_model(tmp_path, "llama")))
+    generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensor_bytes()
+        generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
+        assert tensor_bytes() <= before
+    finally:
+        gc.enable()
+
+
+def tensor_bytes() -> int:
+    return sum(part.nbytes for part in gc.get_objects() if type(part) is torch.Tensor)
