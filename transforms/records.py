@@ -1,18 +1,20 @@
 """Small result records on their way from a runner's workers back to the driver: one JSON file per group.
 
-They go through the store, the one place that every worker and the driver reach, in a folder of their own run. A
-record's name is its group's number: a group that a runner tries twice leaves one record.
+They go through the store, the one place that every worker and the driver reach. Each run has a folder of its own
+beside the tables and shares none with other runs, so no run can remove what another has begun. A record's name is its
+group's number: a group that a runner tries twice leaves one record.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.fs
 
 from schema.location import filesystem_of, join
@@ -22,21 +24,26 @@ from transforms.segments import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-FOLDER = ".derive"  # in the store, beside its tables
-STALE = timedelta(days=1)  # a run's folder that old was left by a killed one
+_PREFIX = ".derive"
+STALE = timedelta(days=1)  # a folder that has not changed for so long was left by a killed run
 
 
 @contextmanager
 def record_folder(location: str) -> Iterator[str]:
-    """Make a folder (absolute path or URL) for one run's records in the store; it goes, with them, at the end."""
-    filesystem, root = filesystem_of(join(location, FOLDER))
-    run = uuid.uuid4().hex
-    filesystem.create_dir(f"{root}/{run}", recursive=True)
+    """Make a folder for one run's records in the store at ``location``; it is removed, with its records, at the end.
+
+    Yields:
+        The folder's absolute path or URL.
+
+    """
+    folder = join(location, f"{_PREFIX}-{uuid.uuid4().hex}")
+    filesystem, path = filesystem_of(folder)
+    filesystem.create_dir(path)
     try:
-        yield join(location, FOLDER, run)
+        yield folder
     finally:
-        filesystem.delete_dir(f"{root}/{run}")
-        _remove_stale(filesystem, root)
+        filesystem.delete_dir(path)
+        _remove_stale(location)
 
 
 def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
@@ -53,7 +60,7 @@ def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
 def read_records(folder: str) -> list[Outcome]:
     """All outcomes recorded in the folder, in order of group number."""
     filesystem, root = filesystem_of(folder)
-    found = filesystem.get_file_info(pyarrow.fs.FileSelector(root))
+    found = filesystem.get_file_info(pa.fs.FileSelector(root))
     records = sorted((info for info in found if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))
     outcomes: list[Outcome] = []
     for info in records:
@@ -66,11 +73,10 @@ def _outcome(files: list[Any], **values: Any) -> Outcome:
     return Outcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
 
 
-def _remove_stale(filesystem: pyarrow.fs.FileSystem, root: str) -> None:
+def _remove_stale(location: str) -> None:
+    filesystem, root = filesystem_of(location)
     before = datetime.now(UTC) - STALE
-    folders = filesystem.get_file_info(pyarrow.fs.FileSelector(root))
-    for info in folders:
-        if info.mtime is not None and info.mtime < before:
-            filesystem.delete_dir(info.path)
-    if not folders:
-        filesystem.delete_dir(root)
+    for info in filesystem.get_file_info(pa.fs.FileSelector(root)):
+        if info.base_name.startswith(_PREFIX) and info.mtime is not None and info.mtime < before:
+            with suppress(OSError):  # another run may be removing it
+                filesystem.delete_dir(info.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import signal
@@ -17,18 +18,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from fixtures import swrb_events
 
 from schema.errors import InputError, OperationError
+from schema.location import filesystem_of
 from schema.store.store import Store, Unit
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
 from transforms.branching import derive_branchings
 from transforms.derivation import derive
 from transforms.pipeline import run_derivation
-from transforms.records import read_records, record_folder
+from transforms.records import read_records, record_folder, write_record
 from transforms.watch import watch
 
 if TYPE_CHECKING:
@@ -242,8 +245,8 @@ def files_of(store: Store, table: str) -> dict[str, str]:
 
 
 def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = Path(store.location, ".derive", "killed")
-    left.mkdir(parents=True)
+    left = Path(store.location, ".derive-killed")
+    left.mkdir()
     (left / "0.json").write_text("[]")
     run_derivation(store.location)
     assert left.exists()  # it could belong to a run that is still going on
@@ -251,6 +254,35 @@ def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: p
     with record_folder(store.location):
         pass
     assert not left.exists()
+
+
+def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overtaken:
+        """A file system in which a second run begins just after the first one, at its end, looked what is there."""
+
+        def __init__(self, filesystem: pa.fs.FileSystem) -> None:
+            self.filesystem = filesystem
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.filesystem, name)
+
+        def get_file_info(self, selector: pa.fs.FileSelector) -> list[pa.fs.FileInfo]:
+            found: list[pa.fs.FileInfo] = self.filesystem.get_file_info(selector)
+            monkeypatch.undo()
+            runs.append(stack.enter_context(record_folder(store.location)))
+            return found
+
+    def overtaken(location: str) -> tuple[Any, str]:
+        filesystem, path = filesystem_of(location)
+        return Overtaken(filesystem), path
+
+    runs: list[str] = []
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setattr("transforms.records.filesystem_of", overtaken)
+        with record_folder(store.location):
+            pass
+        write_record((0, [segments.Outcome("a.parquet", events=3)]), runs[0])
+        assert [outcome.path for outcome in read_records(runs[0])] == ["a.parquet"]
 
 
 def damage(store: Store) -> dict[Path, bytes]:
