@@ -158,6 +158,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         "model": model,
         "seed": study.study.seed,
         "study_sha256": study.sha256,
+        "revision": _recorded_revision(store, study),
         **asdict(study.window_values),
     }
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
@@ -174,6 +175,17 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         systems = finite_model(material.study).systems.values()
         exact = [row for system in systems for row in exact_value_rows(study.name, model, system)]
         store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
+
+
+def _recorded_revision(store: Store, study: Study) -> str | None:
+    """The model's revision; null where the store has the study's row from before there was a column for it.
+
+    The row's ``study_sha256`` covers the revision, so a stored row cannot be of another one.
+    """
+    for row in store.read("studies").to_pylist():
+        if (row["study"], row["model"]) == (study.name, study.model.id):
+            return None if row["revision"] is None else str(row["revision"])
+    return study.model.revision
 
 
 def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2  # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
+# 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
+# 3: a study's model revision
+SCHEMA_VERSION = 3
 
 COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
 PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
@@ -292,6 +294,7 @@ STUDIES = Table(
             _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
             _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
             _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
+            _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
         ]
     ),
 )

@@ -1,4 +1,4 @@
-"""Stores of schema version 1, written here as that version wrote them: read as they are, upgraded once, nothing lost."""
+"""Stores of older schema versions, written here as those wrote them: read as they are, upgraded once, nothing lost."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from fixtures.branched_units import make_rows, swrb_unit
-from fixtures.stored_units import content, derive, expected, make_unit
-from fixtures.version_1_store import (
+from fixtures.older_stores import (
     LATER,
+    STUDIES_2,
     append_1,
     make_store_1,
+    make_store_2,
     put_1,
 )
+from fixtures.stored_units import content, derive, expected, make_unit
 
 from schema.errors import InputError
 from schema.store import delta
 from schema.store.store import Store
-from schema.tables import TABLES
+from schema.tables import SCHEMA_VERSION, TABLES
 from sql.catalog import open_views, write_catalog
 
+PRESENT = str(SCHEMA_VERSION)
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -98,10 +101,31 @@ def test_a_table_of_the_present_version_must_be_there(tmp_path: Path) -> None:
 def test_what_version_1_has_can_be_written_as_it_is(old: str) -> None:
     store = Store.open(old)
     assert derive(store) == 3
-    row = dict.fromkeys(TABLES["studies"].columns, 3) | {"study": "s", "model": "m", "study_sha256": ""}
-    assert store.append_rows("studies", pa.Table.from_pylist([row], schema=TABLES["studies"].schema)) == 1
+    row = dict.fromkeys(TABLES["documents"].columns) | dict.fromkeys(("study", "model", "doc", "stratum"), "x")
+    row |= {"split": "development", "cluster": "x"}
+    assert store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema)) == 1
     assert store.pending_segments(store.version("events")) == []
     assert DeltaTable(f"{old}/events").metadata().configuration["kvdrift.schema_version"] == "1"
+
+
+def study_row(**changes: Any) -> dict[str, Any]:
+    row = dict.fromkeys(TABLES["studies"].columns, 3) | {"study": "s", "model": "m", "study_sha256": "0"}
+    return row | {"revision": None} | changes
+
+
+def test_a_study_of_version_2_has_no_revision(tmp_path: Path) -> None:
+    folder = make_store_2(tmp_path / "old", [{name: study_row()[name] for name in STUDIES_2.names}])
+    store, before = Store.open(folder), files_of(folder)
+    assert store.read("studies").to_pylist() == [study_row()]
+    with open_views(store) as views:
+        assert views.rows("studies").to_pylist() == [study_row()]
+    assert files_of(folder) == before
+    rows = pa.Table.from_pylist([study_row(), study_row(model="n", revision="abc")], schema=TABLES["studies"].schema)
+    assert store.append_rows("studies", rows) == 1
+    assert set(schema_versions(store).values()) == {PRESENT}
+    assert sorted(map(str, store.read("studies").column("revision").to_pylist())) == ["None", "abc"]
+    with open_views(store) as views:
+        assert views.rows("studies", model="n").column("revision").to_pylist() == ["abc"]
 
 
 # Upgraded
@@ -113,7 +137,7 @@ def test_an_upgrade_changes_nothing_that_was_there(old: str) -> None:
     after = files_of(old)
     assert {path: after[path] for path in before} == before
     assert content(store).equals(expected(OLD))
-    assert set(schema_versions(store).values()) == {"2"}
+    assert set(schema_versions(store).values()) == {PRESENT}
     assert store.units().equals(store.read("units")), "and the rows of the killed writer are put back"
     for table in TABLES:
         assert tuple(field.name for field in DeltaTable(f"{old}/{table}").schema().fields) == TABLES[table].columns
@@ -165,7 +189,7 @@ def test_the_first_write_that_needs_it_upgrades(old: str, tmp_path: Path) -> Non
     row = {"study": "s", "model": "m", "doc": "d0", "action": "a", "quantity": "risk", "x": None, "value": 0.25}
     rows = pa.Table.from_pylist([row], schema=TABLES["exact_values"].schema)
     assert [other.append_rows("exact_values", rows) for _ in range(2)] == [1, 0]
-    assert set(schema_versions(other).values()) == {"2"}
+    assert set(schema_versions(other).values()) == {PRESENT}
 
 
 def test_a_compaction_after_the_upgrade_leaves_the_defaults(old: str) -> None:
@@ -215,7 +239,7 @@ def test_an_upgrade_broken_off_is_gone_on_with(old: str, monkeypatch: pytest.Mon
     if way == "create":
         Store.create(old)
     check_mix(Store.open(old))
-    assert set(schema_versions(store).values()) == {"2"}
+    assert set(schema_versions(store).values()) == {PRESENT}
 
 
 def test_a_version_1_writer_about_to_commit_is_refused(old: str) -> None:
@@ -252,7 +276,9 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     versions = Store.open(old).versions()
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.create, [old] * 6))
-    changes = {"events": 2, "actions": 2, "units": 3} | dict.fromkeys(LATER, 0)  # one of ``units`` is the healed row
+    changes = {"events": 2, "actions": 2, "studies": 2, "units": 3} | dict.fromkeys(
+        LATER, 0
+    )  # one of ``units`` is the healed row
     assert Store.open(old).versions() == {table: version + changes.get(table, 1) for table, version in versions.items()}
 
 
@@ -276,7 +302,7 @@ def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: py
 
     monkeypatch.setattr(delta, "_added_columns", refuse)
     with pytest.raises(
-        InputError, match=r"cannot upgrade 'actions' to schema version 2 \(.*Permission denied"
+        InputError, match=r"cannot upgrade 'actions' to schema version 3 \(.*Permission denied"
     ) as caught:
         Store.create(old)
     assert "\n" not in str(caught.value)

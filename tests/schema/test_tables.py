@@ -54,11 +54,12 @@ def test_what_came_later_can_be_filled_in(table: Table) -> None:
     )
 
 
-def test_what_version_2_added() -> None:
+def test_what_later_versions_added() -> None:
     assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
         "events": {"kind": "coupled", "weight": None},
         "actions": {"parameters": None},
         "units": {"estimator": "plain", "pair_evaluations": None, "batch_deviation": None},
+        "studies": {"revision": None},
     }
     later = {name for name, table in TABLES.items() if table.since == 2}
     assert later == {"branchings", "branching_depths", "exact_values"}

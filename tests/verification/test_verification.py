@@ -19,9 +19,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from fixtures.command import call
+from fixtures.older_stores import ACTIONS_1, make_store_1, put_1
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
-from fixtures.version_1_store import ACTIONS_1, make_store_1, put_1
 
 from schema.errors import InputError
 from schema.store.appends import UNIT_FOOTER, unit_path

@@ -11,5 +11,6 @@ select
     second_block_last,
     agreement_run,
     saturation_threshold,
-    study_sha256
+    study_sha256,
+    revision
 from stored.studies

@@ -35,7 +35,7 @@ from kvdrift.command import main
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
 from schema.study import Study, load_study
-from schema.tables import EVENTS
+from schema.tables import EVENTS, SCHEMA_VERSION
 
 TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone
 EVERYONE = "0.0.0.0"  # noqa: S104 - what must be refused
@@ -458,7 +458,7 @@ class TestProtocol:
 def identity_for(study: Study, **changes: object) -> Identity:
     """What an endpoint made for the study would say of itself, but for ``changes``."""
     said = {
-        "protocol": 1, "schema_version": 2, "model": study.model.id, "device": "cpu", "dtype": "float32",
+        "protocol": 1, "schema_version": SCHEMA_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
         "revision": None, "positions": 4096, "weights": "w", "versions": {},
     }  # fmt: skip
     return Identity.model_validate(said | changes)
