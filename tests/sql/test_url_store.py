@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.object_store import ObjectStore, served_folder
-from fixtures.version_1_store import make_store_1
+from fixtures.older_stores import make_store_1
 
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS
