@@ -476,6 +476,39 @@ def windows(analysis: Analysis) -> list[Row]:
     ]
 
 
+def controls(analysis: Analysis) -> list[Row]:
+    splits = {tuple(row[name] for name in ("study", "model", "doc")): row["split"] for row in analysis.log.documents}
+    declared = {(row["study"], row["action"]) for row in analysis.log.actions if row["control"]}
+    groups: dict[tuple[Any, ...], list[Path]] = {}
+    for path in analysis.paths_of_all:
+        if (path.study, path.action) in declared:
+            split = splits.get((path.study, path.model, path.doc))
+            groups.setdefault((path.study, path.model, split, path.action), []).append(path)
+    rows = []
+    for (study, model, split, action), paths in groups.items():
+        moved = sorted(
+            (path.doc, path.replicate)
+            for path in paths
+            if any(path.delta(t) or path.f(t) or path.mismatch(t) for t in path.at)
+        )
+        rows.append(
+            {
+                "study": study,
+                "model": model,
+                "split": split,
+                "action": action,
+                "documents": len({path.doc for path in paths}),
+                "pairs": len(paths),
+                "moved_pairs": len(moved),
+                "first_moved_doc": moved[0][0] if moved else None,
+                "first_moved_replicate": moved[0][1] if moved else None,
+                "largest_sum_delta": max(path.sum(path.delta) for path in paths),
+                "largest_sum_f": max(path.sum(path.f) for path in paths),
+            }
+        )
+    return rows
+
+
 def analyzed_trajectories(analysis: Analysis) -> list[Row]:
     derived = {tuple(row[name] for name in PATH): row for row in trajectories(analysis)}
     return [
@@ -1026,6 +1059,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
             trajectories,
             steps,
             windows,
+            controls,
             analyzed_trajectories,
             trajectory_moments,
             moments,
@@ -1119,6 +1153,8 @@ def _add_study(log: Log, plan: Plan, chance: random.Random) -> None:
     names = {"study": plan.study, "model": plan.model}
     if plan.declared:
         log.studies.append(declared_study(names, plan.horizon))
+    if all(row["study"] != plan.study for row in log.actions):
+        log.actions += [declared_action(plan.study, action) for action in plan.actions]
     for split in plan.splits:
         for stratum, count in plan.strata.items():
             for index in range(count):
@@ -1197,6 +1233,20 @@ def document(names: Row, doc: str, split: str, stratum: str) -> Row:
         "prompt_tokens": 100,
         "prompt_sha256": None,
         "answers": ["a", "b"],
+    }
+
+
+def declared_action(study: str, action: str) -> Row:
+    """A row of ``actions``. Besides ``full``, ``snapkv`` is called a control, which moves."""
+    return {
+        **dict.fromkeys(("window", "kernel", "pooling", "head_reduction", "sinks", "parameters")),
+        "study": study,
+        "action": action,
+        "selector": action,
+        "keep": "1/2",
+        "position_mode": "absolute",
+        "control": action in {"full", "snapkv"},
+        "prespecified": True,
     }
 
 

@@ -1,0 +1,64 @@
+-- Full-retention controls: how many of their pairs moved, and the first one that did.
+-- A control goes through the same code as any other action, so its pairs agree and delta and f are exactly 0. As neither
+-- is ever negative, a pair's sums are 0 only if both are 0 at every position: events need not be read. Pairs that enter
+-- no estimate (incomplete, or of a document without a row in documents) count as well.
+with
+
+trajectories as (
+    select * from main.trajectories
+),
+
+actions as (
+    select * from main.actions
+),
+
+documents as (
+    select * from main.documents
+),
+
+pairs as (
+    select
+        trajectories.study,
+        trajectories.model,
+        documents.split,
+        trajectories.action,
+        trajectories.doc,
+        trajectories.replicate,
+        trajectories.sum_delta,
+        trajectories.sum_f,
+        trajectories.sum_delta <> 0 or trajectories.sum_f <> 0 or trajectories.mismatches > 0 as moved
+    from trajectories
+    inner join actions using (study, action)
+    left join documents using (study, model, doc)
+    where actions.control
+),
+
+counted as (
+    select
+        study,
+        model,
+        split,
+        action,
+        count(distinct doc) as documents,
+        count(*) as pairs,
+        count(*) filter (where moved) as moved_pairs,
+        min(row(doc, replicate)) filter (where moved) as first_moved,
+        max(sum_delta) as largest_sum_delta,
+        max(sum_f) as largest_sum_f
+    from pairs
+    group by study, model, split, action
+)
+
+select
+    study,
+    model,
+    split,
+    action,
+    documents,
+    pairs,
+    moved_pairs,
+    first_moved[1] as first_moved_doc,
+    first_moved[2] as first_moved_replicate,
+    largest_sum_delta,
+    largest_sum_f
+from counted
