@@ -1,18 +1,18 @@
-"""The generator as a service on Arrow Flight: one model, loaded once, that generates units for whoever asks.
+"""The generator as a service on Arrow Flight: one loaded model that generates units on request.
 
-``kvdrift serve`` is the server, ``kvdrift run --endpoint`` the client, and studies and stores are the client's alone:
+``kvdrift serve`` is the server and ``kvdrift run --endpoint`` the client. Studies and stores stay with the client:
 
-- a client asks the action ``identity`` what is served, and refuses what its study does not ask for;
-- ``do_get`` takes a ticket with one document and its pending units, and streams their events unit by unit; batches
-  without rows say, every second, that the service is alive;
-- whatever else a Flight client can ask for is refused.
+- The action ``identity`` says what is served. A client stops where its study asks for something else.
+- ``do_get`` takes a ticket with one document and its pending units, and streams their events unit by unit. A batch
+  without rows says every second that the service is alive.
+- The service refuses every other Flight call.
 
-Events depend on what is asked for and not on who answers, so work that is lost with one endpoint is done by another.
+Events are a function of the request alone, so another endpoint can repeat work that was lost.
 """
 
 from __future__ import annotations
 
 import os
 
-# gRPC writes lines of its own to standard error, on both sides; what there is to say is in the errors that it raises.
+# gRPC logs to standard error on both sides; the errors that it raises say the same.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The client side of one endpoint: its address, its identity, and one request after another."""
+"""The client side of one endpoint: its address, its identity and its answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from pyarrow import flight
 from pydantic import ValidationError
 
 from generator.service.protocol import (
-    FAILED,
-    IDENTITY,
-    REFUSED,
-    UNAVAILABLE,
+    IDENTITY_ACTION,
+    ErrorKind,
+    ErrorMessage,
     GenerationRequest,
     Identity,
-    Problem,
     StreamMetadata,
 )
 from schema.errors import InputError, KvdriftError, OperationError
@@ -35,16 +33,23 @@ SCHEMES = ("grpc", TLS_SCHEME)
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class EndpointLost(OperationError):  # noqa: N818 - what happened, as errors of this kind are told apart by it
-    """An endpoint does not answer, or not as a service of this protocol does: another one can do the work."""
+class EndpointLost(OperationError):  # noqa: N818 - says what happened
+    """An endpoint does not answer, or not by this protocol; another endpoint can do the work."""
 
 
-class WorkFailed(OperationError):  # noqa: N818 - as above
+class WorkFailed(OperationError):  # noqa: N818 - says what happened
     """An endpoint answered that the work failed there."""
 
 
+_ERRORS: dict[ErrorKind, type[KvdriftError]] = {
+    ErrorKind.REFUSED: InputError,
+    ErrorKind.FAILED: WorkFailed,
+    ErrorKind.UNAVAILABLE: EndpointLost,
+}
+
+
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` names this machine to itself alone."""
+    """Return whether only this machine reaches ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -52,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Call:
-    """One request under way, as another thread sees it: when it was last heard of, and how to end it."""
+    """A request under way, for another thread to watch: when its last sign of life was, and how to cancel it."""
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
@@ -61,7 +66,7 @@ class Call:
         self._cancelled = False
 
     def opened(self, end: Callable[[], None]) -> None:
-        """The answer begins; ``end`` breaks it off."""
+        """Note that the answer begins; ``end`` cancels it."""
         with self._lock:
             self._end = end
         self.sign_of_life()
@@ -69,11 +74,11 @@ class Call:
             end()
 
     def sign_of_life(self) -> None:
-        """Something came."""
+        """Note that something arrived."""
         self.heard = time.monotonic()
 
     def cancel(self) -> None:
-        """Break it off, now or as soon as it begins."""
+        """Cancel the request, now or as soon as its answer begins."""
         with self._lock:
             self._cancelled, end = True, self._end
         if end is not None:
@@ -81,12 +86,17 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """One endpoint of the service.
+class ServiceAddress:
+    """One endpoint of the service, and how to reach it.
 
-    ``location`` is grpc://HOST:PORT or grpc+tls://HOST:PORT, ``token`` what it wants to see, ``root_certificates`` the
-    PEM of those that vouch for it (None: those of the system), and ``timeout`` the seconds after which silence means
-    that it hangs.
+    Attributes:
+        location: grpc://HOST:PORT or grpc+tls://HOST:PORT.
+        token: The token that the endpoint requires, or None.
+        root_certificates: PEM of the certificates to trust; None trusts those of the system.
+        timeout: Seconds without a sign of life after which the endpoint counts as hanging.
+
+    Raises:
+        InputError: The location is not such an address, or the token would cross a network unencrypted.
     """
 
     location: str
@@ -95,7 +105,6 @@ class Endpoint:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        """InputError for what is no endpoint, and where the token would be sent in the clear over a network."""
         where = f"endpoint '{self.location}'"
         try:
             parts = urlsplit(self.location)
@@ -105,25 +114,36 @@ class Endpoint:
         if not complete or parts.scheme not in SCHEMES:
             raise InputError(f"{where}: write grpc://HOST:PORT, or grpc+tls://HOST:PORT for a service with TLS")
         if self.token is not None and parts.scheme != TLS_SCHEME and not is_loopback(str(parts.hostname)):
-            raise InputError(f"{where}: would send the token unencrypted over the network; use grpc+tls://")
+            raise InputError(f"{where}: the token would cross the network unencrypted; use grpc+tls://")
 
     def identity(self) -> Identity:
-        """What it serves; InputError where it refuses the caller, EndpointLost where there is no answer in time."""
+        """Ask what the endpoint serves.
+
+        Raises:
+            InputError: The endpoint refuses the caller.
+            EndpointLost: No answer came in time, or the answer was not one of this protocol.
+        """
         try:
             with self._connection() as client:
-                answers = list(client.do_action(flight.Action(IDENTITY, b""), self._options(self.timeout)))
+                answers = list(client.do_action(flight.Action(IDENTITY_ACTION, b""), self._options(self.timeout)))
         except _FLIGHT_ERRORS as error:
-            raise self._said(error) from None
+            raise self._error(error) from None
         try:
             return Identity.decoded(answers[0].body.to_pybytes())
         except (InputError, IndexError):
-            raise EndpointLost(f"endpoint {self.location}: does not answer as this version of kvdrift") from None
+            raise self._other_version() from None
 
     def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
-        """The units that the request asks for, all of them.
+        """Ask for units, and return all of them.
 
-        InputError where the endpoint refuses the request, WorkFailed where it could not do the work, EndpointLost where
-        it went away or where ``call`` was cancelled: whoever holds it decides for how long to wait.
+        Args:
+            request: What to generate.
+            call: Receives the signs of life; the holder decides how long to wait, and cancels.
+
+        Raises:
+            InputError: The endpoint refuses the request.
+            WorkFailed: The endpoint could not do the work.
+            EndpointLost: The endpoint went away, sent something else, or the call was cancelled.
         """
         try:
             with self._connection() as client:
@@ -131,12 +151,12 @@ class Endpoint:
                 call.opened(reader.cancel)
                 units = self._read(reader, call)
         except _FLIGHT_ERRORS as error:
-            raise self._said(error) from None
-        asked = request.asked()
-        said = [{name: unit.record.get(name) for name in asked[0]} for unit in units]
-        if sorted(map(str, asked)) != sorted(map(str, said)):
+            raise self._error(error) from None
+        expected = request.expected_records()
+        sent = [{name: unit.record.get(name) for name in expected[0]} for unit in units]
+        if sorted(map(str, expected)) != sorted(map(str, sent)):
             raise EndpointLost(
-                f"endpoint {self.location}: sent {len(said)} units that are not the {len(asked)} asked for"
+                f"endpoint {self.location}: sent {len(sent)} units that are not the {len(expected)} asked for"
             )
         return units
 
@@ -144,25 +164,25 @@ class Endpoint:
         units: list[Unit] = []
         batches: list[pa.RecordBatch] = []
         if not reader.schema.equals(EVENTS.schema):
-            raise EndpointLost(f"endpoint {self.location}: sends other columns than those of an event")
+            raise EndpointLost(f"endpoint {self.location}: the columns that it sends are not those of an event")
         for batch, metadata in reader:
             call.sign_of_life()
             try:
-                said = StreamMetadata.decoded(metadata.to_pybytes())
+                stated = StreamMetadata.decoded(metadata.to_pybytes())
             except (InputError, AttributeError):
-                raise EndpointLost(f"endpoint {self.location}: does not answer as this version of kvdrift") from None
+                raise self._other_version() from None
             if batch.num_rows:
                 batches.append(batch)
-            if said.unit is not None:
-                units.append(Unit(said.unit, pa.Table.from_batches(batches, schema=EVENTS.schema)))
+            if stated.unit is not None:
+                units.append(Unit(stated.unit, pa.Table.from_batches(batches, schema=EVENTS.schema)))
                 batches = []
         return units
 
     def _connection(self) -> flight.FlightClient:
-        """A connection of its own.
+        """Open a connection of its own.
 
-        Where the other machine does not even answer pings, a call that cannot be cancelled ends by itself: later than
-        it was given up, so that no thread waits for ever.
+        A call to a machine that does not even answer pings cannot be cancelled. The keepalive options end it after
+        twice the timeout, so that no thread waits for ever.
         """
         pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
         options = [("grpc.use_local_subchannel_pool", 1), *((name, round(self.timeout * 2000)) for name in pings)]
@@ -172,17 +192,19 @@ class Endpoint:
         headers = [] if self.token is None else [(b"authorization", f"Bearer {self.token}".encode())]
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
-    def _said(self, error: Exception) -> KvdriftError:
-        """The error for what Flight raised: what the service says of it, else the part of the text for people."""
+    def _error(self, error: Exception) -> KvdriftError:
+        """Return the error for what Flight raised: the service's message, or else the reason that gRPC gives."""
         try:
-            problem = Problem.model_validate_json(getattr(error, "extra_info", b""))
+            message = ErrorMessage.model_validate_json(getattr(error, "extra_info", b""))
         except ValidationError:
-            return EndpointLost(f"endpoint {self.location}: no answer ({self._why(str(error))})")
-        kinds: dict[str, type[KvdriftError]] = {REFUSED: InputError, FAILED: WorkFailed, UNAVAILABLE: EndpointLost}
-        return kinds[problem.kind](f"endpoint {self.location}: {problem.line}")
+            return EndpointLost(f"endpoint {self.location}: no answer ({self._reason(str(error))})")
+        return _ERRORS[message.kind](f"endpoint {self.location}: {message.line}")
 
-    def _why(self, text: str) -> str:
-        """What gRPC says of a call that came to nothing, without what only its developers read."""
+    def _other_version(self) -> EndpointLost:
+        return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
+
+    def _reason(self, text: str) -> str:
+        """Return why a call failed, from gRPC's text without the parts for its developers."""
         text = (text.partition("with message: ")[2] or text).partition(". gRPC client debug context")[0]
         reason = re.sub(r"^[A-Z_]+: ", "", text.rpartition("last error: ")[2])
         if "failed to connect" in text and "Socket closed" in text and not self.location.startswith(TLS_SCHEME):

@@ -1,8 +1,7 @@
-"""Work shared among endpoints: one that dies, hangs or fails loses nothing but the time it took.
+"""Work shared among endpoints, which may die, hang or fail without loss of work.
 
-Each endpoint has one document at a time, asked for by a thread of its own, while the thread that consumes the results
-watches. Work of an endpoint that went away or fell silent goes back to where it came from; the endpoint is tried again
-later, after ever longer pauses.
+Each endpoint has one document at a time. A thread asks for it, and the thread that consumes the results watches. Work
+of an endpoint that went away or fell silent waits again; the endpoint is tried again after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from generator.generation import PendingUnit
-from generator.service.client import Call, Endpoint, EndpointLost, WorkFailed
+from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from schema.document import Document
 from schema.errors import InputError, OperationError, nearest
@@ -24,15 +23,18 @@ from schema.store.store import Unit
 from schema.study import TRANSFORMER, Study
 from schema.tables import SCHEMA_VERSION
 
-_LOSSES = 5  # in a row, and an endpoint counts as gone; it still gets its chances while another one works
-_FAILURES = 2  # of one document's work, wherever: then it is the work that fails
-_LONGEST_PAUSE = 60.0
+if TYPE_CHECKING:
+    from generator.generation import PendingUnit
+
+_LOSSES = 5  # in a row: then an endpoint counts as gone, but is still tried again while another one works
+_FAILURES = 2  # of one document's work, at any endpoint: then the work itself fails
+_LONGEST_PAUSE = 60.0  # seconds
 _LOOK_SECONDS = 0.2
 
 
 @dataclass
-class _Item:
-    """One document's pending units, and how often they failed."""
+class _DocumentWork:
+    """One document's pending units, and how often their generation failed."""
 
     document: Document
     pending: Sequence[PendingUnit]
@@ -40,14 +42,14 @@ class _Item:
 
 
 @dataclass
-class _Seat:
-    """One endpoint, and how it stands."""
+class _EndpointState:
+    """One endpoint: what it serves, what it works on, and since when it has been lost."""
 
-    endpoint: Endpoint
-    model: str | None = None  # what it serves, if it was ever seen
-    identity: Identity | None = None  # the whole of it; None where it has to be looked at again
+    address: ServiceAddress
+    model: str | None = None  # what it serves, None until it first answers
+    identity: Identity | None = None  # None where it has to be asked again
     attempt: _Attempt | None = None
-    losses: int = 0  # since it last did its work
+    losses: int = 0  # since its last success
     reason: str = ""
     not_before: float = 0.0
 
@@ -62,36 +64,43 @@ class _Seat:
 
 @dataclass
 class _Attempt:
-    """One item at one endpoint; a thread of its own sets ``identity`` and then ``outcome``."""
+    """One document's work at one endpoint; a thread of its own sets ``identity`` and then ``outcome``."""
 
-    seat: _Seat
-    item: _Item
+    endpoint: _EndpointState
+    work: _DocumentWork
     identity: Identity | None
     call: Call = field(default_factory=Call)
     outcome: list[Unit] | Exception | None = None
 
     @property
     def current(self) -> bool:
-        """False once it was given up."""
-        return self.seat.attempt is self
+        """Return whether the attempt has not been given up."""
+        return self.endpoint.attempt is self
 
     @property
     def silent(self) -> bool:
-        """Whether it is still under way and nothing was heard for as long as the endpoint is given."""
-        return self.outcome is None and time.monotonic() - self.call.heard > self.seat.endpoint.timeout
+        """Return whether it is under way without a sign of life for longer than the endpoint's timeout."""
+        return self.outcome is None and time.monotonic() - self.call.heard > self.endpoint.address.timeout
 
 
 class EndpointPool:
-    """The endpoints of a run, and the studies that they work for: those of one file, one to a model.
+    """The endpoints of a run, which generate for the studies of one file.
 
-    ``say`` is told in one line when an endpoint goes and when it comes back; ``pause`` is for how many seconds one that
-    went away is left alone at first.
+    Args:
+        addresses: The endpoints.
+        studies: The studies, one for each model.
+        say: Receives one line when an endpoint is lost and when it is back.
+        pause: Seconds until a lost endpoint is first tried again.
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], studies: Sequence[Study], say: Callable[[str], None], pause: float = 1.0
+        self,
+        addresses: Sequence[ServiceAddress],
+        studies: Sequence[Study],
+        say: Callable[[str], None],
+        pause: float = 1.0,
     ) -> None:
-        self._seats = [_Seat(endpoint) for endpoint in endpoints]
+        self._endpoints = [_EndpointState(address) for address in addresses]
         self._studies = {study.model.id: study for study in studies}
         self._say, self._pause = say, pause
         self._weights: dict[str, tuple[str, str]] = {}  # of each model: fingerprint, and an endpoint that has them
@@ -99,37 +108,41 @@ class EndpointPool:
     def check(self) -> None:
         """Ask all endpoints what they serve.
 
-        InputError where one refuses the caller or serves anything but what one of the studies asks for, and where a
-        study has none; OperationError where none answers.
+        Raises:
+            InputError: An endpoint refuses the caller or serves what no study asks for, or a study has no endpoint.
+            OperationError: No endpoint answers.
         """
         for study in self._studies.values():
             if study.model.kind != TRANSFORMER:
-                raise InputError(f"model.kind = '{study.model.kind}': needs no service; run it without --endpoint")
-        with ThreadPoolExecutor(len(self._seats)) as threads:
-            answers = [threads.submit(seat.endpoint.identity) for seat in self._seats]
-        for seat, answer in zip(self._seats, answers, strict=True):
+                raise InputError(f"model.kind = '{study.model.kind}': uses no service; run it without --endpoint")
+        with ThreadPoolExecutor(len(self._endpoints)) as threads:
+            answers = [threads.submit(endpoint.address.identity) for endpoint in self._endpoints]
+        for endpoint, answer in zip(self._endpoints, answers, strict=True):
             try:
-                seat.found(self._recognized(seat.endpoint, answer.result()))
+                endpoint.found(self._recognized(endpoint.address, answer.result()))
             except EndpointLost as error:
-                seat.lost(str(error), self._pause)
-        lost = [seat for seat in self._seats if seat.identity is None]
-        if len(lost) == len(self._seats):
-            raise OperationError("; ".join(seat.reason for seat in lost))
-        for seat in lost:
-            self._say(f"{seat.reason}; going on with the others")
+                endpoint.lost(str(error), self._pause)
+        lost = [endpoint for endpoint in self._endpoints if endpoint.identity is None]
+        if len(lost) == len(self._endpoints):
+            raise OperationError("; ".join(endpoint.reason for endpoint in lost))
+        for endpoint in lost:
+            self._say(f"{endpoint.reason}; going on with the others")
         for model in self._studies:
-            if not lost and model not in {seat.model for seat in self._seats}:
+            if not lost and model not in {endpoint.model for endpoint in self._endpoints}:
                 raise InputError(f"model.id = '{model}': none of the endpoints serves it")
 
     def generate(
         self, study: Study, work: Sequence[tuple[Document, Sequence[PendingUnit]]]
     ) -> Generator[list[Unit], None, None]:
-        """Units of each document, in the order in which they come.
+        """Generate the pending units of documents, and yield each document's units as they arrive.
 
-        InputError where an endpoint refuses the work or is not what the study asks for, OperationError where the work
-        of a document fails twice or no endpoint is left. Close the iterator to break off what is under way.
+        Close the iterator to cancel what is under way.
+
+        Raises:
+            InputError: An endpoint refuses the work, or serves something else than the study asks for.
+            OperationError: The work of a document failed twice, or no endpoint is left.
         """
-        waiting = deque(_Item(document, pending) for document, pending in work)
+        waiting = deque(_DocumentWork(document, pending) for document, pending in work)
         left = len(waiting)
         done: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         try:
@@ -143,32 +156,32 @@ class EndpointPool:
                 self._give_up_silent(waiting)
                 self._check_left(study)
         finally:
-            for seat in self._seats:
-                if seat.attempt is not None:
-                    seat.attempt.call.cancel()
-                    seat.attempt = None
+            for endpoint in self._endpoints:
+                if endpoint.attempt is not None:
+                    endpoint.attempt.call.cancel()
+                    endpoint.attempt = None
 
-    def _assign(self, study: Study, waiting: deque[_Item], done: queue.SimpleQueue[_Attempt]) -> None:
-        """Give every free endpoint something to do."""
+    def _assign(self, study: Study, waiting: deque[_DocumentWork], done: queue.SimpleQueue[_Attempt]) -> None:
+        """Give work to every free endpoint."""
         now = time.monotonic()
-        for seat in self._for(study):
-            if waiting and seat.attempt is None and now >= seat.not_before:
-                seat.attempt = _Attempt(seat, waiting.popleft(), seat.identity)
+        for endpoint in self._for(study):
+            if waiting and endpoint.attempt is None and now >= endpoint.not_before:
+                endpoint.attempt = _Attempt(endpoint, waiting.popleft(), endpoint.identity)
                 # A daemon: where a call cannot be broken off, nobody waits for it.
-                threading.Thread(target=self._ask, args=(study, seat.attempt, done), daemon=True).start()
+                threading.Thread(target=self._ask, args=(study, endpoint.attempt, done), daemon=True).start()
 
     def _ask(self, study: Study, attempt: _Attempt, done: queue.SimpleQueue[_Attempt]) -> None:
-        """Get one item's units from one endpoint; runs in a thread of its own."""
-        endpoint, item = attempt.seat.endpoint, attempt.item
+        """Get the units of one document from one endpoint; runs in a thread of its own."""
+        address, work = attempt.endpoint.address, attempt.work
         try:
             if attempt.identity is None:
-                attempt.identity = self._recognized(endpoint, endpoint.identity())
+                attempt.identity = self._recognized(address, address.identity())
             if attempt.identity.model != study.model.id:
-                raise EndpointLost(f"endpoint {endpoint.location}: serves '{attempt.identity.model}'")  # noqa: TRY301
-            request = GenerationRequest.of(study, attempt.identity, item.document, item.pending)
+                raise EndpointLost(f"endpoint {address.location}: serves '{attempt.identity.model}'")  # noqa: TRY301
+            request = GenerationRequest.of(study, attempt.identity, work.document, work.pending)
             attempt.call.sign_of_life()
-            attempt.outcome = endpoint.generate(request, attempt.call)
-        except Exception as error:  # noqa: BLE001 - raised again where it is dealt with
+            attempt.outcome = address.generate(request, attempt.call)
+        except Exception as error:  # noqa: BLE001 - raised again in _settled
             attempt.outcome = error
         done.put(attempt)
 
@@ -179,57 +192,63 @@ class EndpointPool:
         except queue.Empty:
             return None
 
-    def _settled(self, attempt: _Attempt | None, waiting: deque[_Item]) -> list[Unit] | None:
-        """The units of an attempt that came to something; else its item waits again."""
+    def _settled(self, attempt: _Attempt | None, waiting: deque[_DocumentWork]) -> list[Unit] | None:
+        """Return the units of a successful attempt; the work of another one waits again."""
         if attempt is None or not attempt.current:
             return None
-        seat, item, outcome = attempt.seat, attempt.item, attempt.outcome
-        seat.attempt = None
+        endpoint, work, outcome = attempt.endpoint, attempt.work, attempt.outcome
+        endpoint.attempt = None
         if attempt.identity is not None:
-            seat.found(attempt.identity)
+            endpoint.found(attempt.identity)
         if isinstance(outcome, EndpointLost):
             self._lose(attempt, str(outcome), waiting)
             return None
         if isinstance(outcome, WorkFailed):
-            item.failures += 1
-            if item.failures == _FAILURES:
+            work.failures += 1
+            if work.failures == _FAILURES:
                 raise outcome
-            waiting.append(item)
+            waiting.append(work)
             return None
         if isinstance(outcome, Exception):
             raise outcome
-        if seat.losses:
-            self._say(f"endpoint {seat.endpoint.location}: is back")
-        seat.losses = 0
+        if endpoint.losses:
+            self._say(f"endpoint {endpoint.address.location}: is back")
+        endpoint.losses = 0
         return outcome
 
-    def _give_up_silent(self, waiting: deque[_Item]) -> None:
-        for seat in self._seats:
-            if (attempt := seat.attempt) is not None and attempt.silent:
+    def _give_up_silent(self, waiting: deque[_DocumentWork]) -> None:
+        for endpoint in self._endpoints:
+            if (attempt := endpoint.attempt) is not None and attempt.silent:
                 attempt.call.cancel()
                 self._lose(
-                    attempt, f"endpoint {seat.endpoint.location}: silent for {seat.endpoint.timeout:g} s", waiting
+                    attempt, f"endpoint {endpoint.address.location}: silent for {endpoint.address.timeout:g} s", waiting
                 )
 
-    def _lose(self, attempt: _Attempt, reason: str, waiting: deque[_Item]) -> None:
-        waiting.appendleft(attempt.item)
-        attempt.seat.lost(reason, self._pause)
-        if attempt.seat.losses == 1:
-            self._say(f"{reason}; its work is done again, by another one if there is one")
+    def _lose(self, attempt: _Attempt, reason: str, waiting: deque[_DocumentWork]) -> None:
+        waiting.appendleft(attempt.work)
+        attempt.endpoint.lost(reason, self._pause)
+        if attempt.endpoint.losses == 1:
+            self._say(f"{reason}; its work will be repeated, at another endpoint if there is one")
 
     def _check_left(self, study: Study) -> None:
-        seats = self._for(study)
-        if all(seat.losses >= _LOSSES and seat.attempt is None for seat in seats):
-            reasons = "; ".join(seat.reason for seat in seats)
-            raise OperationError(f"no endpoint is left ({reasons}); what was generated is kept: run again to go on")
+        endpoints = self._for(study)
+        if all(endpoint.losses >= _LOSSES and endpoint.attempt is None for endpoint in endpoints):
+            reasons = "; ".join(endpoint.reason for endpoint in endpoints)
+            raise OperationError(
+                f"no endpoint is left ({reasons}); what was generated is kept; run the command again to continue"
+            )
 
-    def _for(self, study: Study) -> list[_Seat]:
-        """The endpoints that serve the study's model, or of which that is still to be seen."""
-        return [seat for seat in self._seats if seat.model in (study.model.id, None)]
+    def _for(self, study: Study) -> list[_EndpointState]:
+        """Return the endpoints that serve the study's model, or that have not yet said what they serve."""
+        return [endpoint for endpoint in self._endpoints if endpoint.model in (study.model.id, None)]
 
-    def _recognized(self, endpoint: Endpoint, identity: Identity) -> Identity:
-        """The identity, if it is what a study asks for; else InputError saying what differs."""
-        where = f"endpoint {endpoint.location}"
+    def _recognized(self, address: ServiceAddress, identity: Identity) -> Identity:
+        """Return the identity if it is what a study asks for.
+
+        Raises:
+            InputError: It is not; the message says what differs.
+        """
+        where = f"endpoint {address.location}"
         for name, ours in (("protocol", PROTOCOL), ("schema_version", SCHEMA_VERSION)):
             if (theirs := getattr(identity, name)) != ours:
                 raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
@@ -244,7 +263,7 @@ class EndpointPool:
         for name, value in asked.items():
             if served[name] != value:
                 raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
-        weights, other = self._weights.setdefault(identity.model, (identity.weights, endpoint.location))
+        weights, other = self._weights.setdefault(identity.model, (identity.weights, address.location))
         if identity.weights != weights:
             raise InputError(f"{where}: serves other weights of '{identity.model}' than {other}")
         return identity

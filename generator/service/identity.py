@@ -1,4 +1,4 @@
-"""What a loaded model is to clients: its identity, with a fingerprint of its weights."""
+"""The identity of a loaded model, with a fingerprint of its weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from generator.transformer.model import LoadedModel
 from schema.tables import SCHEMA_VERSION
 
 _SAMPLED = 4096
-_NOT_DECIDING = ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache")
+_IGNORED_SETTINGS = ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache")
 
 
 def identity_of(model: LoadedModel, revision: str | None) -> Identity:
-    """The identity of a model that was loaded at ``revision``."""
+    """Return the identity of a model that was loaded at ``revision``."""
     return Identity(
         protocol=PROTOCOL,
         schema_version=SCHEMA_VERSION,
@@ -34,12 +34,15 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
 
 
 def fingerprint(model: LoadedModel) -> str:
-    """SHA-256, in hexadecimal, of configuration, EOS tokens, and of each parameter its name, shape and a sample.
+    """Compute the SHA-256, in hexadecimal, of a model's configuration, EOS tokens and parameters.
 
-    The sample is up to ``_SAMPLED`` values at equal distances: cheap for any size of model, the same on every device,
-    and different for other checkpoints of one architecture. It tells mistakes apart, not forgeries.
+    Of each parameter it takes the name, the shape and a sample of up to ``_SAMPLED`` values at equal distances. That is
+    fast for any size of model, the same on every device, and different for other checkpoints of one architecture. It
+    detects mistakes, not forgeries.
     """
-    configuration = {name: value for name, value in model.network.config.to_dict().items() if name not in _NOT_DECIDING}
+    configuration = {
+        name: value for name, value in model.network.config.to_dict().items() if name not in _IGNORED_SETTINGS
+    }
     digest = hashlib.sha256(json.dumps([configuration, model.eos_tokens], sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.network.state_dict().items()):
         flat = tensor.detach().reshape(-1)

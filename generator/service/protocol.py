@@ -1,39 +1,30 @@
-"""What the service and its clients say to each other: JSON in tickets and metadata, events as Arrow batches.
+"""The messages between the service and its clients: JSON in tickets and metadata, events as Arrow batches.
 
-Nothing here knows of networks. Every message is checked whole, and an unknown field is an error.
+Every message is validated completely; an unknown field is an error.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from generator.actions import build_action
-from generator.generation import PendingUnit
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import CONTROL_ACTION, ActionSection, Study
 from schema.tables import SCHEMA_VERSION
 
+if TYPE_CHECKING:
+    from generator.generation import PendingUnit  # which imports torch; a client needs none
+
 PROTOCOL = 1
-IDENTITY = "identity"  # the one action of the service
+IDENTITY_ACTION = "identity"
+"""Name of the service's only Flight action."""
 
 HEARTBEAT_SECONDS = 1.0
-
-State = Literal["waiting", "generating"]
-"""How a request stands, as every batch of its answer says."""
-WAITING: Final = "waiting"
-GENERATING: Final = "generating"
-
-ProblemKind = Literal["refused", "failed", "unavailable"]
-"""Why it came to nothing: the caller's mistake, work that failed, or a service that cannot take it now."""
-REFUSED: Final = "refused"
-FAILED: Final = "failed"
-UNAVAILABLE: Final = "unavailable"
-
 MAX_EVENTS = 2**24
 """Replicates times positions of one request: about 1 GB of events."""
 
@@ -42,40 +33,71 @@ _INT32_END = 2**31
 _Text = Annotated[str, Field(max_length=1000)]
 
 
+class RequestState(StrEnum):
+    """Where a request is, as every batch of its answer says."""
+
+    WAITING = "waiting"
+    GENERATING = "generating"
+
+
+class ErrorKind(StrEnum):
+    """Why a call failed: the caller's mistake, work that failed, or a service that cannot take it now."""
+
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def encoded(self) -> bytes:
-        """The message as JSON."""
+        """Return the message as JSON."""
         return self.model_dump_json().encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> Self:
-        """The message of ``encoded``; InputError, one line, for anything else."""
+        """Read a message from JSON.
+
+        Raises:
+            InputError: ``data`` is not such a message.
+        """
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
-            raise InputError(f"{where}: {problem['msg']}" if where else f"not a message: {problem['msg']}") from None
+            raise InputError(f"{where}: {problem['msg']}" if where else f"invalid message: {problem['msg']}") from None
 
 
 class Identity(_Message):
-    """What an endpoint serves: everything but the request that decides events, and what units record of it."""
+    """What an endpoint serves.
+
+    Attributes:
+        protocol: Version of this protocol.
+        schema_version: Version of the events' schema.
+        model: The model's id as a study file gives it.
+        device: The device, as torch names it.
+        dtype: The model's dtype.
+        revision: The model's revision, None for the default one.
+        positions: Most tokens, prompt and generated, that the model was made for.
+        weights: Fingerprint of configuration and parameters.
+        versions: Versions of the libraries that compute.
+    """
 
     protocol: int
     schema_version: int
-    model: _Text  # the id as the study file gives it
+    model: _Text
     device: str
     dtype: str
     revision: str | None
-    positions: int  # the most tokens, prompt and generated ones, that the model was made for
-    weights: str  # fingerprint of configuration and parameters
-    versions: dict[str, str]  # of the libraries that compute
+    positions: int
+    weights: str
+    versions: dict[str, str]
 
 
 class DocumentMessage(_Message):
-    """A document without what only people read."""
+    """A document as generation needs it: without its answers."""
 
     doc: _Text
     stratum: _Text
@@ -86,7 +108,7 @@ class DocumentMessage(_Message):
 
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of an action, as a study file gives it, or of the control."""
+    """Replicates ``first .. first + count - 1`` of an action of the study file or of the control."""
 
     action: ActionSection
     first: Annotated[int, Field(ge=0, lt=_INT32_END)]
@@ -95,7 +117,7 @@ class PendingMessage(_Message):
 
 
 class GenerationRequest(_Message):
-    """One document's pending units, and what decides their events."""
+    """One document's pending units, with everything that determines their events."""
 
     protocol: int = PROTOCOL
     schema_version: int = SCHEMA_VERSION
@@ -109,7 +131,7 @@ class GenerationRequest(_Message):
 
     @classmethod
     def of(cls, study: Study, identity: Identity, document: Document, pending: Sequence[PendingUnit]) -> Self:
-        """The request for units of a study's document, to the endpoint of this identity."""
+        """Make the request for a document's pending units, to the endpoint of this identity."""
         sections: dict[str, object] = {section.name: section.model_dump() for section in study.actions}
         sections[CONTROL_ACTION] = {"name": CONTROL_ACTION, "selector": "full", "keep": "all"}
         shown = ("doc", "stratum", "cluster", "task", "source")
@@ -132,13 +154,17 @@ class GenerationRequest(_Message):
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:
-        """InputError where the endpoint of this identity, with so many tokens, cannot or may not do what is asked."""
+        """Check that the endpoint of this identity, whose vocabulary has so many tokens, can do what is asked.
+
+        Raises:
+            InputError: It cannot, or the request is too large.
+        """
         for name in ("protocol", "schema_version", "model", "weights"):
             asked, served = getattr(self, name), getattr(identity, name)
             if asked != served:
                 raise InputError(f"{name}: asked for {asked!r}, but {served!r} is served")
         if max(self.document.tokens) >= vocabulary:
-            raise InputError(f"document.tokens: {max(self.document.tokens)} is not one of the {vocabulary} tokens")
+            raise InputError(f"document.tokens: {max(self.document.tokens)} is not in 0..{vocabulary - 1}")
         needed = len(self.document.tokens) + self.horizon
         if needed > identity.positions:
             raise InputError(
@@ -146,21 +172,15 @@ class GenerationRequest(_Message):
             )
         for number, item in enumerate(self.pending):
             if item.first + item.count > _INT32_END:
-                raise InputError(f"pending.{number}.first: {item.first} is too large")
+                raise InputError(
+                    f"pending.{number}.first: {item.first} is too large; replicate numbers end at 2^31 - 1"
+                )
         events = sum(item.count for item in self.pending) * self.horizon
         if events > MAX_EVENTS:
             raise InputError(f"pending: {events} replicates x positions, at most {MAX_EVENTS} in one request")
 
-    def work(self) -> tuple[Document, list[PendingUnit]]:
-        """The document and its pending units; InputError for an unknown selector or parameter."""
-        shown = self.document.model_dump(exclude={"tokens"})
-        pending = [
-            PendingUnit(build_action(item.action), item.first, item.count, item.estimator) for item in self.pending
-        ]
-        return Document(tokens=tuple(self.document.tokens), **shown), pending
-
-    def asked(self) -> list[dict[str, Any]]:
-        """What the records of the units must say, one for each."""
+    def expected_records(self) -> list[dict[str, Any]]:
+        """Return what the record of each asked unit must say."""
         shared = {
             "study": self.study,
             "model": self.model,
@@ -180,21 +200,21 @@ class GenerationRequest(_Message):
         ]
 
 
-class Problem(_Message):
-    """What goes with an error; ``line`` is for people."""
+class ErrorMessage(_Message):
+    """The message of an error: its kind, and one line of text."""
 
-    kind: ProblemKind
+    kind: ErrorKind
     line: str
 
 
 class StreamMetadata(_Message):
-    """What comes with a batch: how the request stands, and with the last batch of a unit the unit's record."""
+    """The metadata of a batch: where the request is, and with the last batch of a unit the unit's record."""
 
-    state: State
+    state: RequestState
     unit: dict[str, Any] | None = None
 
 
 def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A unit's record in the types of JSON, which give every value back exactly."""
+    """Return a unit's record in the types of JSON, which keep every value exactly."""
     plain: dict[str, Any] = json.loads(json.dumps(record, default=lambda value: value.item()))
     return plain

@@ -12,7 +12,7 @@ from schema.location import absolute, is_local
 from schema.study import Study
 
 if TYPE_CHECKING:
-    from generator.service.client import Endpoint
+    from generator.service.client import ServiceAddress
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ def default_location(study: Study) -> str:
     return str(Path("stores") / study.name)
 
 
-def run_studies(studies: list[Study], store: str | Path | None = None, endpoints: Sequence[Endpoint] = ()) -> StudyRun:
+def run_studies(
+    studies: list[Study], store: str | Path | None = None, endpoints: Sequence[ServiceAddress] = ()
+) -> StudyRun:
     """Run the studies of one file, one to a model, to their reports, or find them finished.
 
     The ``endpoints`` generate the events, or, without any, this process.

@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import typer
 
-from generator.service.client import TLS_SCHEME, Endpoint, is_loopback
+from generator.service.admission import log
+from generator.service.client import TLS_SCHEME, ServiceAddress, is_loopback
 from generator.service.identity import identity_of
-from generator.service.server import GenerationService, log
+from generator.service.server import GenerationService
 from generator.transformer.loading import load_model
 from schema.errors import InputError, OperationError
 
@@ -22,7 +23,7 @@ _LEAST_TOKEN = 16  # characters: below that, guessing is worth a try
 
 def endpoints_of(
     locations: list[str], token_file: Path | None, root_certificates: Path | None, timeout: float
-) -> list[Endpoint]:
+) -> list[ServiceAddress]:
     """The endpoints that the options of ``kvdrift run`` name; InputError for what cannot be."""
     given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in given.items():
@@ -33,7 +34,7 @@ def endpoints_of(
             raise InputError(f"--endpoint {location}: stands there twice")
     token = None if token_file is None else _token(token_file)
     certificates = None if root_certificates is None else _pem("--tls-root-certs", root_certificates)
-    return [Endpoint(location, token, certificates, timeout) for location in locations]
+    return [ServiceAddress(location, token, certificates, timeout) for location in locations]
 
 
 def serve_model(

@@ -28,9 +28,10 @@ from pyarrow import flight
 from flows import stages
 from flows.generation import generating_by, pending_development
 from generator.generation import PendingUnit
-from generator.service.client import Call, Endpoint, EndpointLost, WorkFailed, is_loopback
+from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
 from generator.service.dispatch import EndpointPool
 from generator.service.protocol import GenerationRequest, Identity
+from generator.service.server import requested_work
 from kvdrift.command import main
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
@@ -76,8 +77,8 @@ class Server:
     def log(self) -> list[str]:
         return self._log.read_text().splitlines()
 
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.location, self.token, self.root)
+    def endpoint(self) -> ServiceAddress:
+        return ServiceAddress(self.location, self.token, self.root)
 
     def client(self) -> flight.FlightClient:
         return flight.FlightClient(self.location, tls_root_certs=self.root)
@@ -181,7 +182,7 @@ def here(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Tab
     return developed(study, tmp_path_factory.mktemp("here") / "store")
 
 
-class Disturbed(Endpoint):
+class Disturbed(ServiceAddress):
     """An endpoint to whose server something happens as soon as it is heard to generate for the first time."""
 
     def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
@@ -297,7 +298,7 @@ class TestRefusals:
             ("", {"pending": []}, "pending: "),
             ("document", {"tokens": []}, "document.tokens: "),
             ("document", {"tokens": [-1]}, "document.tokens.0: "),
-            ("document", {"tokens": [1, 256]}, "256 is not one of the 256 tokens"),
+            ("document", {"tokens": [1, 256]}, "256 is not in 0..255"),
             ("document", {"tokens": [1] * 4090}, "the model has 4096 positions"),
             ("document", {"doc": "x" * 1001}, "document.doc: "),
             ("pending", {"count": 2**30}, "at most 16777216 in one request"),
@@ -369,16 +370,16 @@ class TestRefusals:
                     assert expected in str(refusal.value)
                     assert expected in servers.secured.log()[before]
             with pytest.raises(InputError, match=reason):
-                Endpoint(servers.secured.location, token, servers.secured.root).identity()
+                ServiceAddress(servers.secured.location, token, servers.secured.root).identity()
         assert TOKEN[:-1] not in "".join(servers.secured.log())
         assert servers.secured.endpoint().identity().model == "kvdrift/tiny"
 
     def test_without_tls_or_trust_one_line_says_so(self, servers: Servers) -> None:
         plain = servers.secured.location.replace("grpc+tls", "grpc")
         with pytest.raises(EndpointLost, match=r"a service with TLS is grpc\+tls://"):
-            Endpoint(plain, TOKEN, timeout=20).identity()
+            ServiceAddress(plain, TOKEN, timeout=20).identity()
         with pytest.raises(EndpointLost, match="certificate verify failed"):
-            Endpoint(servers.secured.location, TOKEN, timeout=20).identity()
+            ServiceAddress(servers.secured.location, TOKEN, timeout=20).identity()
 
 
 def calls(client: flight.FlightClient, options: flight.FlightCallOptions) -> dict[str, Callable[[], object]]:
@@ -450,7 +451,7 @@ class TestProtocol:
             request = GenerationRequest.of(other, identity, document, pending)
             decoded = GenerationRequest.decoded(request.encoded())
             assert decoded == request
-            read, units = decoded.work()
+            read, units = requested_work(decoded)
             assert units == pending
             assert (read.doc, read.tokens, read.stratum) == (document.doc, document.tokens, document.stratum)
 
@@ -464,7 +465,7 @@ def identity_for(study: Study, **changes: object) -> Identity:
     return Identity.model_validate(said | changes)
 
 
-class Fake(Endpoint):
+class Fake(ServiceAddress):
     """An endpoint without a server: ``answers`` come one after another, errors are raised, None waits for the end."""
 
     def __init__(self, name: str, identity: Identity, answers: Sequence[Exception | list[Unit] | None]) -> None:
@@ -499,7 +500,7 @@ class TestDispatch:
         stages.prepare(study, str(tmp_path / "store"))
         return pending_development(Store.open(tmp_path / "store"), stages.material_of(study))
 
-    def run(self, study: Study, work: list[tuple[object, list[PendingUnit]]], *endpoints: Endpoint) -> list[str]:
+    def run(self, study: Study, work: list[tuple[object, list[PendingUnit]]], *endpoints: ServiceAddress) -> list[str]:
         """What the pool says while it does all the work."""
         said: list[str] = []
         pool = EndpointPool(endpoints, [study], said.append, pause=0.01)
@@ -511,7 +512,7 @@ class TestDispatch:
         answers = [UNITS, EndpointLost("a: gone"), EndpointLost("a: still gone"), UNITS, UNITS, UNITS]
         said = self.run(study, work, Fake("a", identity_for(study), answers))
         assert said == [
-            "a: gone; its work is done again, by another one if there is one",
+            "a: gone; its work will be repeated, at another endpoint if there is one",
             "endpoint grpc://a:1: is back",
         ]
 
@@ -567,7 +568,7 @@ class TestDispatch:
             EndpointPool(endpoints, [study], print).check()
 
     def test_where_none_answers(self, study: Study) -> None:
-        nobody = [Endpoint(f"grpc://127.0.0.1:{port}", timeout=20) for port in (1, 2)]
+        nobody = [ServiceAddress(f"grpc://127.0.0.1:{port}", timeout=20) for port in (1, 2)]
         with pytest.raises(
             OperationError, match=r"endpoint grpc://127.0.0.1:1: no answer .*refused.*127.0.0.1:2: no answer"
         ):
@@ -582,12 +583,12 @@ class TestDispatch:
         ("grpc://localhost:99999", None, "write grpc://HOST:PORT"),
         ("localhost:1", None, "write grpc://HOST:PORT"),
         ("grpc://localhost:1/x", None, "write grpc://HOST:PORT"),
-        ("grpc://10.0.0.1:1", TOKEN, "would send the token unencrypted"),
+        ("grpc://10.0.0.1:1", TOKEN, "the token would cross the network unencrypted"),
     ],
 )
 def test_no_endpoints(location: str, token: str | None, line: str) -> None:
     with pytest.raises(InputError, match=line):
-        Endpoint(location, token)
+        ServiceAddress(location, token)
 
 
 def test_loopback() -> None:
