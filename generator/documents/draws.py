@@ -1,4 +1,4 @@
-"""Random draws that make up a generated document: a function of named parts, the same under every numpy."""
+"""The random draws of generated documents, the same under every version of numpy."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class DocumentDraws:
         self._random = keyed_generator("\0".join(map(str, parts)))
 
     def below(self, bound: int) -> int:
-        """A whole number from 0 to ``bound`` - 1."""
+        """Draw an integer from 0 to ``bound`` - 1."""
         return int(self._random.random() * bound)
 
     def chosen(self, population: Sequence[_T], count: int) -> list[_T]:
-        """``count`` different members of ``population``, in random order."""
+        """Draw ``count`` different members of ``population``, in random order."""
         if count > len(population):
-            raise ValueError(f"{count} of {len(population)}")
+            raise ValueError(f"cannot draw {count} of {len(population)}")
         order = np.argsort(self._random.random(len(population)), kind="stable")[:count]
         return [population[position] for position in order.tolist()]
 
     def shuffled(self, items: Sequence[_T]) -> list[_T]:
-        """All of ``items`` in random order."""
+        """Return all items in random order."""
         return self.chosen(items, len(items))
 
     def letters(self, alphabet: str, length: int) -> str:
-        """A word of random letters."""
+        """Draw a word of random letters."""
         return "".join(alphabet[position] for position in (self._random.random(length) * len(alphabet)).astype(int))
 
     def different_letters(self, alphabet: str, length: int, count: int) -> list[str]:
-        """``count`` different words of random letters."""
+        """Draw ``count`` different words of random letters."""
         words: dict[str, None] = {}
         while len(words) < count:
             words[self.letters(alphabet, length)] = None

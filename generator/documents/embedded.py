@@ -1,4 +1,4 @@
-"""Documents of the embedded model, which brings its own vocabulary: no tokenizer, no files."""
+"""Documents of the embedded model, which need neither a tokenizer nor files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schema.study import DocumentsSection
 
 
 class EmbeddedSource:
-    """Records hidden in filler, and a question about some of them (``generator.embedded.documents``)."""
+    """Records hidden in filler, and a question about some of them."""
 
     tasks: tuple[str, ...] = documents.TASKS
     takes: tuple[str, ...] = ()
@@ -24,18 +24,18 @@ class EmbeddedSource:
     summary = f"lengths {', '.join(map(str, documents.LENGTHS))}"
 
     def makes(self, task: str) -> bool:  # noqa: ARG002 - all of them
-        """All tasks."""
+        """All tasks are generated."""
         return True
 
     def check(self, section: DocumentsSection) -> None:
-        """The model was trained on these lengths alone."""
+        """Check that the model was trained on the length."""
         if section.length not in documents.LENGTHS:
             lengths = ", ".join(map(str, documents.LENGTHS))
-            message = f"{where(section)}: length {section.length}: the embedded source makes {lengths} tokens"
+            message = f"{where(section)}: length {section.length}: the embedded source has the lengths {lengths}"
             raise InputError(message)
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - names alone
-        """Documents 0, 1, 2, …, each its own cluster."""
+        """Yield documents 0, 1, 2, …; each is its own cluster."""
         for index in count():
             name = documents.document_name(task, section.length, index)
             yield Candidate(name, name, task, index)
@@ -47,6 +47,6 @@ class EmbeddedSource:
         tokenizer: Tokenizer | None,  # noqa: ARG002 - it brings its own ids
         seed: int,
     ) -> list[Document]:
-        """The documents of these numbers under the seed."""
-        made = (documents.make_document(item.task, section.length, item.place, seed) for item in chosen)
+        """Make the documents of the chosen numbers."""
+        made = (documents.make_document(item.task, section.length, item.number, seed) for item in chosen)
         return [replace(document, stratum=section.stratum_name) for document in made]

@@ -1,4 +1,4 @@
-"""Rows of local JSON Lines and JSON files; every mistake names the file, the line, the field and what was expected."""
+"""Rows of local JSON Lines and JSON files; an error names the file, the line, the field and what was expected."""
 
 from __future__ import annotations
 
@@ -14,42 +14,48 @@ _CHUNK = 1 << 20  # characters
 
 
 @dataclass(frozen=True)
-class Row:
-    """One object of a file; ``place`` says where: line 3, entry 7, ctxs[2] of line 3."""
+class SourceRow:
+    """One object of a file.
+
+    Attributes:
+        file: The file.
+        place: Where in the file the object is: ``line 3``, ``entry 7``, ``ctxs[2] of line 3``.
+        fields: The object.
+    """
 
     file: Path
     place: str
     fields: dict[str, Any]
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self.fields.get(name) is not None
 
     def text(self, *names: str) -> str:
-        """The text of the first of these fields that is there."""
+        """Return the text of the first of these fields that is there."""
         return str(self._get(names, str, "text"))
 
     def number(self, name: str) -> float:
-        """The field's number."""
+        """Return the field's number."""
         return float(self._get((name,), (int, float), "a number"))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """The field's list of texts; a single text counts as a list of one."""
+        """Return the field's list of texts; a single text counts as a list of one."""
         value = self._get((name,), (str, list), "a list of texts")
         entries = [value] if isinstance(value, str) else value
         if not all(isinstance(entry, str) for entry in entries):
             raise self._wrong(name, "a list of texts", value)
         return tuple(entries)
 
-    def rows(self, name: str) -> list[Row]:
-        """The field's list of objects."""
+    def rows(self, name: str) -> list[SourceRow]:
+        """Return the field's list of objects."""
         value = self._get((name,), list, "a list of objects")
         if not all(isinstance(entry, dict) for entry in value):
             raise self._wrong(name, "a list of objects", value)
-        return [Row(self.file, f"{name}[{number}] of {self.place}", entry) for number, entry in enumerate(value)]
+        return [SourceRow(self.file, f"{name}[{number}] of {self.place}", entry) for number, entry in enumerate(value)]
 
     def error(self, message: str) -> InputError:
-        """An error at this row."""
+        """Return an error whose message begins with the file and the place."""
         return InputError(f"{self.file}, {self.place}: {message}")
 
     def _get(self, names: tuple[str, ...], kind: type | tuple[type, ...], expected: str) -> Any:
@@ -59,8 +65,8 @@ class Row:
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise self._wrong(name, expected, value)
             return value
-        wanted, there = " or ".join(names), ", ".join(self.fields) or "no fields"
-        raise self.error(f"field '{wanted}' is missing: expected {expected}; it has {there}")
+        wanted, there = " or ".join(names), ", ".join(self.fields) or "none"
+        raise self.error(f"field '{wanted}' is missing: expected {expected}; the fields are {there}")
 
     def _wrong(self, name: str, expected: str, value: Any) -> InputError:
         shown = json.dumps(value)
@@ -68,7 +74,11 @@ class Row:
 
 
 def find_file(places: Iterable[Path], purpose: str) -> Path:
-    """The first of these files that exists; InputError naming where the first was looked for."""
+    """Return the first of these files that exists.
+
+    Raises:
+        InputError: None exists; the message names them and says what the file is for.
+    """
     tried = list(places)
     for place in tried:
         if place.is_file():
@@ -77,32 +87,39 @@ def find_file(places: Iterable[Path], purpose: str) -> Path:
     raise InputError(f"{tried[0]}: no such file, expected {purpose}{others}")
 
 
-def read_rows(path: Path, places: Collection[int] | None = None) -> Iterator[tuple[int, Row]]:
-    """Rows with their numbers from 0, or only those numbered in ``places``: JSON Lines, or ``.json`` with one array.
+def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tuple[int, SourceRow]]:
+    """Yield the rows of a JSON Lines file, or of a ``.json`` file with one array, with their numbers from 0.
 
-    An array is read entry by entry: some files hold gigabytes.
+    An array is read entry by entry, because some files have gigabytes.
+
+    Args:
+        path: The file.
+        numbers: The rows to yield; None yields all.
+
+    Raises:
+        InputError: The file cannot be read, or an entry is not a JSON object.
     """
     unit, entries = ("entry", _array_entries(path)) if path.suffix == ".json" else ("line", _lines(path))
     try:
         for number, (label, value) in enumerate(entries):
-            if places is not None and number not in places:
+            if numbers is not None and number not in numbers:
                 continue
             if not isinstance(value, dict):
                 raise InputError(f"{path}, {unit} {label}: expected a JSON object")
-            yield number, Row(path, f"{unit} {label}", value)
+            yield number, SourceRow(path, f"{unit} {label}", value)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def read_object(path: Path) -> Row:
-    """A file that holds one JSON object."""
+def read_object(path: Path) -> SourceRow:
+    """Read a file that holds one JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object")
-    return Row(path, "the object", value)
+    return SourceRow(path, "the object", value)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -113,7 +130,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
             try:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
-                message = f"{path}, line {number}: expected one JSON object to a line: {error.msg}"
+                message = f"{path}, line {number}: expected one JSON object per line: {error.msg}"
                 raise InputError(message) from None
             yield number, value
 

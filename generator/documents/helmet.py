@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.documents.draws import DocumentDraws
-from generator.documents.files import Row, find_file, read_object, read_rows
+from generator.documents.files import SourceRow, find_file, read_object, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from generator.documents.source import Candidate, need_tokenizer, question_cluster, sampling_order, where
+from generator.documents.source import Candidate, document_of, need_tokenizer, question_cluster, sampling_order, where
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
 
 _SHOTS = 2
 _PASSAGES = {4096: (20, 8), 8192: (50, 30), 16384: (105, 75), 32768: (220, 165), 65536: (440, 345), 131072: (1000, 700)}
-"""Passages of a prompt by length, for RAG and for ALCE (HELMET, ``scripts/generate_configs.py``)."""
+"""Numbers of passages for each length, for RAG and for ALCE (HELMET, ``scripts/generate_configs.py``)."""
 
 _POPULAR = 1000  # HELMET's PopQA leaves out subjects with this many page views or more
 
-# The wording that defines the benchmark's RAG prompts (HELMET, ``data.py``); that of ALCE's is read from its files.
+# The wording of the benchmark's RAG prompts (HELMET, ``data.py``); ALCE's wording is read from its files.
 _RAG_PROMPT = (
     "Use the given documents to write a concise and short answer to the question. "
     "Write your answer in the following format:\nAnswer: [answer]\n\n{shown}{context}\n\nQuestion: {question}"
@@ -29,12 +29,12 @@ _RAG_PASSAGE = "Document (Title: {title}): {text}"
 _SYSTEM = "You are a helpful assistant."
 
 Writer = Callable[[int], PromptText]
-"""Writes the prompt with its first passages."""
+"""Writes a prompt with a number of its first passages."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Where a task's rows and worked examples lie, and how many tokens HELMET lets it generate."""
+    """The files of a task's rows and worked examples, and how many tokens HELMET generates for it."""
 
     rows: str
     examples: str
@@ -60,10 +60,10 @@ _TASKS = {
 class HelmetSource:
     """HELMET (Yen et al. 2024, arXiv:2410.02694). ``path`` is a copy of it, with its ``data`` and ``prompts`` folders.
 
-    The question is the cluster: its rows, at several depths and lengths, stay on one side of the split. A stratum takes
-    questions in a random order that the seed fixes. ``shots`` worked examples come first (2 by default). A citation
-    prompt is a chat and a RAG prompt is not, unless ``chat_template`` says otherwise. Passages that do not fit into
-    ``length`` with the answer's tokens are left out, from the last on.
+    The cluster is the question, so that its rows, at several depths and lengths, are in one split. A stratum takes
+    questions in a random order that is a function of the seed. A prompt begins with ``shots`` worked examples (2 by
+    default). A citation prompt is a chat and a RAG prompt is not, unless ``chat_template`` says otherwise. The last
+    passages are left out where ``length`` has no room for them and the answer's tokens.
     """
 
     tasks: tuple[str, ...] = tuple(_TASKS)
@@ -73,17 +73,17 @@ class HelmetSource:
     summary = f"path: a copy of HELMET with data/ and prompts/; lengths {', '.join(map(str, _PASSAGES))}"
 
     def makes(self, task: str) -> bool:  # noqa: ARG002 - none
-        """No task."""
+        """No documents are generated."""
         return False
 
     def check(self, section: DocumentsSection) -> None:
-        """The benchmark has a number of passages for these lengths alone."""
+        """Check that the benchmark has the length."""
         if section.length not in _PASSAGES:
             lengths = ", ".join(map(str, _PASSAGES))
             raise InputError(f"{where(section)}: length {section.length}: HELMET's lengths are {lengths}")
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """The rows of the task's file, one row of each question first."""
+        """Yield the rows of the task's file, one row of each question first."""
         found = []
         for number, row in read_rows(_rows_file(section, task)):
             cluster = question_cluster(row.text("question"))
@@ -94,24 +94,24 @@ class HelmetSource:
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """The chosen rows as prompts with their worked examples, tokenized."""
+        """Write the chosen rows as prompts with their worked examples, and tokenize them."""
         text_tokenizer = need_tokenizer(section, tokenizer)
         made: dict[Candidate, Document] = {}
         for name in dict.fromkeys(item.task for item in chosen):
             author = _CitationAuthor(section, name) if _TASKS[name].cites else _RagAuthor(section, name)
-            wanted = {item.place: item for item in chosen if item.task == name}
+            wanted = {item.number: item for item in chosen if item.task == name}
             for number, row in read_rows(_rows_file(section, name), wanted):
                 draws = DocumentDraws("kvdrift/helmet", wanted[number].cluster, seed)
                 made[wanted[number]] = _document(section, wanted[number], author, row, draws, text_tokenizer)
         return [made[item] for item in chosen]
 
 
-def _unpopular(row: Row) -> bool:
+def _unpopular(row: SourceRow) -> bool:
     return not row.has("s_pop") or row.number("s_pop") < _POPULAR
 
 
 def _path(section: DocumentsSection, name: str, purpose: str) -> Path:
-    """A file of the copy; it may also lie in the folder itself."""
+    """Find a file of the copy, which may also be in the folder itself."""
     folder = Path(section.path or "").expanduser()
     return find_file([folder / name, folder / Path(name).name], purpose)
 
@@ -126,27 +126,27 @@ def _shots(section: DocumentsSection) -> int:
 
 
 class _RagAuthor:
-    """Writes RAG prompts; worked examples come from the task's training file, never of the same question."""
+    """Writes RAG prompts; worked examples are of other questions, from the task's training file."""
 
     chat = False
 
     def __init__(self, section: DocumentsSection, task: str) -> None:
         self._shots = _shots(section)
-        self._examples: list[Row] = []
+        self._examples: list[SourceRow] = []
         if self._shots:
             file = _path(section, _TASKS[task].examples, f"worked examples of {task} (shots = 0 needs none)")
             self._examples = [row for _, row in read_rows(file) if task != "popqa" or _unpopular(row)]
 
-    def passages(self, row: Row) -> int:
+    def passages(self, row: SourceRow) -> int:
         return len(row.rows("ctxs"))
 
-    def writer(self, row: Row, draws: DocumentDraws) -> Writer:
+    def writer(self, row: SourceRow, draws: DocumentDraws) -> Writer:
         question = row.text("question")
         passages = [_passage(_RAG_PASSAGE, entry) for entry in row.rows("ctxs")]
         others = {example.text("question"): example for example in self._examples}  # one row of each question
         others.pop(question, None)
         if len(others) < self._shots:
-            raise row.error(f"shots = {self._shots}, but there are {len(others)} worked examples of other questions")
+            raise row.error(f"shots = {self._shots}, but the file has {len(others)} worked examples of other questions")
         shown = "".join(
             "\n\n".join(_passage(_RAG_PASSAGE, entry) for entry in example.rows("ctxs"))
             + f"\n\nQuestion: {example.text('question')}\nAnswer: {example.texts('answers')[0]}\n\n"
@@ -160,12 +160,12 @@ class _RagAuthor:
 
         return write
 
-    def answers(self, row: Row) -> tuple[str, ...]:
+    def answers(self, row: SourceRow) -> tuple[str, ...]:
         return row.texts("answers")
 
 
 class _CitationAuthor:
-    """Writes ALCE prompts: instruction, worked examples and the form of a passage stand in the task's prompt file."""
+    """Writes ALCE prompts by the task's prompt file, which has instruction, examples and form of a passage."""
 
     chat = True
 
@@ -184,7 +184,7 @@ class _CitationAuthor:
                 for example in forms.rows("demos")
             ]
         except (KeyError, IndexError, ValueError) as error:
-            message = f"fields 'demo_prompt' and 'doc_prompt': expected forms as of HELMET, not one with {error}"
+            message = f"fields 'demo_prompt' and 'doc_prompt': expected HELMET's placeholders, not {error}"
             raise forms.error(message) from None
         self._shots = _shots(section)
         if self._shots > len(self._shown):
@@ -192,10 +192,10 @@ class _CitationAuthor:
                 f"field 'demos': expected {self._shots} for shots = {self._shots}, not {len(self._shown)}"
             )
 
-    def passages(self, row: Row) -> int:
+    def passages(self, row: SourceRow) -> int:
         return min(self._passages, len(row.rows("docs")))
 
-    def writer(self, row: Row, draws: DocumentDraws) -> Writer:
+    def writer(self, row: SourceRow, draws: DocumentDraws) -> Writer:
         question, passages = row.text("question"), row.rows("docs")
         shown = "".join(example + "\n\n\n" for example in draws.chosen(self._shown, self._shots))
 
@@ -205,18 +205,18 @@ class _CitationAuthor:
 
         return write
 
-    def answers(self, row: Row) -> tuple[str, ...]:
-        """Short answers of ASQA's questions, or QAMPARI's answers, each by its first name."""
+    def answers(self, row: SourceRow) -> tuple[str, ...]:
+        """Return the short answers of ASQA's questions, or the first name of each of QAMPARI's answers."""
         if row.has("qa_pairs"):
             return tuple(answer for pair in row.rows("qa_pairs") for answer in pair.texts("short_answers")[:1])
         names = row.fields.get("answers") or []
         return tuple(str(name[0] if isinstance(name, list) and name else name) for name in names)
 
-    def _context(self, passages: Sequence[Row]) -> str:
+    def _context(self, passages: Sequence[SourceRow]) -> str:
         return "\n\n".join(_passage(self._passage, entry, number) for number, entry in enumerate(passages, start=1))
 
 
-def _passage(form: str, entry: Row, number: int = 0) -> str:
+def _passage(form: str, entry: SourceRow, number: int = 0) -> str:
     return form.format(ID=number, title=entry.text("title"), text=entry.text("text"))
 
 
@@ -224,7 +224,7 @@ def _document(
     section: DocumentsSection,
     item: Candidate,
     author: _RagAuthor | _CitationAuthor,
-    row: Row,
+    row: SourceRow,
     draws: DocumentDraws,
     tokenizer: Tokenizer,
 ) -> Document:
@@ -233,13 +233,5 @@ def _document(
     write, most = author.writer(row, draws), author.passages(row)
     fitted = longest_prompt(write, tokenizer, chat=chat, tokens=room, least=1, most=most) if most else None
     if fitted is None:
-        raise row.error(f"not even one passage fits into {room} tokens with question and worked examples")
-    return Document(
-        doc=item.doc,
-        stratum=section.stratum_name,
-        cluster=item.cluster,
-        task=item.task,
-        source="helmet",
-        tokens=fitted[1],
-        answers=author.answers(row),
-    )
+        raise row.error(f"the question, the worked examples and one passage do not fit into {room} tokens")
+    return document_of(section, item, fitted[1], author.answers(row))

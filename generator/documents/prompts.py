@@ -1,4 +1,4 @@
-"""From a prompt's text to its token ids, with or without the model's chat template, within a number of tokens."""
+"""From a prompt's text to its token ids, with or without the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ from jinja2 import TemplateError
 
 from schema.errors import InputError
 
-_CLOSE_ENOUGH = 0.99  # of the bound: a longer prompt is not looked for
+_CLOSE_ENOUGH = 0.99  # of the bound: the search stops there
 _TEMPLATE_DATE = "26 Jul 2024"  # some chat templates print a date: a document must not change with the day
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
+    """The part of a transformers tokenizer that documents use."""
 
     chat_template: Any
 
     def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
-        """Token ids under ``input_ids``."""
+        """Tokenize a text; the token ids are under ``input_ids``."""
 
     def apply_chat_template(self, _conversation: list[dict[str, str]], /, **options: Any) -> Any:
-        """The conversation in the model's own form."""
+        """Write a conversation in the model's own form."""
 
 
 @dataclass(frozen=True)
 class PromptText:
-    """A prompt as text: what is asked, and how the answer opens in a plain prompt and in a chat."""
+    """A prompt as text.
+
+    Attributes:
+        text: What is asked.
+        plain_opening: How the answer opens in a plain prompt.
+        chat_opening: How the answer opens in a chat.
+        system: The system's message of a chat.
+    """
 
     text: str
     plain_opening: str = ""
@@ -37,7 +44,11 @@ class PromptText:
     system: str | None = None
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
-        """The token ids, with the special tokens that the tokenizer or its chat template puts first."""
+        """Return the token ids, with the special tokens that the tokenizer or its chat template puts first.
+
+        Raises:
+            InputError: ``chat`` is set and the tokenizer has no chat template.
+        """
         if not chat:
             ids = tokenizer(self.text + self.plain_opening, add_special_tokens=True, verbose=False)["input_ids"]
             return tuple(ids)
@@ -69,10 +80,18 @@ def longest_prompt(
     least: int,
     most: int | None = None,
 ) -> tuple[PromptText, tuple[int, ...]] | None:
-    """The prompt of as many parts (``least`` to ``most``) as fit into ``tokens``, up to the last hundredth.
+    """Find the prompt of the most parts that fits into a number of tokens; the search stops at 99% of it.
 
-    ``compose(parts)`` grows with ``parts``. Whatever the tokenizer does, the prompt keeps within the bound; None where
-    not even ``least`` parts do.
+    Args:
+        compose: Writes the prompt of a number of parts; its length grows with that number.
+        tokenizer: The model's tokenizer.
+        chat: Whether to use the chat template.
+        tokens: Most tokens of the prompt.
+        least: Fewest parts.
+        most: Most parts; None for no bound.
+
+    Returns:
+        The prompt and its token ids, never more than ``tokens`` of them; None where ``least`` parts do not fit.
     """
 
     def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:
@@ -85,7 +104,7 @@ def longest_prompt(
     too_many = math.inf if most is None else most + 1
     per_part = used / max(least, 1)
     while too_many - fits > 1 and used < _CLOSE_ENOUGH * tokens:
-        # Where one part more or less would take it, inside the bracket; never more than eightfold, for bad slopes.
+        # By the slope so far, inside the bracket; at most eightfold, since the slope may be wrong.
         guess = fits + max(int((tokens - used) / per_part), 1)
         guess = int(min(guess, 8 * max(fits, 1), too_many - 1))
         tried = measured(guess)

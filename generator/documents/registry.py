@@ -1,4 +1,4 @@
-"""Document sources: which there are, and which of a source's documents a stratum takes."""
+"""The document sources, and which of a source's documents a stratum takes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ _OPTIONAL_KEYS = ("path", "shots", "chat_template")
 def stratum_documents(
     section: DocumentsSection, seed: int, tokenizer: Callable[[], Tokenizer] | None = None
 ) -> dict[str, list[Document]]:
-    """The stratum's documents by split: ``development`` and ``evaluation`` of them, in the source's own order.
+    """Make a stratum's documents by split, in the source's own order.
 
-    ``tokenizer`` gives the model's tokenizer and is called for sources of text alone. InputError for an unknown
-    source, task or length, a missing or faulty file, and a source that has too few documents.
+    Args:
+        section: The study's section of documents.
+        seed: The study's seed.
+        tokenizer: Loads the model's tokenizer; called only for sources of text.
+
+    Raises:
+        InputError: An unknown source, task or length, a missing or faulty file, or too few documents.
     """
     chosen = choose_candidates(section, seed)
     source = SOURCES[section.source]
@@ -40,23 +45,26 @@ def stratum_documents(
 
 
 def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Candidate]]:
-    """Which documents the stratum takes, by split, before any is made; its tasks take turns.
+    """Choose the documents that a stratum takes, by split, before any is made; the stratum's tasks take turns.
 
-    Which split and which part of the source a document belongs to are functions of its cluster's name alone, so asking
-    for more documents adds new ones and moves none.
+    The split and the part of the source that a document belongs to are functions of its cluster's name alone, so that
+    asking for more documents adds new ones and moves none.
+
+    Raises:
+        InputError: An unknown source, task or length, a missing or faulty file, or too few documents.
     """
     check_source(section)
     source = SOURCES[section.source]
-    lines = [_Line(section, source, task, seed) for task in section.tasks or [""]]
+    queues = [_TaskCandidates(section, source, task, seed) for task in section.tasks or [""]]
     chosen: dict[str, list[Candidate]] = {}
     for split, wanted in (("development", section.development), ("evaluation", section.evaluation)):
         taken: list[Candidate] = []
-        turns = deque(lines)
+        turns = deque(queues)
         while turns and len(taken) < wanted:
-            line = turns.popleft()
-            if (candidate := line.take(split)) is not None:
+            task = turns.popleft()
+            if (candidate := task.take(split)) is not None:
                 taken.append(candidate)
-                turns.append(line)
+                turns.append(task)
         if len(taken) < wanted:
             clusters = len({candidate.cluster for candidate in taken})
             part = "" if section.part == "1/1" else f" in part {section.part}"
@@ -69,7 +77,11 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
 
 
 def check_source(section: DocumentsSection) -> None:
-    """InputError unless the source can make the section's tasks with its keys, as far as that shows without data."""
+    """Check a section's source, keys and tasks, as far as that is possible without data.
+
+    Raises:
+        InputError: The source is unknown, or takes other keys or tasks.
+    """
     if section.source not in SOURCES:
         raise InputError(f"{where(section)}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
     source = SOURCES[section.source]
@@ -87,12 +99,12 @@ def check_source(section: DocumentsSection) -> None:
         if task not in source.tasks:
             raise InputError(f"{where(section)}: unknown task '{task}'; {nearest(task, source.tasks)}")
         if section.tasks.count(task) > 1:
-            raise InputError(f"{where(section)}: task '{task}' stands there twice")
+            raise InputError(f"{where(section)}: task '{task}' is listed twice")
     source.check(section)
 
 
-class _Line:
-    """One task's candidates in their order, waiting for their split's turn."""
+class _TaskCandidates:
+    """One task's candidates in their order, sorted into splits as they are read."""
 
     def __init__(self, section: DocumentsSection, source: DocumentSource, task: str, seed: int) -> None:
         self._candidates = source.candidates(section, task, seed)
@@ -100,7 +112,7 @@ class _Line:
         self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
 
     def take(self, split: str) -> Candidate | None:
-        """The split's next candidate; None where there is none left."""
+        """Take the split's next candidate; None where no candidate is left."""
         while not self._waiting[split]:
             candidate = next(self._candidates, None)
             if candidate is None:

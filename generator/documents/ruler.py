@@ -1,4 +1,4 @@
-"""RULER: six tasks made here for any tokenizer and length, or all thirteen from the benchmark's own files."""
+"""RULER: six tasks generated for any tokenizer and length, or all thirteen from the benchmark's files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import count
 from pathlib import Path
 
 from generator.documents.draws import DocumentDraws
-from generator.documents.files import Row, find_file, read_rows
+from generator.documents.files import SourceRow, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 from generator.documents.ruler_tasks import GENERATED, Composed
-from generator.documents.source import Candidate, need_tokenizer, question_cluster, where
+from generator.documents.source import Candidate, document_of, need_tokenizer, question_cluster, where
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
@@ -24,10 +24,10 @@ _QUESTIONS = ("qa_1", "qa_2")
 class RulerSource:
     """RULER (Hsieh et al. 2024). ``length`` bounds prompt plus generated tokens, as in the benchmark.
 
-    Without ``path`` prompts are made as long as they may be, each its own cluster. With ``path`` every task is read
-    from a folder of the benchmark's files, in their order; a row of a question task has its question as cluster, so
-    that one question at several lengths stays on one side of the split. Older files, whose input ends with the opening
-    of the answer, are taken as they are.
+    Without ``path``, prompts are generated as long as the length allows, and each is its own cluster. With ``path``,
+    all tasks are read from a folder of the benchmark's files, in their order. The cluster of a question task's row is
+    its question, so that one question at several lengths is in one split. Older files, whose input ends with the
+    opening of the answer, can be read too.
     """
 
     tasks: tuple[str, ...] = (*GENERATED, *_FROM_FILES)
@@ -35,16 +35,16 @@ class RulerSource:
     needs: tuple[str, ...] = ()
     reads_text = True
     summary = (
-        f"{', '.join(GENERATED)} are made here at any length; all others need path: "
+        f"{', '.join(GENERATED)} are generated at any length; all others need path: "
         "a folder with TASK/validation_LENGTH.jsonl or LENGTH/TASK/validation.jsonl"
     )
 
     def makes(self, task: str) -> bool:
-        """The tasks whose words and sentences are all made up."""
+        """Return whether the task's text needs no source of its own."""
         return task in GENERATED
 
     def check(self, section: DocumentsSection) -> None:
-        """Tasks that take other people's text cannot be made here."""
+        """Check that tasks which cannot be generated have a path."""
         if section.path is None:
             for task in section.tasks:
                 if not self.makes(task):
@@ -54,7 +54,7 @@ class RulerSource:
                     )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - names alone
-        """Endless numbers, or the rows of the task's file."""
+        """Yield endless numbers, or the rows of the task's file."""
         if section.path is None:
             for index in count():
                 name = _name(task, section.length, index)
@@ -68,19 +68,19 @@ class RulerSource:
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """The chosen prompts, tokenized."""
+        """Generate or read the chosen prompts, and tokenize them."""
         text_tokenizer = need_tokenizer(section, tokenizer)
         if section.path is None:
             return [_generated(section, item, text_tokenizer, seed) for item in chosen]
         made: dict[Candidate, Document] = {}
         for task in dict.fromkeys(item.task for item in chosen):
-            wanted = {item.place: item for item in chosen if item.task == task}
+            wanted = {item.number: item for item in chosen if item.task == task}
             for number, row in read_rows(_file(section, task), wanted):
                 item = wanted[number]
                 opening = row.text("answer_prefix") if row.has("answer_prefix") else ""
                 prompt = PromptText(row.text("input"), opening, opening)
                 tokens = prompt.tokens(text_tokenizer, chat=bool(section.chat_template))
-                made[item] = _document(section, item, tokens, row.texts("outputs"))
+                made[item] = document_of(section, item, tokens, row.texts("outputs"))
         return [made[item] for item in chosen]
 
 
@@ -88,26 +88,12 @@ def _name(task: str, length: int, number: int) -> str:
     return f"{task}-{length}-{number:05d}"
 
 
-def _document(
-    section: DocumentsSection, item: Candidate, tokens: tuple[int, ...], answers: tuple[str, ...]
-) -> Document:
-    return Document(
-        doc=item.doc,
-        stratum=section.stratum_name,
-        cluster=item.cluster,
-        task=item.task,
-        source="ruler",
-        tokens=tokens,
-        answers=answers,
-    )
-
-
 def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer, seed: int) -> Document:
     task = GENERATED[item.task]
 
     def compose(parts: int) -> Composed:
-        # A fresh stream for each number of parts: the document depends on no search that led to it.
-        draws = DocumentDraws("kvdrift/ruler", item.task, section.length, item.place, seed)
+        # A fresh stream for each number of parts: the document does not depend on the numbers that were tried before.
+        draws = DocumentDraws("kvdrift/ruler", item.task, section.length, item.number, seed)
         return task.compose(draws, section.length, parts, tokenizer)
 
     answers: dict[str, tuple[str, ...]] = {}
@@ -125,7 +111,7 @@ def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer,
             f"whose answer takes {task.generated_tokens} tokens of it"
         )
     text, tokens = fitted
-    return _document(section, item, tokens, answers[text.text])
+    return document_of(section, item, tokens, answers[text.text])
 
 
 def _file(section: DocumentsSection, task: str) -> Path:
@@ -139,16 +125,16 @@ def _file(section: DocumentsSection, task: str) -> Path:
     return find_file(places, f"RULER's {task} at length {length}")
 
 
-def _check_row(row: Row, section: DocumentsSection) -> None:
-    """The fields that will be needed, and whether the file is one of this length."""
+def _check_row(row: SourceRow, section: DocumentsSection) -> None:
+    """Check the fields of a row, and that its length is not above the stratum's."""
     row.text("input")
     row.texts("outputs")
     if row.has("length") and row.number("length") > section.length:
         raise row.error(f"field 'length': {row.number('length'):.0f} tokens, above the stratum's {section.length}")
 
 
-def _question(row: Row) -> str:
-    """What the row asks; older files have the opening of the answer behind it."""
+def _question(row: SourceRow) -> str:
+    """Return the cluster of the row's question; older files have the opening of the answer after the question."""
     _, found, question = row.text("input").rpartition("Question:")
     if not found:
         raise row.error("field 'input': expected a text that ends with 'Question: …'")

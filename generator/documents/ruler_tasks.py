@@ -1,8 +1,8 @@
 """The six RULER tasks that need no download, written for any number of parts (sentences, needles or words).
 
-Task definitions, parameters and the prompts' wording are those of RULER (Hsieh et al. 2024, arXiv:2404.06654;
-NVIDIA/RULER: ``scripts/synthetic.yaml``, ``scripts/data/synthetic/constants.py``). The draws are our own, so documents
-are not the official files' ones, which ``path`` reads.
+Task definitions, parameters and wording are those of RULER (Hsieh et al. 2024, arXiv:2404.06654; NVIDIA/RULER:
+``scripts/synthetic.yaml``, ``scripts/data/synthetic/constants.py``). The random draws differ, so the documents are not
+those of the official files.
 """
 
 from __future__ import annotations
@@ -60,10 +60,13 @@ Composed = tuple[PromptText, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class RulerTask:
-    """A task: RULER's allowance of generated tokens, and how a prompt of n parts is written.
+    """One task.
 
-    ``compose(draws, length, parts, tokenizer)`` gives the prompt and its answers. ``finite`` where parts are words of
-    the word list, whose end bounds a prompt at about 100,000 tokens.
+    Attributes:
+        generated_tokens: RULER's allowance of generated tokens.
+        compose: ``compose(draws, length, parts, tokenizer)`` writes the prompt and its answers.
+        least: Fewest parts.
+        finite: Whether parts are words of the word list, whose end bounds a prompt at about 100,000 tokens.
     """
 
     generated_tokens: int
@@ -73,7 +76,7 @@ class RulerTask:
 
     @property
     def most(self) -> int | None:
-        """The most parts; None where there is no end to them."""
+        """Most parts; None for no bound."""
         return len(_all_words()) if self.finite else None
 
 
@@ -112,7 +115,7 @@ def _value(draws: DocumentDraws, kind: str) -> str:
 
 
 def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
-    """One asked needle among ``parts`` sentences of noise or among ``parts`` other needles."""
+    """Make the task of one asked needle among ``parts`` sentences of noise or ``parts`` other needles."""
 
     def needle(draws: DocumentDraws) -> tuple[str, str, str]:
         name, content = _key(draws, key), _value(draws, value)
@@ -131,11 +134,13 @@ def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws
 
 
 def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
-    """One chain of assignments among ``parts`` sentences of noise."""
+    """Write one chain of assignments among ``parts`` sentences of noise."""
     names = draws.different_letters(string.ascii_uppercase, letters, _HOPS + 1)
     value = str(10_000 + draws.below(89_999))
     links = [f"VAR {names[0]} = {value}"]
-    links += [f"VAR {name} = VAR {previous} " for previous, name in pairwise(names)]  # the benchmark's, space and all
+    links += [
+        f"VAR {name} = VAR {previous} " for previous, name in pairwise(names)
+    ]  # with the benchmark's trailing space
     lines = [_NOISE] * parts
     for moved, (place, link) in enumerate(zip(sorted(draws.chosen(range(parts), len(links))), links, strict=True)):
         lines.insert(place + moved, link)
@@ -145,7 +150,7 @@ def _chain(draws: DocumentDraws, letters: int, parts: int) -> Composed:
 
 
 def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer: Tokenizer) -> Composed:
-    """A worked example with short names, then the question itself."""
+    """Write a worked example with short names, then the question."""
     key = draws.letters(string.ascii_lowercase, 8)
 
     def example(noise: int) -> PromptText:
@@ -160,7 +165,7 @@ def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer
 
 
 def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
-    """A numbered list of ``count`` different words, the first ten of them common."""
+    """Write a numbered list of ``count`` different words, ten of which are common; return it with those ten."""
     words = draws.chosen(_all_words(), count)
     common = words[:_COMMON_WORDS]
     listed = draws.shuffled(common * common_times + words[_COMMON_WORDS:] * other_times)
@@ -168,7 +173,7 @@ def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times:
 
 
 def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """A worked example, then the question itself."""
+    """Write a worked example, then the question."""
     full = length >= _FULL_LENGTH
     shown, shown_answers = _word_list(draws, *((40, 10, 3) if full else (20, 3, 1)))
     listed, answers = _word_list(draws, parts, *((30, 3) if full else (6, 1)))
@@ -179,7 +184,7 @@ def _common_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tok
 
 
 def _frequent_words(draws: DocumentDraws, length: int, parts: int, _tokenizer: Tokenizer) -> Composed:
-    """About ``parts`` coded words whose counts follow a zeta law; the most frequent one is dots, which do not count."""
+    """Write about ``parts`` coded words whose counts follow a zeta law; the most frequent are dots, to be ignored."""
     vocabulary = ["...", *draws.different_letters(string.ascii_lowercase, 6, max((length - 50) // 50, 4) - 1)]
     total = math.pi**2 / 6  # zeta(2)
     text: list[str] = []

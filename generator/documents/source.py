@@ -1,4 +1,4 @@
-"""What a document source is: candidates known by name before anything is tokenized, and documents made of some."""
+"""What a document source is. It names candidates before anything is tokenized, and makes documents of some of them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,30 @@ from schema.study import DocumentsSection
 
 @dataclass(frozen=True)
 class Candidate:
-    """A document that a source can make: its name, its cluster, its task, and where the source finds it.
+    """A document that a source can make.
 
-    ``place`` is the number of a generated document or of a file's row, from 0.
+    Attributes:
+        doc: The document's name.
+        cluster: Name of the documents that depend on each other.
+        task: The document's task.
+        number: The number of the generated document or of the file's row, from 0.
     """
 
     doc: str
     cluster: str
     task: str
-    place: int
+    number: int
 
 
 class DocumentSource(Protocol):
     """One source of prompts, such as a generator or a folder of files.
 
-    ``tasks`` are what a section may name under ``tasks``; a source without tasks takes none. ``takes`` and ``needs``
-    are the section's optional keys that the source understands and those that it cannot do without. ``reads_text`` is
-    True where prompts are text, so that documents need the model's tokenizer.
+    Attributes:
+        tasks: The tasks that a section may name; empty for a source without tasks.
+        takes: The section's optional keys that the source understands.
+        needs: The optional keys that the source requires.
+        reads_text: Whether prompts are text, so that documents need the model's tokenizer.
+        summary: What the source needs, in one line.
     """
 
     tasks: tuple[str, ...]
@@ -42,27 +49,43 @@ class DocumentSource(Protocol):
     summary: str
 
     def makes(self, task: str) -> bool:
-        """Whether the task's documents are made here, and need no files."""
+        """Return whether the task's documents are generated, without files."""
 
     def check(self, section: DocumentsSection) -> None:
-        """InputError for what is wrong with a section beside its keys and tasks, told without data and model."""
+        """Check a section, beside its keys and tasks, without data and model.
+
+        Raises:
+            InputError: The source cannot make what the section asks for.
+        """
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """The task's candidates in the source's own order, endless where documents are generated.
+        """Yield the task's candidates in the source's own order; they are endless where documents are generated.
 
-        InputError for a missing file or field.
+        Raises:
+            InputError: A file or a field is missing or faulty.
         """
 
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """The chosen candidates as documents, in the same order. ``tokenizer`` is None unless ``reads_text``."""
+        """Make documents of the chosen candidates, in the same order.
+
+        Args:
+            section: The study's section of documents.
+            chosen: Candidates of the section.
+            tokenizer: The model's tokenizer; a source whose ``reads_text`` is False ignores it.
+            seed: The study's seed.
+
+        Raises:
+            InputError: A file or a field is missing or faulty, or a prompt does not fit into the section's length.
+        """
 
 
 def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Candidate]:
-    """A random order that ``key`` fixes: one candidate of each cluster first, then a second one, and so on.
+    """Order candidates at random, first one of each cluster, then a second one of each, and so on.
 
-    So a stratum takes two rows of one question only when it has used every question.
+    A stratum thus takes two rows of one question only after it has taken every question. The order is a function of
+    ``key`` and of the candidates' names.
     """
 
     def draw(candidate: Candidate) -> bytes:
@@ -77,17 +100,36 @@ def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Can
 
 
 def question_cluster(question: str) -> str:
-    """The cluster of a question: its words, so that it is the same in every task and benchmark that asks it."""
+    """Return the cluster of a question: its words, so that every task and benchmark that asks it has the same one."""
     return " ".join(question.lower().split()).rstrip(" ?.")
 
 
 def where(section: DocumentsSection) -> str:
-    """How an error line names a section."""
+    """Return how an error message names a section."""
     return f"documents '{section.stratum_name}'"
 
 
 def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, which sources of text cannot do without."""
+    """Return the tokenizer of a source of text.
+
+    Raises:
+        InputError: There is no tokenizer.
+    """
     if tokenizer is None:
         raise InputError(f"{where(section)}: source '{section.source}' makes text, which needs the model's tokenizer")
     return tokenizer
+
+
+def document_of(
+    section: DocumentsSection, candidate: Candidate, tokens: tuple[int, ...], answers: tuple[str, ...]
+) -> Document:
+    """Make the document of a section's candidate."""
+    return Document(
+        doc=candidate.doc,
+        stratum=section.stratum_name,
+        cluster=candidate.cluster,
+        task=candidate.task,
+        source=section.source,
+        tokens=tokens,
+        answers=answers,
+    )

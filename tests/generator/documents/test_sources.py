@@ -227,7 +227,7 @@ class TestRulerFiles:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"outputs": None}, r"validation_4096.jsonl, line 3: field 'outputs' is missing: expected a list of texts; it has index, "),
+            ({"outputs": None}, r"validation_4096.jsonl, line 3: field 'outputs' is missing: expected a list of texts; the fields are index, "),
             ({"input": 7}, r"line 3: field 'input': expected text, not 7"),
             ({"outputs": [7]}, r"line 3: field 'outputs': expected a list of texts, not \[7\]"),
             ({"length": 5000}, r"line 3: field 'length': 5000 tokens, above the stratum's 4096"),
@@ -248,7 +248,7 @@ class TestRulerFiles:
         ):
             choose_candidates(part, 0)
         write_lines(tmp_path / "qa_1/validation_4096.jsonl", self.rows(1)).open("a").write("{broken\n")
-        with pytest.raises(InputError, match=r"validation_4096.jsonl, line 2: expected one JSON object to a line"):
+        with pytest.raises(InputError, match=r"validation_4096.jsonl, line 2: expected one JSON object per line"):
             choose_candidates(part, 0)
 
 
@@ -305,7 +305,7 @@ class TestHelmet:
 
     def test_popular_subjects_are_left_out(self, helmet: Path) -> None:
         chosen = choose_candidates(section("helmet", tasks=["popqa"], path=str(helmet)), 0)
-        assert all(item.place % 6 < 3 for items in chosen.values() for item in items)
+        assert all(item.number % 6 < 3 for items in chosen.values() for item in items)
 
     def test_parts_share_no_question(self, helmet: Path) -> None:
         taken = []
@@ -326,9 +326,9 @@ class TestHelmet:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"demos": None}, "field 'demos' is missing: expected a list of objects; it has instruction, "),
-            ({"doc_prompt": "{number}: {text}"}, "fields 'demo_prompt' and 'doc_prompt': expected forms as of HELMET, not one with 'number'"),
-            ({"demos": [{"question": "?"}]}, "demos[0] of the object: field 'docs' is missing: expected a list of objects; it has question"),
+            ({"demos": None}, "field 'demos' is missing: expected a list of objects; the fields are instruction, "),
+            ({"doc_prompt": "{number}: {text}"}, "fields 'demo_prompt' and 'doc_prompt': expected HELMET's placeholders, not 'number'"),
+            ({"demos": [{"question": "?"}]}, "demos[0] of the object: field 'docs' is missing: expected a list of objects; the fields are question"),
         ],
     )  # fmt: skip
     def test_faulty_prompt_files_are_one_line(
@@ -375,14 +375,17 @@ class TestJsonl:
         rows = [row | {"stratum": "one" if n % 2 else "two"} for n, row in enumerate(self.rows())]
         path = write_lines(tmp_path / "mine.jsonl", rows)
         chosen = choose_candidates(section("jsonl", path=str(path), stratum="one"), 0)
-        assert all(item.place % 2 for items in chosen.values() for item in items)
+        assert all(item.number % 2 for items in chosen.values() for item in items)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is that of line 1 too"),
-            ({"prompt": ""}, "line 2: field 'prompt': is empty"),
-            ({"prompt": None}, "line 2: field 'prompt' is missing: expected text; it has id, prompt, cluster, answers"),
+            ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is also the id of line 1"),
+            ({"prompt": ""}, "line 2: field 'prompt': the text is empty"),
+            (
+                {"prompt": None},
+                "line 2: field 'prompt' is missing: expected text; the fields are id, prompt, cluster, answers",
+            ),
             ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
         ],
     )
@@ -412,7 +415,7 @@ def test_embedded_documents_are_those_of_their_numbers() -> None:
         ("ruler", {"tasks": ["niah_single_4"]}, "unknown task 'niah_single_4'; did you mean 'niah_single_"),
         ("ruler", {"tasks": ["qa_1"]}, "task 'qa_1' needs RULER's files: set path"),
         ("ruler", {"tasks": ["vt"], "shots": 1}, "source 'ruler' takes no 'shots'"),
-        ("ruler", {"tasks": ["vt", "vt"]}, "task 'vt' stands there twice"),
+        ("ruler", {"tasks": ["vt", "vt"]}, "task 'vt' is listed twice"),
         ("ruler", {}, "tasks is missing; source 'ruler': niah_single_1, "),
         ("helmet", {"tasks": ["nq"]}, "source 'helmet' needs 'path'"),
         ("helmet", {"tasks": ["nq"], "path": "x", "length": 4000}, "length 4000: HELMET's lengths are 4096, "),
