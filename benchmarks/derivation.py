@@ -24,7 +24,7 @@ import duckdb
 from benchmarks.measurement import Measured, Row, measure, mib, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
 from schema.store.store import Store
-from transforms.derivation import derive
+from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
 from transforms.segments import read_events
 
@@ -92,7 +92,7 @@ def derive_in_memory(location: str) -> tuple[int, int]:
     """Read and derive every segment; returns trajectories and mismatches."""
     trajectories = mismatches = 0
     for file in Store.open(location).files("events"):
-        derived = derive(read_events(file)).trajectories
+        derived = derive_trajectories(read_events(file)).trajectories
         trajectories += derived.num_rows
         mismatches += sum(derived["mismatches"].to_pylist())
     return trajectories, mismatches

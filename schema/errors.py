@@ -37,6 +37,11 @@ class ControlError(OperationError):
     """A full-retention control moved: its delta and f must be exactly 0."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none: libraries add causes and hints below."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of an error line: the known name nearest to ``name``, or all known names where none is near."""
     names = sorted(known)

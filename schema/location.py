@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs
 
-from schema.errors import InputError
+from schema.errors import InputError, first_line
 
 
 def is_local(location: str | Path) -> bool:
@@ -44,6 +44,5 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
     try:
         filesystem, path = pa.fs.FileSystem.from_uri(location)
     except (pa.ArrowException, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{location}: not a URL that can be read ({reason})") from None
+        raise InputError(f"{location}: not a URL that can be read ({first_line(error)})") from None
     return filesystem, path

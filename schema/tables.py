@@ -15,6 +15,8 @@ import pyarrow as pa
 # 3: a study's model revision
 SCHEMA_VERSION = 3
 
+GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
+
 COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
 PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
 SWRB: Final = "swrb"  # or scans with one residual branch each
@@ -83,6 +85,9 @@ EVENTS = Table(
         ]
     ),
 )
+
+# What a log of coupled pairs always has; the other columns came with the kinds of residual branching.
+PAIR_COLUMNS = tuple(name for name in EVENTS.columns if name not in EVENTS.defaults)
 
 DOCUMENTS = Table(
     "documents",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.keyed_random import keyed_generator
-from schema.runs import run_begins
+from schema.rows import run_begins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,11 +1,12 @@
-"""Columns of events tables as arrays: checked, in key order, and back to the tables of a declared schema.
+"""Columns of an events table as arrays: checked, sorted by key, cut into replicates, and put into a declared schema.
 
-What both derivations of a segment share; knows no quantity of the definitions page.
+The derivations of both kinds of segments use it. It knows no quantity of the definitions page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
+from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
+from schema.tables import GROUP_KEY
 
-Ints = npt.NDArray[np.int32]
-Wide = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-NAMES = ("study", "model", "doc", "action")
 NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
-    """Refuse (InputError) a table in which a field is missing, of another type or null where none may be, or t < 1."""
+    """Check that an events table has some fields and that its positions are possible.
+
+    Raises:
+        InputError: A field is missing, of another type, or null where it must not be; or a position t is below 1.
+
+    """
     missing = [field.name for field in fields if field.name not in events.column_names]
     if missing:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
@@ -32,24 +35,102 @@ def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
         column = events.column(field.name)
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         if kind != field.type and not (pa.types.is_string(field.type) and pa.types.is_large_string(kind)):
-            raise InputError(f"events column '{field.name}' is {column.type}, not {field.type}")
+            raise InputError(f"events column '{field.name}' is {column.type}, must be {field.type}")
         if column.null_count and not field.nullable:
-            raise InputError(f"events column '{field.name}' has {column.null_count} nulls")
+            raise InputError(f"events column '{field.name}' has {column.null_count} nulls, must have none")
     if events.num_rows:
         positions = pc.min_max(events.column("t")).as_py()
         if positions["min"] < 1 or positions["max"] >= NEVER - 1:
-            raise InputError(f"events have positions t from {positions['min']} to {positions['max']}, not within 1..H")
+            raise InputError(
+                f"events have positions t from {positions['min']} to {positions['max']}, must be within 1..H"
+            )
 
 
 def check_kinds(kind: pa.ChunkedArray, allowed: Sequence[str]) -> None:
-    """Refuse (InputError) events of other kinds than those ``allowed``, or of none."""
+    """Check that all events are of some kinds.
+
+    Raises:
+        InputError: An event is of a kind that is not ``allowed``, or of none.
+
+    """
     foreign = [word for word in kind.unique().to_pylist() if word not in allowed]
     if foreign:
         raise InputError(f"events column 'kind' has {foreign[0]!r}, must be {' or '.join(map(repr, allowed))}")
 
 
-def dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Encode a string column, [N], as int32 codes into its sorted distinct values."""
+@dataclass(frozen=True)
+class SortedEvents:
+    """N events in the order of their keys, cut into M replicates; a replicate's rows follow each other.
+
+    Attributes:
+        names: [N] study, model, doc and action, encoded in the sorted order of their words.
+        values: [N] the other columns by name.
+        first_row: [M] the first row of each replicate.
+        rows: [M] the number of rows of each replicate.
+        of_row: [N] the replicate that each row belongs to, numbered from 0.
+
+    """
+
+    names: dict[str, pa.DictionaryArray]
+    values: dict[str, npt.NDArray[Any]]
+    first_row: Wide
+    rows: Wide
+    of_row: Ints
+
+    @classmethod
+    def of(
+        cls, events: pa.Table, values: Mapping[str, npt.NDArray[Any]], within: Wide, rest: Sequence[str]
+    ) -> SortedEvents:
+        """Sort events and cut them into replicates.
+
+        Args:
+            events: N rows that have the columns of ``GROUP_KEY``.
+            values: Arrays [N] of the other columns, among them ``replicate``.
+            within: [N] ascending in the order that the rows of one group have, by replicate first.
+            rest: Names of values, least significant first, that order rows of equal keys, so that no result depends
+                on the order in which such rows arrive.
+
+        """
+        names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
+        coded = [(codes.indices.to_numpy(), len(codes.dictionary)) for codes in names.values()]
+        group = combined_codes(coded, events.num_rows)
+        ordered = dict(values)
+        order = _key_order(group, within, [ordered[name] for name in rest])
+        if order is not None:
+            names = {name: codes.take(pa.array(order)) for name, codes in names.items()}
+            group = group[order]
+            ordered = {name: column[order] for name, column in ordered.items()}
+        first_row = np.flatnonzero(run_begins(group, ordered["replicate"]))
+        rows = np.diff(first_row, append=len(group))
+        return cls(names, ordered, first_row, rows, np.repeat(np.arange(len(rows), dtype=np.int32), rows))
+
+    def keys(self, rows: Wide) -> dict[str, Any]:
+        """Return the five columns that name a replicate, at some rows."""
+        names = {name: codes.take(pa.array(rows)) for name, codes in self.names.items()}
+        return names | {"replicate": self.values["replicate"][rows]}
+
+    def count(self, flags: Flags) -> Wide:
+        """Count the rows of each replicate that have a flag: [N] -> [M]."""
+        return np.bincount(self.of_row[flags], minlength=len(self.rows))
+
+
+def with_nulls(values: npt.NDArray[Any], *, null: Flags) -> pa.Array:
+    """Return [N] values as an Arrow array that is null where ``null`` is true."""
+    return pa.array(values, mask=null)
+
+
+def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
+    """Build a table of exactly ``schema`` from numpy or Arrow arrays by column name, cast where types differ."""
+    arrays = []
+    for field in schema:
+        values = columns[field.name]
+        array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Encode a string column [N] as int32 codes into its sorted distinct values."""
     encoded = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     if encoded.num_chunks == 1:
         whole = encoded.chunk(0)
@@ -57,50 +138,17 @@ def dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
         whole = pa.chunked_array(encoded.chunks, type=encoded.type).unify_dictionaries().combine_chunks()
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
     words = whole.dictionary
-    used = pc.unique(words).sort()  # a writer's dictionary may hold words twice or unused
+    used = pc.unique(words).sort()  # a dictionary may hold words twice, and words that no row has
     rank = pc.index_in(words, used).to_numpy(zero_copy_only=False).astype(np.int32)
     codes = whole.indices.to_numpy(zero_copy_only=False)
     return pa.DictionaryArray.from_arrays(pa.array(rank[codes]), used.cast(pa.string()))
 
 
-def group_of_names(names: Sequence[pa.DictionaryArray], rows: int) -> Wide:
-    """[N] one number per combination of names, ascending in their lexicographic order."""
-    group, size = np.zeros(rows, dtype=np.int64), 1
-    for codes in names:
-        distinct = len(codes.dictionary)
-        if distinct <= 1:  # the usual segment has one study, model, document and action
-            continue
-        if size * distinct > 2**62:  # make it dense again before it would overflow
-            kept, group = np.unique(group, return_inverse=True)
-            size = len(kept)
-        group = group * distinct + codes.indices.to_numpy()
-        size *= distinct
-    return group
-
-
-def key_order(group: Wide, key: Wide, rest: Sequence[npt.NDArray[Any]]) -> Wide | None:
-    """Find the permutation of N rows into the order of (group, key), None where they are in it and keys are unique.
-
-    Rows of one key go by ``rest``, least significant first, so that no result depends on the order they arrive in.
-    """
+def _key_order(group: Wide, within: Wide, rest: Sequence[npt.NDArray[Any]]) -> Wide | None:
+    """Find the permutation of N rows into the order of (group, within); None if they have it and no key repeats."""
     same_group = np.diff(group) == 0
-    if np.all(np.diff(group) >= 0) and not np.any(same_group & (np.diff(key) <= 0)):
+    if np.all(np.diff(group) >= 0) and not np.any(same_group & (np.diff(within) <= 0)):
         return None
-    order = np.lexsort((key, group))
-    repeated = (np.diff(group[order]) == 0) & (np.diff(key[order]) == 0)
-    return np.lexsort((*rest, key, group)) if repeated.any() else order
-
-
-def nullable(values: npt.NDArray[Any], *, null: Flags) -> pa.Array:
-    """[N] values as an Arrow array that is null where ``null`` is true."""
-    return pa.array(values, mask=null)
-
-
-def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
-    """Build a table of exactly ``schema`` from arrays of numpy or Arrow by column name, cast where types differ."""
-    arrays = []
-    for field in schema:
-        values = columns[field.name]
-        array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
-        arrays.append(array if array.type == field.type else array.cast(field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+    order = np.lexsort((within, group))
+    repeated = (np.diff(group[order]) == 0) & (np.diff(within[order]) == 0)
+    return np.lexsort((*rest, within, group)) if repeated.any() else order

@@ -1,4 +1,4 @@
-"""The Beam pipeline: events segments -> files of the derived tables -> one commit per table and bounded batch.
+"""The Beam pipeline: events segments -> files of the derived tables -> one commit for each table and bounded batch.
 
 No arithmetic here, and nothing that a particular runner has to add: elements are groups of segments, one map derives
 a group and writes its files, one leaf writes a small record per group. The driver counts the records and commits.
@@ -15,22 +15,23 @@ import importlib.util
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from schema.errors import InputError, OperationError
+from schema.errors import InputError, OperationError, first_line
 from schema.store.store import Store
 from transforms.records import read_records, record_folder, write_record
-from transforms.segments import DerivationReport, Outcome, Segment, commit, derive_segment, failure, pending
+from transforms.segments import DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_RUNNER = "FnApiRunner"
-BATCH = 2048  # segments per pipeline run and commit: bounds memory, and what a kill can cost
-GROUP = 16  # segments per element: a segment of 1,000 events takes less time than handing an element around
+SEGMENTS_PER_RUN = 2048  # per pipeline run and commit: bounds memory, and what a kill can cost
+SEGMENTS_PER_GROUP = 16  # per element: a segment of 1,000 events takes less time than handing an element around
 
-Group = tuple[int, tuple[Segment, ...]]
+SegmentGroup = tuple[int, tuple[Segment, ...]]  # numbered
 Late = Any  # a type or module of Beam's, not known before Beam is imported
 
 
@@ -43,47 +44,40 @@ def run_derivation(
     """Derive every segment of the store's current events version that is not derived yet.
 
     Args:
-        store_location: folder or URL of an existing store.
-        runner: a Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
-        options: command-line options for Beam and its runner, such as ``--dask_client_address=tcp://host:8786``.
-        progress: called with (segments done, segments to do) after each commit.
+        store_location: Folder or URL of an existing store.
+        runner: A Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
+        options: Command-line options for Beam and its runner, such as ``--dask_client_address=tcp://host:8786``.
+        progress: Called with (segments done, segments to do) after each commit.
 
     Returns:
-        Counts of what this run derived; ``segments`` is 0 when nothing was to do.
+        Counts of what this run derived.
 
     Raises:
-        InputError: no store there, an unknown runner, or one whose packages are missing.
-        OperationError: segments could not be read or derived (all others are committed), the runner failed, or it
-            brought back other segments than it was given.
+        InputError: There is no store, the runner is unknown, or its packages are missing.
+        OperationError: Segments could not be read or derived (all others are committed), the runner failed, or it
+            returned other segments than it was given.
 
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
     version = store.version("events")
     todo = pending(store, version)
-    events = trajectories = branchings = done = 0
-    failures: list[str] = []
-    for start in range(0, len(todo), BATCH):
-        batch = todo[start : start + BATCH]
+    total = DerivationReport.of([], version, 0.0)
+    for start in range(0, len(todo), SEGMENTS_PER_RUN):
+        batch = todo[start : start + SEGMENTS_PER_RUN]
         outcomes = _run_batch(store.location, batch, runner, options)
-        failures += [outcome.error for outcome in outcomes if outcome.error]
+        total = total.plus(DerivationReport.of(outcomes, version, 0.0))
         lost = {segment.path for segment in batch} ^ {outcome.path for outcome in outcomes}
-        last = start + BATCH >= len(todo)
-        commit(store, outcomes, version, covered=last and not failures and not lost)
+        last = start + SEGMENTS_PER_RUN >= len(todo)
+        commit(store, outcomes, version, covered=last and not total.failures and not lost)
         if lost or len(outcomes) != len(batch):
             raise OperationError(
-                f"{runner} was given {len(batch)} segments and brought back {len(outcomes)}; run the derivation again"
+                f"{runner} was given {len(batch)} segments and returned {len(outcomes)}; run the derivation again"
             )
-        derived = [outcome for outcome in outcomes if not outcome.error]
-        events += sum(outcome.events for outcome in derived)
-        trajectories += sum(outcome.trajectories for outcome in derived)
-        branchings += sum(outcome.branchings for outcome in derived)
-        done += len(derived)
         if progress is not None:
-            progress(min(start + BATCH, len(todo)), len(todo))
-    if failures:
-        raise failure(failures, len(todo))
-    return DerivationReport(done, events, trajectories, branchings, version, time.perf_counter() - begun)
+            progress(start + len(batch), len(todo))
+    total.check()
+    return replace(total, seconds=time.perf_counter() - begun)
 
 
 def derive_groups(groups: Late, location: str, folder: str) -> Late:
@@ -91,8 +85,8 @@ def derive_groups(groups: Late, location: str, folder: str) -> Late:
 
     Args:
         groups: PCollection of (number, segments); a number or a segment may come more than once, in any order.
-        location: absolute path or URL of the store, as workers see it.
-        folder: where each group's record goes, see ``transforms.records``.
+        location: Absolute path or URL of the store, as workers see it.
+        folder: Where each group's record goes: a folder of ``transforms.records.record_folder``.
 
     Returns:
         PCollection with the number of segments of each group recorded.
@@ -102,7 +96,7 @@ def derive_groups(groups: Late, location: str, folder: str) -> Late:
     return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)
 
 
-def derive_group(group: Group, location: str) -> tuple[int, tuple[Outcome, ...]]:
+def derive_group(group: SegmentGroup, location: str) -> tuple[int, tuple[SegmentOutcome, ...]]:
     """Derive one element's segments in the store at ``location``; runs on a worker."""
     number, segments = group
     store = _worker_store(location)
@@ -114,10 +108,9 @@ def _worker_store(location: str) -> Store:
     return Store.open(location)
 
 
-def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Sequence[str]) -> list[Outcome]:
-    groups: list[Group] = [
-        (start // GROUP, tuple(batch[start : start + GROUP])) for start in range(0, len(batch), GROUP)
-    ]
+def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Sequence[str]) -> list[SegmentOutcome]:
+    size = SEGMENTS_PER_GROUP
+    groups = [(start // size, tuple(batch[start : start + size])) for start in range(0, len(batch), size)]
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
         flags = _beam("options.pipeline_options").PipelineOptions(list(options))  # without a list, sys.argv
@@ -127,8 +120,7 @@ def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Se
             _run_to_the_end(pipeline)
         except Exception as error:  # a runner raises whatever its workers and its own machinery raise
             # Beam appends the stage it was in to the message of whatever was raised; the first line says enough.
-            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise OperationError(f"{runner} failed: {line}") from error
+            raise OperationError(f"{runner} failed: {first_line(error)}") from error
         return read_records(folder)
 
 
@@ -145,12 +137,12 @@ def _run_to_the_end(pipeline: Late) -> None:
 
 
 def _beam(module: str = "") -> Late:
-    """Import a module of Beam: half a second that a run with nothing to do need not spend."""
+    """Import a module of Beam when it is needed: it takes half a second, which a run with nothing to do is spared."""
     return importlib.import_module(f"apache_beam.{module}" if module else "apache_beam")
 
 
 def _beam_runner(name: str) -> Late:
-    """Make the runner of that name: one known to Beam, or Dask's, which Beam does not list."""
+    """Make the runner of a name: one that Beam lists, or Dask's, which it does not list."""
     if name.lower() in {"dask", "daskrunner"}:
         if importlib.util.find_spec("distributed") is None:
             raise InputError("DaskRunner needs dask: pip install dask distributed")
@@ -162,15 +154,14 @@ def _beam_runner(name: str) -> Late:
     try:
         return _beam("runners.runner").create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
-        line = next(iter(str(error).splitlines()), "not found")
-        raise InputError(f"runner '{name}': {line}") from error
+        raise InputError(f"runner '{name}': {first_line(error)}") from error
 
 
 @contextmanager
 def _quiet_beam() -> Iterator[None]:
-    """Keep Beam out of the process's logging: it sets up the root logger and warns about what we do not use.
+    """Keep Beam out of the process's logging: it sets up the root logger and warns about what kvdrift does not use.
 
-    Errors reach the caller as exceptions; Beam would print each as a wall of tracebacks first.
+    Errors reach the caller as exceptions; without this, Beam prints tracebacks for each of them first.
     """
     root, ours = logging.getLogger(), logging.getLogger("apache_beam")
     handlers, root_level, level, disabled = root.handlers[:], root.level, ours.level, root.manager.disable

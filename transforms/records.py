@@ -19,7 +19,7 @@ import pyarrow.fs
 
 from schema.location import filesystem_of, join
 from schema.store.store import StoredFile
-from transforms.segments import Outcome
+from transforms.segments import SegmentOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def record_folder(location: str) -> Iterator[str]:
         _remove_stale(location)
 
 
-def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
+def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> int:
     """Put one group's (number, outcomes) in the folder at once; returns the number of outcomes."""
     number, outcomes = group
     filesystem, root = filesystem_of(folder)
@@ -57,20 +57,20 @@ def write_record(group: tuple[int, Sequence[Outcome]], folder: str) -> int:
     return len(outcomes)
 
 
-def read_records(folder: str) -> list[Outcome]:
+def read_records(folder: str) -> list[SegmentOutcome]:
     """All outcomes recorded in the folder, in order of group number."""
     filesystem, root = filesystem_of(folder)
     found = filesystem.get_file_info(pa.fs.FileSelector(root))
     records = sorted((info for info in found if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))
-    outcomes: list[Outcome] = []
+    outcomes: list[SegmentOutcome] = []
     for info in records:
         with filesystem.open_input_stream(info.path) as source:
             outcomes += [_outcome(**values) for values in json.loads(source.read())]
     return outcomes
 
 
-def _outcome(files: list[Any], **values: Any) -> Outcome:
-    return Outcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
+def _outcome(files: list[Any], **values: Any) -> SegmentOutcome:
+    return SegmentOutcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
 
 
 def _remove_stale(location: str) -> None:

@@ -1,9 +1,9 @@
 """One events segment of a store -> the files derived from it, and the commit that makes them visible.
 
-A plain segment becomes trajectories and steps, one of residual branching becomes branchings and branching depths.
-Knows the store and the derivation, not who calls: the pipeline and the live form share these functions. Everything
-here may be repeated: a segment's files have its own relative path, so a second attempt replaces them by the same
-bytes, and a commit skips what is visible already.
+A segment is an events file. A plain one becomes trajectories and steps, one of residual branching becomes branchings
+and branching depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live
+form share these functions. Everything here may be repeated: a derived file has the relative path of its segment, so a
+second attempt replaces it by the same bytes, and a commit leaves out what is visible already.
 """
 
 from __future__ import annotations
@@ -17,33 +17,51 @@ import pyarrow.parquet as pq
 from schema.errors import KvdriftError, OperationError
 from schema.location import filesystem_of, join
 from schema.store.appends import DERIVED, derived_tables
-from schema.tables import EVENTS, SWRB
+from schema.tables import EVENTS, GROUP_KEY, SWRB
 from transforms.branching import derive_branchings
-from transforms.derivation import derive
-from transforms.event_columns import NAMES
+from transforms.derivation import derive_trajectories
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from schema.store.store import Store, StoredFile
 
-COVERED = "derive"  # application transaction: every segment of the events version it carries is derived
-PARTIAL = "derive-partial"  # likewise, for a commit after which segments of that version are still to do
+# Application ids of the commits: after COVERED every segment of the events version that it carries is derived, after
+# PARTIAL some of that version are still to do.
+COVERED = "derive"
+PARTIAL = "derive-partial"
 NAMED_FAILURES = 3  # how many failed segments an error line names
 
 
 @dataclass(frozen=True)
 class Segment:
-    """An events file still to derive."""
+    """An events file that lacks a derived file.
 
-    path: str  # relative to the events table, and of the derived files to theirs
-    file: str  # absolute path or URL to read
-    tables: tuple[str, ...]  # those of its derived tables that lack its file
+    Attributes:
+        path: Its path relative to the events table; its derived files have the same path relative to their tables.
+        file: Its absolute path or URL.
+        tables: Those of its derived tables that lack its file.
+
+    """
+
+    path: str
+    file: str
+    tables: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a segment: its written files by table, not visible yet; or why there are none."""
+class SegmentOutcome:
+    """What became of a segment.
+
+    Attributes:
+        path: The segment's path.
+        events: Number of its events.
+        trajectories: Number of trajectories derived.
+        branchings: Number of branchings derived.
+        files: Tables and the files written for them, not visible yet.
+        error: Why nothing could be derived, on one line; None if something was.
+
+    """
 
     path: str
     events: int = 0
@@ -55,7 +73,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DerivationReport:
-    """What a derivation did: counts of what it derived (0 when nothing was to do) and the events version covered."""
+    """What a derivation did.
+
+    Attributes:
+        segments: Number of segments derived; 0 when nothing was to do.
+        events: Number of events in them.
+        trajectories: Number of trajectories derived.
+        branchings: Number of branchings derived.
+        events_version: The version of the events table that is covered.
+        seconds: How long the derivation took.
+        failures: One line for each segment that could not be derived.
+
+    """
 
     segments: int
     events: int
@@ -63,15 +92,52 @@ class DerivationReport:
     branchings: int
     events_version: int
     seconds: float
-    failures: tuple[str, ...] = ()  # one line per segment that could not be derived
+    failures: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outcomes: Sequence[SegmentOutcome], events_version: int, seconds: float) -> DerivationReport:
+        """Count the outcomes of segments."""
+        failures = tuple(outcome.error for outcome in outcomes if outcome.error)
+        return cls(
+            segments=len(outcomes) - len(failures),
+            events=sum(outcome.events for outcome in outcomes),
+            trajectories=sum(outcome.trajectories for outcome in outcomes),
+            branchings=sum(outcome.branchings for outcome in outcomes),
+            events_version=events_version,
+            seconds=seconds,
+            failures=failures,
+        )
+
+    def plus(self, later: DerivationReport) -> DerivationReport:
+        """Add the report of a later batch of the same derivation."""
+        return DerivationReport(
+            segments=self.segments + later.segments,
+            events=self.events + later.events,
+            trajectories=self.trajectories + later.trajectories,
+            branchings=self.branchings + later.branchings,
+            events_version=later.events_version,
+            seconds=self.seconds + later.seconds,
+            failures=self.failures + later.failures,
+        )
+
+    def check(self) -> None:
+        """Check that every segment could be derived.
+
+        Raises:
+            OperationError: Some could not; the line names the first few.
+
+        """
+        if self.failures:
+            named = "; ".join(self.failures[:NAMED_FAILURES])
+            more = f"; and {len(self.failures) - NAMED_FAILURES} more" if len(self.failures) > NAMED_FAILURES else ""
+            segments = self.segments + len(self.failures)
+            raise OperationError(f"{len(self.failures)} of {segments} segments could not be derived: {named}{more}")
 
 
 def pending(store: Store, events_version: int) -> list[Segment]:
-    """List the segments visible at ``events_version`` that lack a derived file, each once, sorted by path."""
-    paths = sorted(set(store.pending_segments(events_version)))
-    if not paths:
-        return []
-    # A file that is visible already must not be replaced, not even by the same rows: its log entry has its size.
+    """List the segments visible at ``events_version`` that lack a derived file, sorted by path."""
+    paths = store.pending_segments(events_version)
+    # A visible file must not be replaced, not even by the same rows: its log entry has its size.
     wanted = {table for path in paths for table in derived_tables(path)}
     visible = {table: set(store.paths(table)) for table in wanted}
     return [
@@ -84,28 +150,37 @@ def pending(store: Store, events_version: int) -> list[Segment]:
     ]
 
 
-def derive_segment(store: Store, segment: Segment) -> Outcome:
-    """Read, derive and write one segment; what is wrong with its file is told in the outcome, not raised."""
+def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
+    """Read, derive and write one segment; what is wrong with its file is part of the outcome and is not raised."""
     try:
         events = read_events(segment.file)
         rows = derived_rows(segment.path, events)
         files = tuple((table, store.write_parquet(table, segment.path, rows[table])) for table in segment.tables)
     except (OSError, pa.ArrowException, KvdriftError) as error:
         reason = " ".join(str(error).split())  # Arrow's messages may have several lines
-        return Outcome(segment.path, error=f"{segment.file}: {reason}")
+        return SegmentOutcome(segment.path, error=f"{segment.file}: {reason}")
     trajectories, branchings = (len(rows.get(table, ())) for table in ("trajectories", "branchings"))
-    return Outcome(segment.path, events.num_rows, trajectories, branchings, files)
+    return SegmentOutcome(segment.path, events.num_rows, trajectories, branchings, files)
 
 
 def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
-    """Derive a segment's events; returns the rows of each table that a segment of that path becomes.
+    """Derive a segment's events.
 
-    InputError where the events are not such as can be derived.
+    Args:
+        path: The segment's path, which tells whether it is plain or of residual branching.
+        events: Its rows, with the columns of EVENTS.
+
+    Returns:
+        The rows of each table that such a segment becomes.
+
+    Raises:
+        InputError: The events cannot be derived.
+
     """
     if derived_tables(path) == DERIVED[SWRB]:
         branched = derive_branchings(events)
         return {"branchings": branched.branchings, "branching_depths": branched.depths}
-    derived = derive(events)
+    derived = derive_trajectories(events)
     return {"trajectories": derived.trajectories, "steps": derived.steps}
 
 
@@ -114,24 +189,25 @@ def read_events(file: str) -> pa.Table:
     filesystem, path = filesystem_of(file)
     with (
         filesystem.open_input_file(path) as source,
-        pq.ParquetFile(source, read_dictionary=list(NAMES), page_checksum_verification=True) as parquet,
+        pq.ParquetFile(source, read_dictionary=list(GROUP_KEY), page_checksum_verification=True) as parquet,
     ):
         # A missing column is left for the derivation to name; one thread, since segments are small and run abreast.
         return parquet.read(columns=list(EVENTS.columns), use_threads=False)
 
 
-def commit(store: Store, outcomes: Iterable[Outcome], events_version: int, *, covered: bool) -> None:
-    """Make the written files visible, one commit per table; ``covered``: nothing of the version is left to do."""
+def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int, *, covered: bool) -> None:
+    """Make written files visible, by one commit for each table.
+
+    Args:
+        store: The store that they were written to.
+        outcomes: What became of their segments.
+        events_version: The version of the events table that the segments were listed at.
+        covered: Whether no segment of that version is left to do.
+
+    """
     files: dict[str, list[StoredFile]] = {}
     for outcome in outcomes:
         for table, file in outcome.files:
             files.setdefault(table, []).append(file)
     for table in (table for tables in DERIVED.values() for table in tables if table in files):
         store.commit_files(table, files[table], COVERED if covered else PARTIAL, events_version)
-
-
-def failure(failures: Sequence[str], segments: int) -> OperationError:
-    """Make the one-line error for segments that could not be derived, the first few by name."""
-    named = "; ".join(failures[:NAMED_FAILURES])
-    more = f"; and {len(failures) - NAMED_FAILURES} more" if len(failures) > NAMED_FAILURES else ""
-    return OperationError(f"{len(failures)} of {segments} segments could not be derived: {named}{more}")

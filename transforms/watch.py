@@ -7,10 +7,11 @@ of their input, so each micro-batch would pay for a whole pipeline.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schema.store.store import Store
-from transforms.segments import DerivationReport, commit, derive_segment, failure, pending
+from transforms.segments import DerivationReport, commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,59 +27,45 @@ def watch(
     stop: Callable[[], bool],
     progress: Callable[[DerivationReport], None] | None = None,
 ) -> DerivationReport:
-    """Derive new segments until asked to stop; safe beside writers, and beside a derivation running elsewhere.
+    """Derive new segments until asked to stop; safe beside writers, and beside a derivation in another process.
 
     Args:
-        store_location: folder or URL of an existing store.
-        interval_seconds: how long to wait when nothing is to do, in seconds.
-        stop: asked between micro-batches and while waiting; true ends the watch after the batch at hand.
-        progress: called with each micro-batch's own report, failures included.
+        store_location: Folder or URL of an existing store.
+        interval_seconds: How long to wait when nothing is to do, in seconds.
+        stop: Called between micro-batches and while waiting; true ends the watch after the current batch.
+        progress: Called with the report of each micro-batch, failures included.
 
     Returns:
         The counts over all micro-batches.
 
     Raises:
-        InputError: no store there.
-        OperationError: at the end, if segments could not be derived. Each is tried once; the others go on.
+        InputError: There is no store.
+        OperationError: At the end, if segments could not be derived. Each is tried once, and the others go on.
 
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    failed: dict[str, str] = {}  # by path, one line each
-    version = store.version("events")
+    total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
-    segments = events = trajectories = branchings = 0
+    failed: set[str] = set()  # paths
     while not stop():
         version = store.version("events")
         todo = [] if version == seen else [s for s in pending(store, version) if s.path not in failed]
         if not todo:
-            seen = version
+            seen, total = version, replace(total, events_version=version)
             _wait(interval_seconds, stop)
             continue
         batch_begun = time.perf_counter()
         batch = todo[:MICRO_BATCH]
         outcomes = [derive_segment(store, segment) for segment in batch]
-        errors = {outcome.path: outcome.error for outcome in outcomes if outcome.error}
-        failed |= errors
+        failed |= {outcome.path for outcome in outcomes if outcome.error}
         commit(store, outcomes, version, covered=len(batch) == len(todo) and not failed)
-        report = DerivationReport(
-            segments=len(batch) - len(errors),
-            events=sum(outcome.events for outcome in outcomes),
-            trajectories=sum(outcome.trajectories for outcome in outcomes),
-            branchings=sum(outcome.branchings for outcome in outcomes),
-            events_version=version,
-            seconds=time.perf_counter() - batch_begun,
-            failures=tuple(errors.values()),
-        )
-        segments += report.segments
-        events += report.events
-        trajectories += report.trajectories
-        branchings += report.branchings
+        report = DerivationReport.of(outcomes, version, time.perf_counter() - batch_begun)
+        total = total.plus(report)
         if progress is not None:
             progress(report)
-    if failed:
-        raise failure(list(failed.values()), segments + len(failed))
-    return DerivationReport(segments, events, trajectories, branchings, version, time.perf_counter() - begun)
+    total.check()
+    return replace(total, seconds=time.perf_counter() - begun)
 
 
 def _wait(seconds: float, stop: Callable[[], bool]) -> None:

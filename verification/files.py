@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schema.errors import InputError
+from schema.errors import InputError, first_line
 from schema.store.appends import DERIVED, UNIT_FOOTER, conform
-from schema.store.delta import encode_parquet, first_line
+from schema.store.delta import encode_parquet
 from schema.store.store import Store, StoredFile, content_digest
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted

@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 
 from generator.transformer.local_folders import ARCHITECTURES, model_source
-from schema.errors import InputError
+from schema.errors import InputError, first_line
 
 _ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
 
@@ -69,11 +69,6 @@ def eos_tokens(generation: Any, config: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 @contextlib.contextmanager

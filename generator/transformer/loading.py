@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import check_supported, eos_tokens, first_line, quiet, read_configuration
+from generator.transformer.configuration import check_supported, eos_tokens, quiet, read_configuration
 from generator.transformer.decoder import torch_threads
 from generator.transformer.local_folders import has_local_weights, local_folder, model_source
 from generator.transformer.memory import DTYPES, ModelShape
 from generator.transformer.model import LoadedModel
-from schema.errors import InputError, nearest
+from schema.errors import InputError, first_line, nearest
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.

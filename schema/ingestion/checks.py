@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schema.ingestion.files import INTEGERS, VALUES, EventRows, Ints, Wide
-from schema.runs import run_begins
+from schema.rows import run_begins
 
 Flags = npt.NDArray[np.bool_]
 

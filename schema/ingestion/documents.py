@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schema.document import SPLITS
-from schema.errors import InputError, nearest
-from schema.store.delta import first_line
+from schema.errors import InputError, first_line, nearest
 from schema.tables import DOCUMENTS
 
 REQUIRED = ("doc", "stratum", "split")

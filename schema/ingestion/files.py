@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schema.errors import InputError
-from schema.runs import run_begins
-from schema.store.delta import first_line
+from schema.errors import InputError, first_line
+from schema.rows import run_begins
 from schema.tables import EVENTS
 
 NAMES = ("study", "model", "doc", "action")

@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schema.errors import InputError
+from schema.errors import InputError, first_line
 from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import NAMES, VALUES, EventRows
 from schema.location import filesystem_of, join
 from schema.store.appends import span_of_path
-from schema.store.delta import first_line
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
 from schema.tables import ACTIONS, DOCUMENTS, PLAIN

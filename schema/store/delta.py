@@ -29,7 +29,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Field as DeltaField
 from deltalake.transaction import AddAction
 
-from schema.errors import InputError, OperationError
+from schema.errors import InputError, OperationError, first_line
 from schema.location import absolute, filesystem_of, is_local, join
 from schema.tables import SCHEMA_VERSION, TABLES
 
@@ -67,11 +67,6 @@ def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> b
         if footer:
             writer.add_key_value_metadata(dict(footer))
     return bytes(sink.getvalue())
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, on one line: libraries add causes and hints below."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class Snapshot:

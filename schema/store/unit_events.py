@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
-from schema.runs import run_begins
+from schema.rows import run_begins
 from schema.tables import BRANCH, COUPLED, PLAIN, SCAN, SWRB
 
 NOTHING_DRAWN = -1  # the token of a scan's last position where survival reached 0 there

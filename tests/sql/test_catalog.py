@@ -15,7 +15,7 @@ from schema.errors import InputError
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
-from transforms.derivation import derive
+from transforms.derivation import derive_trajectories
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def append_document(store: Store, doc: str) -> None:
     version = store.version("events")
     for path, file in zip(store.paths("events"), store.files("events"), strict=True):
         if path in store.pending_segments(version):
-            derived = derive(pq.read_table(file, columns=list(EVENTS.columns)))
+            derived = derive_trajectories(pq.read_table(file, columns=list(EVENTS.columns)))
             for table, rows in (("trajectories", derived.trajectories), ("steps", derived.steps)):
                 store.commit_files(table, [store.write_parquet(table, path, rows)], "test", version)
 

@@ -362,12 +362,12 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
 
 
 def derive_all(store: Store) -> None:
-    from transforms.derivation import derive  # noqa: PLC0415
+    from transforms.derivation import derive_trajectories  # noqa: PLC0415
 
     version = store.version("events")
     for path, file in zip(store.paths("events"), store.files("events"), strict=True):
         if path in store.pending_segments(version):
-            derived = derive(pq.read_table(file, columns=list(EVENTS.columns)))
+            derived = derive_trajectories(pq.read_table(file, columns=list(EVENTS.columns)))
             for table, rows in (("trajectories", derived.trajectories), ("steps", derived.steps)):
                 store.commit_files(table, [store.write_parquet(table, path, rows)], "test", version)
 

@@ -13,7 +13,7 @@ import pytest
 
 from schema.errors import InputError
 from schema.tables import EVENTS, STEPS, TRAJECTORIES
-from transforms.derivation import derive
+from transforms.derivation import derive_trajectories
 
 Row = dict[str, Any]
 
@@ -75,7 +75,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("case", GOLDEN.values(), ids=GOLDEN.keys())
 def test_golden(case: Golden) -> None:
-    derived = derive(log(trajectory(case.pattern, eos_x=case.eos_x, eos_y=case.eos_y)))
+    derived = derive_trajectories(log(trajectory(case.pattern, eos_x=case.eos_x, eos_y=case.eos_y)))
     (row,) = derived.trajectories.to_pylist()
     tau, occupation, exposure, longest, after = case.expected
     marks = case.pattern.count("#")
@@ -107,7 +107,7 @@ def test_golden(case: Golden) -> None:
 def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
     rows = trajectory("#==.==", replicate=0) + trajectory("#====", replicate=1) + trajectory(".==", replicate=2)
     rows += [row for row in rows if (row["replicate"], row["t"]) == (1, 3)]  # one position twice
-    derived = derive(log(rows)).trajectories
+    derived = derive_trajectories(log(rows)).trajectories
     assert derived["complete"].to_pylist() == [False, False, False]
     assert derived["horizon"].to_pylist() == [6, 5, 3]
     assert derived["longest_agreement"].to_pylist() == [2, 3, None]
@@ -115,7 +115,7 @@ def test_a_gap_or_repetition_is_incomplete_and_ends_a_run() -> None:
 
 def test_as_many_rows_as_positions_is_not_enough_to_be_complete() -> None:
     rows = trajectory("=.=")
-    derived = derive(log([rows[0], *rows])).trajectories  # positions 1, 1, 3
+    derived = derive_trajectories(log([rows[0], *rows])).trajectories  # positions 1, 1, 3
     assert derived["complete"].to_pylist() == [False]
 
 
@@ -198,7 +198,7 @@ def test_against_the_definitions_one_position_at_a_time(seed: int) -> None:
     rows = random_log(rng, pairs=200, longest=(1, 3, 9, 24)[seed % 4])
     rng.shuffle(rows)  # type: ignore[arg-type]
     trajectories, steps = by_definition(rows)
-    derived = derive(log(rows))
+    derived = derive_trajectories(log(rows))
     assert derived.steps.to_pylist() == steps
     for got, expected in zip(derived.trajectories.to_pylist(), trajectories, strict=True):
         assert got["sum_delta"] == pytest.approx(expected.pop("sum_delta"), abs=1e-12)
@@ -212,7 +212,7 @@ def test_damaged_logs_keep_what_is_defined(seed: int) -> None:
     if not rows:
         pytest.skip("everything was lost")
     trajectories, _ = by_definition(rows)
-    got = derive(log(rows)).trajectories
+    got = derive_trajectories(log(rows)).trajectories
     for name in ("tau", "eos_x", "eos_y", "horizon", "complete", "mismatches", "exposure", "occupation"):
         assert got[name].to_pylist() == [row[name] for row in trajectories], name
     assert got["mismatch_after_agreement"].to_pylist() == [row["mismatch_after_agreement"] for row in trajectories]
@@ -221,7 +221,7 @@ def test_damaged_logs_keep_what_is_defined(seed: int) -> None:
 def test_row_order_and_string_encoding_do_not_matter() -> None:
     rng = np.random.default_rng(3)
     events = log(random_log(rng, pairs=300, longest=12, damaged=0.3))
-    expected = derive(events)
+    expected = derive_trajectories(events)
     for _ in range(5):
         shuffled = events.take(pa.array(rng.permutation(events.num_rows)))
         chunks = [shuffled.slice(0, 100), shuffled.slice(100, 1), shuffled.slice(101)]
@@ -229,14 +229,14 @@ def test_row_order_and_string_encoding_do_not_matter() -> None:
             at = shuffled.schema.get_field_index(name)
             # Chunks with dictionaries of their own, as row groups of a file have.
             chunks = [chunk.set_column(at, name, chunk[name].dictionary_encode()) for chunk in chunks]
-        derived = derive(pa.concat_tables(chunks))
+        derived = derive_trajectories(pa.concat_tables(chunks))
         assert derived.trajectories.equals(expected.trajectories)
         assert derived.steps.equals(expected.steps)
 
 
 @pytest.mark.parametrize("rows", [[], trajectory("=#="), trajectory("=", doc="a") + trajectory("##", doc="b")])
 def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
-    derived = derive(log(rows))
+    derived = derive_trajectories(log(rows))
     assert derived.trajectories.schema.equals(TRAJECTORIES.schema, check_metadata=True)
     assert derived.steps.schema.equals(STEPS.schema, check_metadata=True)
     derived.trajectories.validate(full=True)
@@ -249,7 +249,7 @@ def test_trajectories_are_told_apart_by_every_key_column() -> None:
     for name in ("study", "model", "doc", "action", "replicate"):
         for value in (1, 2) if name == "replicate" else ("u", "v"):
             rows += trajectory("=#", **{name: value})
-    derived = derive(log(rows)).trajectories
+    derived = derive_trajectories(log(rows)).trajectories
     assert derived.num_rows == 10
     keys = list(zip(*(derived[name].to_pylist() for name in TRAJECTORIES.key), strict=True))
     assert keys == sorted(set(keys))
@@ -257,9 +257,9 @@ def test_trajectories_are_told_apart_by_every_key_column() -> None:
 
 def test_events_from_before_there_were_kinds() -> None:
     events = log(trajectory("=#==", eos_y=4))
-    older = derive(events.drop_columns(["kind", "weight"]))
-    assert older.trajectories.equals(derive(events).trajectories)
-    assert older.steps.equals(derive(events).steps)
+    older = derive_trajectories(events.drop_columns(["kind", "weight"]))
+    assert older.trajectories.equals(derive_trajectories(events).trajectories)
+    assert older.steps.equals(derive_trajectories(events).steps)
 
 
 def break_column(rows: list[Row], name: str, values: pa.Array) -> pa.Table:
@@ -270,19 +270,19 @@ def break_column(rows: list[Row], name: str, values: pa.Array) -> pa.Table:
 def test_wrong_input_is_one_clear_line() -> None:
     rows = trajectory("=#")
     with pytest.raises(InputError, match="lack the columns delta, f"):
-        derive(log(rows).drop_columns(["delta", "f"]))
-    with pytest.raises(InputError, match="'t' is double, not int32"):
-        derive(break_column(rows, "t", pa.array([1.0, 2.0])))
-    with pytest.raises(InputError, match="'doc' is int32, not string"):
-        derive(break_column(rows, "doc", pa.array([1, 2], pa.int32())))
+        derive_trajectories(log(rows).drop_columns(["delta", "f"]))
+    with pytest.raises(InputError, match="'t' is double, must be int32"):
+        derive_trajectories(break_column(rows, "t", pa.array([1.0, 2.0])))
+    with pytest.raises(InputError, match="'doc' is int32, must be string"):
+        derive_trajectories(break_column(rows, "doc", pa.array([1, 2], pa.int32())))
     with pytest.raises(InputError, match="'x_eos' has 1 nulls"):
-        derive(break_column(rows, "x_eos", pa.array([None, True])))
+        derive_trajectories(break_column(rows, "x_eos", pa.array([None, True])))
     with pytest.raises(InputError, match="'kind' has 'scan', must be 'coupled'"):
-        derive(break_column(rows, "kind", pa.array(["coupled", "scan"])))
+        derive_trajectories(break_column(rows, "kind", pa.array(["coupled", "scan"])))
     with pytest.raises(InputError, match="'kind' has None, must be 'coupled'"):
-        derive(break_column(rows, "kind", pa.array(["coupled", None])))
+        derive_trajectories(break_column(rows, "kind", pa.array(["coupled", None])))
     with pytest.raises(InputError, match="positions t from 0 to 1"):
-        derive(break_column(rows, "t", pa.array([0, 1], pa.int32())))
+        derive_trajectories(break_column(rows, "t", pa.array([0, 1], pa.int32())))
 
 
 def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> pa.Table:
@@ -362,7 +362,7 @@ def test_against_window_functions_of_duckdb() -> None:
         connection.register("events", events)
         steps = connection.sql(STEPS_BY_WINDOWS).to_arrow_table()
         trajectories = connection.sql(TRAJECTORIES_BY_WINDOWS).to_arrow_table()
-    derived = derive(events)
+    derived = derive_trajectories(events)
     assert derived.steps.cast(steps.schema).equals(steps)
     for name in TRAJECTORIES.columns:
         got, expected = derived.trajectories[name], trajectories[name]
@@ -373,7 +373,9 @@ def test_against_window_functions_of_duckdb() -> None:
 
 
 def test_token_identity_holds_in_every_trajectory() -> None:
-    derived = derive(large_log(np.random.default_rng(5), pairs=500, horizon=33, docs=3)).trajectories.to_pylist()
+    derived = derive_trajectories(
+        large_log(np.random.default_rng(5), pairs=500, horizon=33, docs=3)
+    ).trajectories.to_pylist()
     assert all(row["mismatches"] == (row["tau"] is not None) + row["occupation"] for row in derived)
 
 
@@ -383,7 +385,7 @@ def test_speed(pairs: int, horizon: int) -> None:
     seconds = []
     for _ in range(3):
         begun = time.perf_counter()
-        derive(events)
+        derive_trajectories(events)
         seconds.append(time.perf_counter() - begun)
     # A quarter of the 1 M events/s that are asked for, so that a busy machine does not fail it.
     assert events.num_rows / min(seconds) > 250_000

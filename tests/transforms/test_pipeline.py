@@ -29,7 +29,7 @@ from schema.store.store import Store, Unit
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
 from transforms.branching import derive_branchings
-from transforms.derivation import derive
+from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
 from transforms.watch import watch
@@ -83,7 +83,7 @@ def assert_derived_once(store: Store) -> None:
     """The derived tables are those of the whole log derived at once, and no segment is left to do."""
     events = store.read("events")
     coupled = pc.equal(events.column("kind"), "coupled")
-    whole, branched = derive(events.filter(coupled)), derive_branchings(events.filter(pc.invert(coupled)))
+    whole, branched = derive_trajectories(events.filter(coupled)), derive_branchings(events.filter(pc.invert(coupled)))
     assert derived_rows(store, TRAJECTORIES).equals(whole.trajectories)
     assert derived_rows(store, STEPS).equals(whole.steps)
     assert derived_rows(store, BRANCHINGS).equals(branched.branchings)
@@ -117,8 +117,8 @@ def test_end_to_end_and_incrementally(store: Store) -> None:
 def test_both_kinds_of_segments_go_one_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     branched = [branched_unit(number) for number in range(0, 40, 4)]
     store.append_units(branched)
-    monkeypatch.setattr(pipeline, "BATCH", 33)
-    monkeypatch.setattr(pipeline, "GROUP", 4)
+    monkeypatch.setattr(pipeline, "SEGMENTS_PER_RUN", 33)
+    monkeypatch.setattr(pipeline, "SEGMENTS_PER_GROUP", 4)
     report = run_derivation(store.location)
     assert (report.segments, report.trajectories, report.branchings) == (50, 40 * 3, 10 * 3)
     assert report.events == 40 * 30 + sum(unit.events.num_rows for unit in branched)
@@ -139,12 +139,12 @@ def test_a_segment_from_before_there_were_kinds(tmp_path: Path) -> None:
     events = unit(1).events
     pq.write_table(events.drop_columns(["kind", "weight"]), tmp_path / "1.parquet", write_page_checksum=True)
     older = segments.read_events(str(tmp_path / "1.parquet"))
-    assert derive(older).steps.equals(derive(events).steps)
+    assert derive_trajectories(older).steps.equals(derive_trajectories(events).steps)
 
 
 def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "BATCH", 17)
-    monkeypatch.setattr(pipeline, "GROUP", 4)
+    monkeypatch.setattr(pipeline, "SEGMENTS_PER_RUN", 17)
+    monkeypatch.setattr(pipeline, "SEGMENTS_PER_GROUP", 4)
     seen: list[tuple[int, int]] = []
     covered: list[int | None] = []
 
@@ -281,7 +281,7 @@ def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypat
         monkeypatch.setattr("transforms.records.filesystem_of", overtaken)
         with record_folder(store.location):
             pass
-        write_record((0, [segments.Outcome("a.parquet", events=3)]), runs[0])
+        write_record((0, [segments.SegmentOutcome("a.parquet", events=3)]), runs[0])
         assert [outcome.path for outcome in read_records(runs[0])] == ["a.parquet"]
 
 
@@ -322,7 +322,7 @@ def test_many_bad_segments_are_counted_not_listed(store: Store) -> None:
 
 def test_segments_lost_by_a_runner_are_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "read_records", lambda folder: read_records(folder)[:-1])
-    with pytest.raises(OperationError, match="given 40 segments and brought back 39"):
+    with pytest.raises(OperationError, match="given 40 segments and returned 39"):
         run_derivation(store.location)
     monkeypatch.undo()
     assert run_derivation(store.location).segments == 1

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from schema.runs import run_begins
+from schema.rows import run_begins
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
