@@ -41,6 +41,11 @@ class Table:
         return tuple(self.schema.names)
 
     @property
+    def meanings(self) -> dict[str, str]:
+        """What each column means, by name."""
+        return {field.name: field.metadata[b"meaning"].decode() for field in self.schema}
+
+    @property
     def defaults(self) -> dict[str, str | None]:
         """The columns that came after the table, and what rows hold in each that were written before it."""
         later = {field.name: field.metadata.get(b"default") for field in self.schema if b"since" in field.metadata}

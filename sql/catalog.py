@@ -22,7 +22,8 @@ import duckdb
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
 from schema.tables import TABLES
-from sql.contracts import Contract, contract, contracts, view_files
+from sql.contracts import Contract, contract, contracts, stored_tables, view_files
+from sql.quoting import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,9 +85,9 @@ class Views:
         for column in equal:
             if column not in promised.columns:
                 raise InputError(f"view {view}: no column '{column}'; {nearest(column, promised.columns)}")
-        conditions = " and ".join(f"{_name(column)} is not distinct from ?" for column in equal)
-        order = ", ".join(_name(column) for column in promised.grain)
-        query = f"select * from {_name(view)} where {conditions or 'true'} order by {order}"  # noqa: S608 - names quoted
+        conditions = " and ".join(f"{quoted(column)} is not distinct from ?" for column in equal)
+        order = ", ".join(quoted(column) for column in promised.grain)
+        query = f"select * from {quoted(view)} where {conditions or 'true'} order by {order}"  # noqa: S608 - names quoted
         try:
             return _fetch(self.connection.sql(query, params=list(equal.values())))
         except duckdb.Error as error:
@@ -200,17 +201,23 @@ def describe_views() -> tuple[Contract, ...]:
 @functools.cache
 def view_texts() -> Mapping[str, str]:
     """The SQL text of every view by name, each after the views that it reads."""
-    texts = view_files(".sql")
+    texts = {table: _stored_text(table) for table in stored_tables()} | view_files(".sql")
     reads = {name: re.findall(r"\bmain\.(\w+)", text) for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
+
+
+def _stored_text(table: str) -> str:
+    """The view of a stored table: its declared columns as they are."""
+    columns = ",\n    ".join(quoted(name) for name in TABLES[table].columns)
+    return f"select\n    {columns}\nfrom stored.{quoted(table)}"
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = ()) -> None:
     _create_published(connection)
     for name, text in view_texts().items():
         kind = "table" if name in kept else "view"
-        connection.execute(f"create {kind} {_name(name)} as {text}")
-        connection.execute(f"comment on {kind} {_name(name)} is {_literal(contract(name).description)}")
+        connection.execute(f"create {kind} {quoted(name)} as {text}")
+        connection.execute(f"comment on {kind} {quoted(name)} is {literal(contract(name).description)}")
 
 
 def _create_stored_view(
@@ -229,7 +236,7 @@ def _create_stored_view(
     types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
     parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
     rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
-    connection.execute(f"create view stored.{_name(table)} as {rows}")
+    connection.execute(f"create view stored.{quoted(table)} as {rows}")
 
 
 def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> str:
@@ -237,13 +244,13 @@ def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> s
     defaults = TABLES[table].defaults
     columns = []
     for name, kind in types.items():
-        default = "null" if defaults.get(name) is None else _literal(str(defaults[name]))
+        default = "null" if defaults.get(name) is None else literal(str(defaults[name]))
         if name in missing:
-            columns.append(f"cast({default} as {kind}) as {_name(name)}")
+            columns.append(f"cast({default} as {kind}) as {quoted(name)}")
         elif default != "null":  # a compaction of older files leaves null
-            columns.append(f"coalesce({_name(name)}, {default}) as {_name(name)}")
+            columns.append(f"coalesce({quoted(name)}, {default}) as {quoted(name)}")
         else:
-            columns.append(_name(name))
+            columns.append(quoted(name))
     return f"select {', '.join(columns)}"
 
 
@@ -256,7 +263,7 @@ def _parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequen
     sources: dict[str, Sequence[str]] = {}
     for missing, files in store.files_by_missing_columns(table, version).items():
         # Folder names mean nothing here (no Hive keys), and all of these files have the same columns.
-        paths = ", ".join(_literal(_without_patterns(file)) for file in files)
+        paths = ", ".join(literal(_without_patterns(file)) for file in files)
         sources[f"read_parquet([{paths}], hive_partitioning = false, union_by_name = false)"] = missing
     return sources
 
@@ -270,7 +277,7 @@ def _dataset_source(
     """
     name = f"stored_{table}"
     connection.register(name, store.dataset(table, version))
-    return {_name(name): ()}
+    return {quoted(name): ()}
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
@@ -278,7 +285,7 @@ def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
     with resources.as_file(resources.files("sql") / "published.csv") as file:
-        rows = f"from read_csv({_literal(_without_patterns(str(file)))}, header = true, columns = {{{columns}}})"
+        rows = f"from read_csv({literal(_without_patterns(str(file)))}, header = true, columns = {{{columns}}})"
         connection.execute(f"create table stored.published as {rows}")
 
 
@@ -303,11 +310,3 @@ def _one_line(error: duckdb.Error) -> KvdriftError:
 def _without_patterns(path: str) -> str:
     """The path as a pattern that only it matches: DuckDB reads every path as a glob pattern."""
     return re.sub(r"[*?\[]", lambda found: f"[{found.group()}]", path)
-
-
-def _name(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -1,14 +1,17 @@
 """What each view promises: its grain, its columns and what they mean, where nulls may be, what always holds.
 
-A contract is a TOML file of the view's name. ``keys`` are the columns whose meaning is the same everywhere (KEYS
-below), ``[columns]`` the view's own ones in order, ``moments`` names a family of ``schema.moments`` that follows them.
-``grain`` is the unique key, ``nullable`` lists the columns that may be null, ``[identities]`` are SQL predicates that
-hold on every row (which they may call ``view``), with the numerical tolerance in them. A staging view has only
-``table``: the rest is in ``schema.tables``, unless it states a ``grain`` of its own.
+A view that computes something has a contract in a TOML file beside its SQL. ``keys`` are the columns whose meaning is
+the same everywhere (KEYS below), ``[columns]`` the view's own ones in order, ``moments`` names a family of
+``schema.moments`` that follows them. ``grain`` is the unique key, ``nullable`` lists the columns that may be null,
+``[identities]`` are SQL predicates that hold on every row (which they may call ``view``), with the numerical tolerance
+in them. ``table`` stands in place of columns for a view that selects rows of a stored table.
+
+The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tomllib
 from dataclasses import dataclass, field
@@ -17,22 +20,18 @@ from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.tables import TABLES
+from schema.tables import DOCUMENTS, EVENTS, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The columns that mean the same in every view.
 KEYS = {
-    "study": "name of the study",
-    "model": "model id as the study file gives it",
-    "split": "development or evaluation",
+    **{name: EVENTS.meanings[name] for name in ("study", "model", "doc", "action", "replicate")},
+    **{name: DOCUMENTS.meanings[name] for name in ("split", "cluster")},
     "stratum": "stratum, or pooled: the mean of the strata with equal weight",
-    "cluster": "documents of one cluster are resampled together",
-    "doc": "document id, unique within study and model",
     "baseline": "the action that the contrast subtracts",
-    "action": "action name, unique within study",
     "partner": "another action, whose documents the row is restricted to",
-    "replicate": "coupled pair of continuations, from 0",
 }
 
 MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS}
@@ -58,8 +57,16 @@ class Contract:
 @functools.cache
 def contracts() -> Mapping[str, Contract]:
     """The contracts of all views by name, sorted."""
-    texts = view_files(".toml")
-    return {view: _contract(view, texts[view]) for view in sorted(texts)}
+    found = {table: _stored_contract(table) for table in stored_tables()}
+    found |= {view: _contract(view, text) for view, text in view_files(".toml").items()}
+    return {view: found[view] for view in sorted(found)}
+
+
+@functools.cache
+def stored_tables() -> tuple[str, ...]:
+    """The stored tables whose view has their rows as they are; a table's view with a file of its own selects some."""
+    files = view_files(".sql")
+    return tuple(table for table in TABLES if table not in files)
 
 
 def view_files(suffix: str) -> dict[str, str]:
@@ -77,18 +84,22 @@ def contract(view: str) -> Contract:
     return known[view]
 
 
+def _stored_contract(table: str) -> Contract:
+    declared = TABLES[table]
+    return Contract(
+        view=table,
+        description=f"stored table: {declared.row}",
+        grain=declared.key,
+        columns=declared.meanings,
+        nullable=frozenset(field.name for field in declared.schema if field.nullable),
+    )
+
+
 def _contract(view: str, text: str) -> Contract:
     given = tomllib.loads(text)
-    if "table" in given:
-        table = TABLES[given["table"]]
-        return Contract(
-            view=view,
-            description=given["description"],
-            grain=tuple(given.get("grain", table.key)),
-            columns={column.name: column.metadata[b"meaning"].decode() for column in table.schema},
-            nullable=frozenset(column.name for column in table.schema if column.nullable),
-            identities=given.get("identities", {}),
-        )
+    if "table" in given:  # some rows of a stored table
+        own = {name: given[name] for name in ("description", "identities") if name in given}
+        return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
     moments = MOMENTS[given["moments"]] if "moments" in given else {}
     return Contract(
         view=view,

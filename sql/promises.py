@@ -11,6 +11,7 @@ from typing import Any
 from schema.tables import TABLES
 from sql.catalog import Views
 from sql.contracts import Contract, contract, contracts
+from sql.quoting import quoted
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ def breaches(views: Views, view: str) -> list[Breach]:
     InputError for an unknown view, OperationError where a stored file cannot be read.
     """
     promised = contract(view)
-    grain = ", ".join(_quoted(name) for name in promised.grain)
-    repeated = f"{grain} from {_quoted(view)} group by {grain} having count(*) > 1"
+    grain = ", ".join(quoted(name) for name in promised.grain)
+    repeated = f"{grain} from {quoted(view)} group by {grain} having count(*) > 1"
     found = [_breach(views, promised, f"one row for each {', '.join(promised.grain)}", repeated)]
-    broken = {f"{name} is never null": f"{_quoted(name)} is null" for name in promised.not_null}
+    broken = {f"{name} is never null": f"{quoted(name)} is null" for name in promised.not_null}
     broken |= {name: f"({predicate}) is not true" for name, predicate in promised.identities.items()}
     for promise, condition in broken.items():
-        rows = f"{grain} from {_quoted(view)} as view where {condition}"
+        rows = f"{grain} from {quoted(view)} as view where {condition}"
         found.append(_breach(views, promised, promise, rows))
     return [breach for breach in found if breach is not None]
 
@@ -57,7 +58,3 @@ def _breach(views: Views, promised: Contract, promise: str, rows: str) -> Breach
     if not broken.num_rows:
         return None
     return Breach(promised.view, promise, broken.num_rows, broken.slice(0, 1).to_pylist()[0])
-
-
-def _quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'

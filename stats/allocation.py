@@ -20,8 +20,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from schema.errors import InputError
+from schema.study import POOLED
 from stats.endpoints import Family
-from stats.moments import POOLED, Float, ReplicateMoments
+from stats.moments import Float, ReplicateMoments
 from stats.pooling import Pooling
 from stats.registry import Array, Pooled
 

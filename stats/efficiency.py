@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError
+from schema.study import POOLED
 from stats.bootstrap import BLOCK
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
 from stats.intervals import COLUMNS, Estimates, nullable, percentile_intervals
-from stats.moments import POOLED, Float, MeasuredDocuments, standardize
+from stats.moments import Float, MeasuredDocuments, standardize
 from stats.pooling import pooled_means
 from stats.registry import Support
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
+from schema.study import POOLED
 from schema.windows import Windows
-from stats.moments import POOLED
 from stats.quantities import quantity_named
 
 if TYPE_CHECKING:

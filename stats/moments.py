@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.study import POOLED
 from schema.windows import Windows
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 Text = NDArray[np.str_]
-
-POOLED = "pooled"
 
 
 @dataclass(frozen=True, eq=False)

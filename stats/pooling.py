@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
-from stats.moments import POOLED, DocumentMoments, Float
+from schema.study import POOLED
+from stats.moments import DocumentMoments, Float
 from stats.registry import Array, Pooled, Quantity
 
 if TYPE_CHECKING:

@@ -1264,6 +1264,7 @@ def declared_study(names: Row, horizon: int) -> Row:
         "agreement_run": 2,
         "saturation_threshold": 0.5,
         "study_sha256": "0" * 64,
+        "revision": None,
     }
 
 
