@@ -1,4 +1,4 @@
-"""What must hold of a study's log before anything is concluded from it."""
+"""What must hold of a study before anything is written, and of its log before anything is concluded from it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,49 @@ from typing import Any
 import pyarrow.compute as pc
 
 from flows.material import Material
+from flows.study_run import StudyRun
+from generator.finite.model import finite_model
+from generator.finite.study_systems import exact_value_rows
+from generator.transformer.loading import check_model
 from schema.errors import ControlError, OperationError
 from schema.store.store import Store
-from schema.study import CONTROL_ACTION
+from schema.study import CONTROL_ACTION, FINITE_STATE
 from schema.tables import PLAIN
 
 _SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
 
+def check_study(run: StudyRun, *, served: bool = False) -> None:
+    """Check a study file, and the model that it names, before anything is written.
+
+    Args:
+        run: the study's run.
+        served: whether endpoints generate; then it does not matter which devices are here.
+
+    Raises:
+        InputError: something in the study file, or of its model, cannot be done.
+
+    """
+    model = run.study.model
+    if model.kind == FINITE_STATE:
+        for system in finite_model(run.study).systems.values():
+            exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
+    else:
+        device, device_map = ("cpu", None) if served else (model.device, model.device_map)
+        check_model(model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map)
+    _ = run.material  # refuses the rest
+
+
 def check_controls(store: Store, material: Material) -> int:
-    """ControlError unless every full-retention control has delta = f = 0 exactly; returns how many were checked."""
+    """Check that every full-retention control has delta = f = 0 exactly.
+
+    Returns:
+        The number of controls, pairs of continuations.
+
+    Raises:
+        ControlError: a control moved.
+
+    """
     events = store.read("events", columns=["study", "model", "doc", "action", "replicate", "delta", "f"])
     own = pc.and_(
         pc.and_(pc.equal(events["study"], material.study.name), pc.equal(events["model"], material.model_id)),
@@ -36,9 +69,16 @@ def check_controls(store: Store, material: Material) -> int:
 
 
 def check_equal_bytes(store: Store, material: Material) -> int:
-    """Actions that keep equally many entries of a document must hold equal bytes; returns how many pairs were compared.
+    """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
 
-    Payload, index, metadata and resident bytes as measured on the tensors (definitions, "Equal bytes").
+    Payload, index, metadata and resident bytes are compared, as measured on the tensors.
+
+    Returns:
+        The number of pairs of actions that were compared.
+
+    Raises:
+        OperationError: two of them differ.
+
     """
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))

@@ -1,37 +1,70 @@
-"""Generation of a study's units: what is missing in the store, document by document, one commit each."""
+"""What a study still lacks of events, and having it generated and stored."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
 
+from flows.frozen_plan import require_plan
 from flows.material import Material, replicates_of
-from flows.plan import require_plan
 from generator.finite.model import finite_model
 from generator.generation import PendingUnit, generate_units
 from generator.model import Model
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.document import Document
-from schema.progress import progress
+from schema.progress import Progress
 from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, ModelSection, Study
 from schema.tables import PLAIN, SWRB
 
 Work = list[tuple[Document, list[PendingUnit]]]
+"""Documents, each with the units that it lacks."""
+
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
-"""Whatever makes the units of a study's work: one list for each document, in any order."""
+"""Makes the units of a study's work: yields one list for each document, in any order."""
+
+
+def pending_development(store: Store, material: Material) -> Work:
+    """Return what the development documents still lack."""
+    planned = material.study.plan
+    branched = material.measured_actions if planned.estimator != PLAIN else ()
+    documents = material.of_split("development")
+    return pending_work(store, material, documents, planned.development_replicates, branched)
+
+
+def pending_evaluation(store: Store, material: Material) -> Work:
+    """Return what the frozen plan asks of the evaluation documents and the store lacks.
+
+    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
+
+    Raises:
+        PlanError: there is no plan, or it disagrees with the study file.
+
+    """
+    plan = require_plan(store, material.study)
+    branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
+    strata = material.documents["evaluation"].values()
+    documents = [document for stratum in strata for document in stratum[: plan.documents_per_stratum]]
+    return pending_work(store, material, documents, plan.replicates, branched)
 
 
 def pending_work(
     store: Store, material: Material, documents: Sequence[Document], replicates: int, branched: Collection[str]
 ) -> Work:
-    """What the store still lacks of ``replicates`` replicates for each document and action; [] when all is there.
+    """Compare documents and actions with the stored units.
 
-    Actions named in ``branched`` get so many replicates of residual branching too.
+    Args:
+        store: the study's store.
+        material: the study with its documents and actions.
+        documents: the documents that are wanted.
+        replicates: how many replicates of each document and action are wanted.
+        branched: names of actions that get as many replicates of residual branching too.
+
+    Returns:
+        Documents that lack units, each with those units; [] where everything is there.
+
     """
     units = store.units(material.study.name, material.model_id)
     covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -54,34 +87,39 @@ def pending_work(
     return work
 
 
-def pending_development(store: Store, material: Material) -> Work:
-    """What development documents still lack."""
-    planned = material.study.plan
-    branched = material.measured_actions if planned.estimator != PLAIN else ()
-    documents = material.of_split("development")
-    return pending_work(store, material, documents, planned.development_replicates, branched)
+class LocalGenerator:
+    """Generates in this process, with one model in memory at a time."""
+
+    def __init__(self) -> None:
+        self._study: Study | None = None  # whose model is held
+        self._model: Model | None = None
+
+    def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        """Yield the units of each document, in the order of the work."""
+        name, horizon, seed = study.name, study.study.horizon, study.study.seed
+        return (generate_units(self.model(study), name, document, pending, horizon, seed) for document, pending in work)
+
+    def model(self, study: Study) -> Model:
+        """Return the study's model, loaded where another one is held or none; that one is released before.
+
+        Raises:
+            InputError: the model cannot be loaded.
+
+        """
+        if self._model is None or self._study is None or self._study.model != study.model:
+            self._model = None
+            finite = study.model.kind == FINITE_STATE
+            self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
+        return self._model
 
 
-def pending_evaluation(store: Store, material: Material) -> Work:
-    """What the frozen plan asks of the evaluation documents and the store lacks; PlanError without a plan."""
-    plan = require_plan(store, material)
-    return pending_work(store, material, plan.documents(material), plan.replicates, plan.branched_actions(material))
+def load_transformer(section: ModelSection) -> LoadedModel:
+    """Load the model of a study file's ``[model]``.
 
+    Raises:
+        InputError: it cannot be loaded.
 
-def generate_development(store: Store, material: Material) -> int:
-    """Generate what development documents still lack; returns the number of new units."""
-    return _generate(store, material, pending_development(store, material), "development documents")
-
-
-def generate_evaluation(store: Store, material: Material) -> int:
-    """Generate what the frozen plan asks for and the store lacks; PlanError without a plan."""
-    work = pending_evaluation(store, material)
-    return _generate(store, material, work, "evaluation documents")
-
-
-@lru_cache(maxsize=1)
-def study_model(section: ModelSection) -> LoadedModel:
-    """The study's model, loaded once per process."""
+    """
     return load_model(
         section.id,
         device=section.device,
@@ -91,38 +129,22 @@ def study_model(section: ModelSection) -> LoadedModel:
     )
 
 
-def generate_here(study: Study, work: Work) -> Generator[list[Unit], None, None]:
-    """Units of each document, made in this process."""
-    finite = study.model.kind == FINITE_STATE
-    model: Model = finite_model(study) if finite else study_model(study.model)
-    name, horizon, seed = study.name, study.study.horizon, study.study.seed
-    return (generate_units(model, name, document, pending, horizon, seed) for document, pending in work)
+def generate(store: Store, study: Study, work: Work, made_by: Generate, stage: str, progress: Progress) -> int:
+    """Generate work and store it, one commit a document; returns the number of new units.
 
+    Raises:
+        InputError: a model, an endpoint or the store refuses the work.
+        OperationError: the work failed.
 
-_generator: ContextVar[Generate] = ContextVar("kvdrift_generator", default=generate_here)
-
-
-@contextmanager
-def generating_by(generate: Generate) -> Iterator[None]:
-    """Have units made by ``generate`` inside the block, instead of in this process."""
-    token = _generator.set(generate)
-    try:
-        yield
-    finally:
-        _generator.reset(token)
-
-
-def _generate(store: Store, material: Material, work: Work, stage: str) -> int:
+    """
     if not work:
         return 0
     new = 0
-    # No endpoint serves systems that are looked up faster than they are sent.
-    generate = generate_here if material.study.model.kind == FINITE_STATE else _generator.get()
-    with closing(generate(material.study, work)) as made:
-        progress().begin(stage, len(work), "documents")
+    with closing(made_by(study, work)) as made:
+        progress.begin(stage, len(work), "documents")
         for units in made:
             new += store.append_units(units)
-            progress().advance(1)
+            progress.advance(1)
     return new
 
 

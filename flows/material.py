@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from generator.actions import Action, build_actions
-from generator.documents.registry import SOURCES, check_source, choose_candidates, stratum_documents
+from generator.documents.registry import stratum_documents
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
+from generator.transformer.configuration import position_limit
 from generator.transformer.decoder import check_positions
-from generator.transformer.local_folders import local_configuration
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, PlanError, nearest
@@ -49,107 +48,107 @@ class Material:
 
 
 def replicates_of(action: Action, replicates: int) -> int:
-    """How many replicates an action gets: controls need no more than ``CONTROL_REPLICATES``."""
+    """Return how many replicates an action gets: controls need no more than ``CONTROL_REPLICATES``."""
     return min(replicates, CONTROL_REPLICATES) if action.control else replicates
 
 
 def gather_material(study: Study) -> Material:
-    """Make documents and actions; InputError for anything in the study file that cannot be done."""
-    actions = build_actions(study)
-    _check_endpoints(study)
-    if study.model.kind == FINITE_STATE:
-        return _finite_material(study, actions)
+    """Make the documents and actions of a study.
 
-    @cache
-    def tokenizer() -> Any:
-        return load_tokenizer(study.model.id, revision=study.model.revision)
+    Raises:
+        InputError: something in the study file cannot be done.
 
-    documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
-    for section in study.documents:
-        for split, made in stratum_documents(section, study.study.seed, tokenizer).items():
-            documents[split][section.stratum_name] = made
-    material = Material(study, documents, actions)
-    everything = [document for split in SPLITS for document in material.of_split(split)]
-    _check_distinct((document.doc, document.stratum) for document in everything)
-    for document in everything:
-        for action in actions:
-            action.kept_entries(document.prompt_tokens, f"document '{document.doc}'")
-    return material
-
-
-def _finite_material(study: Study, actions: list[Action]) -> Material:
-    """Systems as documents, with their quantities by enumeration."""
-    systems = study_systems(study)
-    documents = {
-        split: {stratum: [system_document(system, stratum) for system in made] for stratum, made in strata.items()}
-        for split, strata in systems.items()
-    }
-    material = Material(study, documents, actions)
-    _check_distinct((document.doc, document.stratum) for split in SPLITS for document in material.of_split(split))
-    return material
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What can be said of a study before its texts are read and tokenized.
-
-    ``lengths`` are prompt tokens, split by split and stratum by stratum: exact where the source needs no tokenizer,
-    and the section's nominal length in ``nominal`` strata. ``absent`` tells which strata's files are not here.
-    ``positions`` are the model's, None where its configuration is not here.
     """
-
-    study: Study
-    actions: list[Action]
-    lengths: dict[str, dict[str, list[int]]]
-    nominal: list[str]
-    absent: dict[str, Path]
-    positions: int | None
-
-
-def outline_study(study: Study) -> Outline:
-    """The outline of a study; nothing is tokenized or downloaded. InputError as far as it shows without that."""
-    actions = build_actions(study)
-    _check_endpoints(study)
-    positions = (local_configuration(study.model.id, study.model.revision) or {}).get("max_position_embeddings")
-    outline = Outline(study, actions, {split: {} for split in SPLITS}, [], {}, positions)
-    names: list[tuple[str, str]] = []
+    actions = checked_actions(study)
+    documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
     if study.model.kind == FINITE_STATE:
         for split, strata in study_systems(study).items():
-            outline.lengths[split] = {stratum: [0] * len(systems) for stratum, systems in strata.items()}
-        return outline
-    for section in study.documents:
-        stratum = section.stratum_name
-        check_source(section)
-        here = section.path is None or Path(section.path).expanduser().exists()
-        if not SOURCES[section.source].reads_text:
-            made = stratum_documents(section, study.study.seed)
-            names += [(document.doc, stratum) for documents in made.values() for document in documents]
-            lengths = {split: [document.prompt_tokens for document in made[split]] for split in SPLITS}
-            for document in (document for documents in made.values() for document in documents):
-                check_positions(document.doc, document.prompt_tokens, study.study.horizon, positions)
-        else:
-            if here:
-                chosen = choose_candidates(section, study.study.seed)
-                names += [(item.doc, stratum) for items in chosen.values() for item in items]
-            else:
-                outline.absent[stratum] = Path(str(section.path))
-            outline.nominal.append(stratum)
-            wanted = {"development": section.development, "evaluation": section.evaluation}
-            lengths = {split: [section.length] * count for split, count in wanted.items()}
-        for split, tokens in lengths.items():
-            outline.lengths[split][stratum] = tokens
-            for action in actions:
-                for entries in set(tokens):
-                    action.kept_entries(entries, f"stratum '{stratum}'")
-    _check_distinct(names)
-    return outline
+            for stratum, systems in strata.items():
+                documents[split][stratum] = [system_document(system, stratum) for system in systems]
+    else:
+
+        @cache
+        def tokenizer() -> Any:
+            return load_tokenizer(study.model.id, revision=study.model.revision)
+
+        for section in study.documents:
+            for split, made in stratum_documents(section, study.study.seed, tokenizer).items():
+                documents[split][section.stratum_name] = made
+    material = Material(study, documents, actions)
+    everything = [document for split in SPLITS for document in material.of_split(split)]
+    check_distinct((document.doc, document.stratum) for document in everything)
+    if study.model.kind != FINITE_STATE:
+        limit = position_limit(study.model.id, revision=study.model.revision)
+        for document in everything:
+            check_positions(document.doc, document.prompt_tokens, study.study.horizon, limit)
+            check_retentions(actions, document.prompt_tokens, f"document '{document.doc}'")
+    return material
+
+
+def checked_actions(study: Study) -> list[Action]:
+    """Build the actions of a study, and check them and what its plan names.
+
+    Raises:
+        InputError: an unknown selector or parameter, or a primary endpoint that cannot be estimated.
+
+    """
+    actions = build_actions(study)
+    primary = study.plan.primary
+    for name in primary:
+        if name not in QUANTITIES:
+            raise InputError(f"plan.primary: unknown quantity '{name}'; {nearest(name, QUANTITIES)}")
+        if QUANTITIES[name].profile:
+            raise InputError(f"plan.primary: '{name}' is a profile over positions or lags; name a single quantity")
+    contrasts = sum(QUANTITIES[name].kind == "contrast" for name in primary)
+    if contrasts and len(study.actions) == 1:
+        raise InputError("plan.primary names a contrast, but the study has one action: add another action")
+    endpoints = len(primary) * len(study.actions) - contrasts
+    if study.plan.family_size is not None and study.plan.family_size < endpoints:
+        raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
+    return actions
+
+
+def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None:
+    """Check that every action can keep what it must of a prompt of so many tokens.
+
+    Args:
+        actions: a study's actions.
+        tokens: the prompt's length n.
+        where: what an error line names, such as a document.
+
+    Raises:
+        InputError: a retention cannot hold its selector's window and sinks.
+
+    """
+    for action in actions:
+        action.kept_entries(tokens, where)
+
+
+def check_distinct(names: Iterable[tuple[str, str]]) -> None:
+    """Check pairs of document and stratum.
+
+    Raises:
+        InputError: a document is in two strata.
+
+    """
+    strata: dict[str, str] = {}
+    for name, stratum in names:
+        if (other := strata.setdefault(name, stratum)) != stratum:
+            raise InputError(f"document '{name}' is in two strata, '{other}' and '{stratum}'")
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
     """Write study parameters, documents and actions; rows already there stay.
 
-    ``planned_actions`` are those of the frozen plan, None before it: an action that is not among them is exploratory.
-    InputError where the store holds a study of this name with other parameters.
+    Args:
+        store: the study's store.
+        material: the study with its documents and actions.
+        planned_actions: those of the frozen plan, None before it; an action that is not among them is exploratory.
+
+    Raises:
+        PlanError: the store holds a study of this name with other settings.
+        InputError: the store holds a document or an action of a name with other properties.
+
     """
     study, model = material.study, material.model_id
     _refuse_other_study(store, study)
@@ -202,27 +201,6 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
         "prompt_sha256": document.prompt_sha256,
         "answers": list(document.answers),
     }
-
-
-def _check_distinct(names: Iterable[tuple[str, str]]) -> None:
-    strata: dict[str, str] = {}
-    for name, stratum in names:
-        if (other := strata.setdefault(name, stratum)) != stratum:
-            raise InputError(f"document '{name}' is in two strata, '{other}' and '{stratum}'")
-
-
-def _check_endpoints(study: Study) -> None:
-    for name in study.plan.primary:
-        if name not in QUANTITIES:
-            raise InputError(f"plan.primary: unknown quantity '{name}'; {nearest(name, QUANTITIES)}")
-        if QUANTITIES[name].profile:
-            raise InputError(f"plan.primary: '{name}' is a profile over positions or lags; name a single quantity")
-    if len(study.actions) == 1 and any(QUANTITIES[name].kind == "contrast" for name in study.plan.primary):
-        raise InputError("plan.primary names a contrast, but the study has one action: add another action")
-    contrasts = sum(QUANTITIES[name].kind == "contrast" for name in study.plan.primary)
-    endpoints = len(study.plan.primary) * len(study.actions) - contrasts
-    if study.plan.family_size is not None and study.plan.family_size < endpoints:
-        raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
 
 
 def _refuse_other_study(store: Store, study: Study) -> None:

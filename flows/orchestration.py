@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,22 +29,60 @@ _START_SECONDS = 120.0
 
 @contextmanager
 def orchestration(home: Path) -> Iterator[None]:
-    """A Prefect server for the flows run inside the block; enter it before Prefect is first imported.
+    """Give the flows run inside the block a Prefect server.
 
-    ``home`` holds our own server's database, one per store, so that studies running at once do not lock each other
-    out. Users who set PREFECT_API_URL have their own server, and their runs appear there; what else they set stays.
-    OperationError if our own server does not start.
+    Users whose environment or active Prefect profile names a server have their own, and their runs appear there;
+    whatever else they set stays. The environment and Prefect's settings are as before after the block.
+
+    Args:
+        home: where our own server keeps its database: one per store, so that studies running at once do not lock each
+            other out.
+
+    Raises:
+        OperationError: our own server does not start.
+
     """
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    if "PREFECT_API_URL" in os.environ:
-        yield
-        return
-    os.environ.setdefault("PREFECT_HOME", str(home))
+    with _environment({name: value for name, value in _QUIET.items() if name not in os.environ}):
+        if _api_url():
+            yield
+        else:
+            own = {} if "PREFECT_HOME" in os.environ else {"PREFECT_HOME": str(home)}
+            with _environment(own), _own_server() as url, _environment({"PREFECT_API_URL": url}):
+                yield
 
-    import uvicorn  # noqa: PLC0415 - after the environment is set, as Prefect below
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block, and have Prefect read its settings anew before and after."""
+    from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - imported where a study runs
+
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    refresh_global_settings_context()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        refresh_global_settings_context()
+
+
+def _api_url() -> str | None:
+    """The server that the environment or the active profile names."""
+    from prefect.settings import get_current_settings  # noqa: PLC0415
+
+    url = get_current_settings().api.url
+    return None if url is None else str(url)
+
+
+@contextmanager
+def _own_server() -> Iterator[str]:
+    """A server in a thread, for the block; yields its address."""
+    import uvicorn  # noqa: PLC0415
     from prefect.server.api.server import create_app  # noqa: PLC0415
-    from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: PLC0415
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         configuration = uvicorn.Config(create_app(ephemeral=True), log_level="critical", log_config=None)
@@ -53,8 +91,7 @@ def orchestration(home: Path) -> Iterator[None]:
         thread.start()
         _wait_for(server, thread)
         try:
-            with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{listener.getsockname()[1]}/api"}):
-                yield
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
             server.should_exit = True
             thread.join(timeout=10)

@@ -1,99 +1,46 @@
-"""The plan: made from development documents, frozen before the first evaluation event, required by every evaluation."""
+"""Making a plan from development documents, and freezing it before the first evaluation event."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, require_plan
 from flows.material import Material
-from schema.document import Document
-from schema.errors import OperationError, PlanError
+from schema.errors import InputError, OperationError, PlanError
 from schema.store.store import Store
-from schema.study import Study, values_of
+from schema.study import Study
 from schema.tables import PLAIN, PLANS, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
-from stats.endpoints import Endpoint, Family
+from stats.endpoints import Endpoint
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
-
-PRIMARY_FAMILY = "primary"
-
-
-@dataclass(frozen=True)
-class FrozenPlan:
-    """A plan as it stands in the store; ``content`` is its JSON."""
-
-    study: str
-    model: str
-    sha256: str
-    frozen_at: datetime
-    content: dict[str, Any]
-
-    @property
-    def replicates(self) -> int:
-        """K of the evaluation."""
-        return int(self.content["replicates"])
-
-    @property
-    def seed(self) -> int:
-        """The study's seed, also that of resampling."""
-        return int(self.content["seed"])
-
-    @property
-    def draws(self) -> int:
-        """Bootstrap draws for primary quantities."""
-        return int(self.content["draws"])
-
-    @property
-    def exploratory_draws(self) -> int:
-        """Bootstrap draws for everything else."""
-        return int(self.content["exploratory_draws"])
-
-    @property
-    def actions(self) -> list[str]:
-        """Actions that were fixed with the plan, controls left out."""
-        return list(self.content["actions"])
-
-    @property
-    def primary(self) -> list[str]:
-        """Quantities of the primary endpoints."""
-        return list(dict.fromkeys(endpoint["quantity"] for endpoint in self.content["primary_endpoints"]))
-
-    @property
-    def family(self) -> Family:
-        """The primary endpoints, whose intervals are adjusted together."""
-        endpoints = tuple(
-            Endpoint(entry["quantity"], entry["action"], entry["baseline"])
-            for entry in self.content["primary_endpoints"]
-        )
-        return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
-
-    def branched_actions(self, material: Material) -> list[str]:
-        """Actions that get replicates of residual branching too; those added after the plan do under "swrb" alone."""
-        if material.study.plan.estimator == SWRB:
-            return material.measured_actions
-        return list(self.content.get("residual_branching", {}).get("actions", []))
-
-    def documents(self, material: Material) -> list[Document]:
-        """The evaluation documents that the plan takes: the first N of each stratum."""
-        count = int(self.content["documents_per_stratum"])
-        return [document for documents in material.documents["evaluation"].values() for document in documents[:count]]
 
 
 def make_plan(
     material: Material, development: ReplicateMoments, units: pa.Table, efficiency: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """The plan's content: K and N from development variance and measured seconds, endpoints, levels.
+    """Make the plan's content: K and N from development variance and measured seconds, endpoints, levels.
 
-    ``units`` are the stored units of the development documents, ``efficiency`` that of residual branching on them in
-    seconds, by action. Canonical and complete: equal input, equal plan.
+    Args:
+        material: the study with its documents and actions.
+        development: moments of every replicate of the development documents.
+        units: rows of ``units`` of the development documents.
+        efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
+            where it is undefined.
+
+    Returns:
+        The content as JSON holds it; equal arguments give an equal plan.
+
+    Raises:
+        OperationError: there are no development units.
+
     """
     study = material.study
     endpoints = primary_endpoints(study)
@@ -180,66 +127,52 @@ def primary_endpoints(study: Study) -> list[Endpoint]:
     return endpoints
 
 
-def plan_section_sha256(study: Study) -> str:
-    """Hash of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
-    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values.without_horizon}
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-
-
 def freeze_plan(store: Store, material: Material, content: dict[str, Any], events_version: int) -> FrozenPlan:
-    """Write the plan to the store; PlanError if evaluation events exist already."""
+    """Write a plan to the store, or adopt the one that another run of the same study froze first.
+
+    Args:
+        store: the study's store.
+        material: the study with its documents and actions.
+        content: what ``make_plan`` returned.
+        events_version: the version of ``events`` that the content was made from.
+
+    Returns:
+        The study's one frozen plan.
+
+    Raises:
+        PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
+
+    """
+    study = material.study
+    if (frozen := _adopted(store, study)) is not None:
+        return frozen
     evaluation = {document.doc for document in material.of_split("evaluation")}
-    generated = store.units(material.study.name, material.model_id)["doc"].to_pylist()
-    if not evaluation.isdisjoint(generated):
-        raise PlanError(f"study '{material.study.name}' has evaluation events but no plan: no plan can be frozen now")
+    if not evaluation.isdisjoint(store.units(study.name, material.model_id)["doc"].to_pylist()):
+        raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     row = {
-        "study": material.study.name,
+        "study": study.name,
         "model": material.model_id,
         "plan_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "frozen_at": datetime.now(UTC),
         "events_version": events_version,
         "plan": text,
     }
-    store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
-    plan = find_plan(store, material.study.name, material.model_id)
-    if plan is None:
-        raise OperationError(f"the plan of study '{material.study.name}' was written but cannot be read back")
+    try:
+        store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
+    except InputError:  # another run's plan came first, unless something else is wrong with the row
+        if (frozen := _adopted(store, study)) is not None:
+            return frozen
+        raise
+    return require_plan(store, study)
+
+
+def _adopted(store: Store, study: Study) -> FrozenPlan | None:
+    """The plan that is there already, if the study file agrees with it."""
+    plan = find_plan(store, study.name, study.model.id)
+    if plan is not None:
+        check_plan_agrees(plan, study)
     return plan
-
-
-def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """The frozen plan, None before there is one; PlanError if it no longer has its hash."""
-    for row in store.read("plans").to_pylist():
-        if (row["study"], row["model"]) == (study, model):
-            if hashlib.sha256(row["plan"].encode()).hexdigest() != row["plan_sha256"]:
-                raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
-            return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], json.loads(row["plan"]))
-    return None
-
-
-def require_plan(store: Store, material: Material) -> FrozenPlan:
-    """The frozen plan, which the study file must still agree with; PlanError where there is none or it does not."""
-    study = material.study
-    plan = find_plan(store, study.name, material.model_id)
-    if plan is None:
-        raise PlanError(f"study '{study.name}' has no frozen plan: evaluation starts after the plan, not before")
-    check_plan_agrees(plan, study)
-    return plan
-
-
-def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
-    """PlanError where the study file's plan or windows differ from the frozen ones, or lack a planned action."""
-    if plan.content["plan_section_sha256"] != plan_section_sha256(study):
-        raise PlanError(
-            f"study '{study.name}': [plan] or [windows] differ from the plan frozen on "
-            f"{plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…); restore them, "
-            "or give the changed study a new name"
-        )
-    names = [action.name for action in study.actions]
-    for name in plan.actions:
-        if name not in names:
-            raise PlanError(f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file")
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:

@@ -1,68 +1,112 @@
-"""The Prefect flow of a study: development -> plan -> evaluation -> derivation -> estimates -> report.
+"""Running the studies of a file: the Prefect flow development -> plan -> evaluation -> estimates -> report.
 
 Tasks are coarse and wrap plain functions; each asks the store what is left to do, so a flow that was killed anywhere
-goes on where it stopped. Import this module inside ``flows.orchestration.orchestration``.
-
-The parts of an analysis are tasks of their own, ``ABREAST`` at once and in threads: numpy releases the interpreter's
-lock where it multiplies and sorts, and processes would each need the moments and the libraries again.
+goes on where it stopped. The parts of an analysis are tasks of their own, ``ABREAST`` at once and in threads: numpy
+releases the interpreter's lock where it multiplies and sorts, and processes would each need the moments again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-from prefect.task_runners import ThreadPoolTaskRunner
-
 from flows import stages
-from flows.analysis.estimation import Part, estimate_part
-from schema.study import Study
+from flows.analysis.estimation import AnalysisPart, estimate_part
+from flows.orchestration import orchestration
+from flows.study_run import StudyRun
+from schema.location import is_local
 from stats.intervals import Estimates
 
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
 
-_prepare = task(stages.prepare)
-_develop = task(stages.develop)
-_plan = task(stages.plan)
-_evaluate = task(stages.evaluate)
-_derive = task(stages.derive)
-_check = task(stages.check)
-_estimate = task(cache_policy=NO_CACHE)(estimate_part)
-_report = task(stages.report)
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
 
-def estimate_in_tasks(parts: Sequence[Part]) -> list[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, in their order."""
-    return list(_estimate.map(parts).result())
+    Attributes:
+        location: the store.
+        pages: the report of each model; none where the limit stopped the run before.
+        documents_left: how many documents the limit leaves to generate.
+        did_something: False where everything was there.
 
-
-@task(name="analyze", cache_policy=NO_CACHE)
-def _analyze(study: Study, location: str) -> int:
-    return stages.analyze(study, location, estimate_in_tasks)
-
-
-_RUNNER: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Any: its type is not the one that flows declare
-
-
-@flow(name="kvdrift study", validate_parameters=False, task_runner=_RUNNER)
-def study_flow(studies: list[Study], location: str) -> list[Path]:
-    """Run the studies of one file, one to a model, to their reports; returns the reports' paths.
-
-    Estimates and reports record the version of all events, so none is made before every model's events are there.
     """
-    for study in studies:
-        _prepare(study, location)
-        _develop(study, location)
-        _derive(location)
-        _plan(study, location)
-        _evaluate(study, location)
-        _derive(location)
-        _check(study, location)
-    for study in studies:
-        _analyze(study, location)
-    pages: list[Path] = [_report(study, location) for study in studies]
-    return pages
+
+    location: str
+    pages: list[Path]
+    documents_left: int
+    did_something: bool
+
+
+def run_studies(runs: Sequence[StudyRun], before: Callable[[], None] | None = None) -> Outcome:
+    """Run the studies of one file, one to a model, to their reports, or find them finished.
+
+    Args:
+        runs: a run of each study, all of one store.
+        before: is called before anything is written, unless nothing is left to do.
+
+    Raises:
+        InputError: the store cannot be written, or what is there does not fit the study file.
+        OperationError: the work failed.
+
+    """
+    location = runs[0].location
+    if all(stages.is_finished(run) for run in runs):
+        return Outcome(location, [stages.page_of(run) for run in runs], 0, did_something=False)
+    if before is not None:
+        before()
+    for run in runs:
+        stages.prepare(run)  # an unwritable store is said before the orchestration starts
+    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
+        return _run_flow(runs)
+
+
+def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> list[Estimates]:
+    """Estimate the parts of an analysis as tasks of the running flow, in their order."""
+    return list(_task(estimate_part).map(parts).result())
+
+
+def _task(function: Callable[..., Any]) -> Any:
+    """A stage as a task. What it did is in the store: Prefect's cache would skip the second derivation of a flow."""
+    from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
+    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
+
+    return task(cache_policy=NO_CACHE, persist_result=False)(function)
+
+
+def _analyze(run: StudyRun) -> int:
+    return stages.analyze(run, estimate_in_tasks)
+
+
+def _run_flow(runs: Sequence[StudyRun]) -> Outcome:
+    from prefect import flow  # noqa: PLC0415
+    from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
+
+    prepare, develop, derive, plan = map(_task, (stages.prepare, stages.develop, stages.derive, stages.plan))
+    evaluate, check, report = map(_task, (stages.evaluate, stages.check, stages.report))
+    analyze = _task(_analyze)
+    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
+
+    @flow(name="kvdrift study", task_runner=threads, persist_result=False)
+    def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
+        for run in runs:
+            prepare(run)
+            develop(run)
+            derive(run)
+            if not run.limit.left_over:
+                plan(run)
+                evaluate(run)
+                derive(run)
+                check(run)
+        if left := runs[0].limit.left_over:
+            return Outcome(store, [], left, did_something=True)
+        # Estimates and reports record the version of all events: every model's events come first.
+        for run in runs:
+            analyze(run)
+        return Outcome(store, [report(run) for run in runs], 0, did_something=True)
+
+    outcome: Outcome = study_flow(runs[0].study.name, [run.study.model.id for run in runs], runs[0].location)
+    return outcome

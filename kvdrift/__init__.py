@@ -17,10 +17,17 @@ __version__ = "0.1.0"
 
 
 def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
-    """The views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
+    """Open the views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
 
-    All cores work on a query; what is stored as an estimate is computed on one, so that it has the same last bits in
-    every run. InputError where there is no store.
+    All cores work on a query. Stored estimates are computed on one core, so that they have the same last bits in every
+    run.
+
+    Args:
+        store: folder or URL of a store.
+
+    Raises:
+        schema.errors.InputError: there is no store.
+
     """
     from schema.store.store import Store
     from sql.catalog import open_views
@@ -29,12 +36,21 @@ def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like th
 
 
 def run(study: str | Path, store: str | Path | None = None) -> Path:
-    """Run a study file to its report, resuming where it stopped; returns the report's path.
+    """Run a study file to its report, or go on where an earlier run stopped.
 
-    A file with several models has a report for each; the last one's path is returned. ``store`` defaults to
-    ``stores/NAME`` in the working folder. Raises the errors of ``schema.errors``.
+    Args:
+        study: the study file.
+        store: folder or URL of the store, ``stores/NAME`` in the working folder by default.
+
+    Returns:
+        The path of the report; the last one's of a file with several models.
+
+    Raises:
+        schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
+
     """
-    from kvdrift.commands.run import run_studies
+    from kvdrift.commands.run import run_file
+    from schema.progress import SILENT
     from schema.study import load_studies
 
-    return run_studies(load_studies(Path(study)), store).reports[-1]
+    return run_file(load_studies(Path(study)), store, (), SILENT).pages[-1]

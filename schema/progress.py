@@ -1,24 +1,21 @@
-"""Progress of long work, reported to whoever listens; nobody by default."""
+"""Progress of long work, told to a listener that is handed down with the work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Progress(Protocol):
-    """A listener. ``unit`` is what is counted, such as documents."""
+    """A listener: something that shows how far the work is."""
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """A stage of ``total`` units starts."""
+        """A stage of ``total`` units starts; ``unit`` names what is counted, such as documents."""
 
     def advance(self, done: int) -> None:
         """``done`` more units of the current stage are finished."""
 
     def say(self, line: str) -> None:
-        """One line worth keeping: a result, or what was found done already."""
+        """One line worth keeping, such as a result."""
 
 
 class _Silent:
@@ -32,19 +29,5 @@ class _Silent:
         pass
 
 
-_listener: ContextVar[Progress] = ContextVar("kvdrift_progress", default=_Silent())  # noqa: B039 - it has no state
-
-
-def progress() -> Progress:
-    """The current listener."""
-    return _listener.get()
-
-
-@contextmanager
-def listening(listener: Progress) -> Iterator[None]:
-    """Report to ``listener`` inside the block."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+SILENT: Final[Progress] = _Silent()
+"""The listener that shows nothing."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError
-from schema.progress import progress
+from schema.progress import Progress
 from schema.store.appends import (
     DERIVED,
     Span,
@@ -68,7 +68,11 @@ def covered_versions(store: Store) -> dict[str, int]:
 
 
 def check_segments(
-    store: Store, versions: Mapping[str, int], covered: Mapping[str, int], controls: Collection[tuple[str, str]]
+    store: Store,
+    versions: Mapping[str, int],
+    covered: Mapping[str, int],
+    controls: Collection[tuple[str, str]],
+    progress: Progress,
 ) -> Segments:
     """Read every events file with its derived files.
 
@@ -77,12 +81,13 @@ def check_segments(
         versions: of each table, the one that is looked at.
         covered: ``covered_versions``, from before.
         controls: (study, action) of full-retention controls.
+        progress: who is told how far the work is.
 
     Returns:
         Checks of events, of each derived table and of the controls, and the units' records.
 
     """
-    return _Walk(store, versions, covered, frozenset(controls)).outcome()
+    return _Walk(store, versions, covered, frozenset(controls)).outcome(progress)
 
 
 class _Walk:
@@ -109,11 +114,11 @@ class _Walk:
         self._readable = True
         self._spans: dict[str, list[tuple[Span, str]]] = {}
 
-    def outcome(self) -> Segments:
-        progress().begin("verify", len(self._events.by_path), "units")
+    def outcome(self, progress: Progress) -> Segments:
+        progress.begin("verify", len(self._events.by_path), "units")
         for path in self._events.by_path:
             self._check_segment(path)
-            progress().advance(1)
+            progress.advance(1)
         self._check_overlaps()
         for table, files in self._derived.items():
             for path in sorted(files.by_path.keys() - self._events.by_path.keys()):

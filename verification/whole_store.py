@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from schema.errors import InputError, KvdriftError
-from schema.progress import progress
+from schema.progress import SILENT, Progress
 from schema.store.store import Store
 from schema.tables import TABLES
 from sql.catalog import PINNING, open_views
@@ -23,7 +23,7 @@ from verification.segments import check_segments, covered_versions
 _SMALL = ("studies", "documents", "actions", "exact_values", "units", "plans", "results", "calibration")
 
 
-def verify(store: Store) -> Iterator[Check]:
+def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     """Check a store of any schema version, whole or still being written; yields each check when it is done.
 
     Where a table's log cannot be read, or has no version, that is the last check. InputError where no table can be
@@ -40,7 +40,7 @@ def verify(store: Store) -> Iterator[Check]:
 
     documents, actions = small["documents"].rows, small["actions"].rows
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
-    segments = check_segments(store, versions, covered, controls)
+    segments = check_segments(store, versions, covered, controls, progress)
     yield from segments.checks
     yield check_units(store, small["units"], segments.records, set(store.paths("events", versions["events"])))
     if small["documents"].readable and small["actions"].readable:
@@ -49,7 +49,8 @@ def verify(store: Store) -> Iterator[Check]:
     yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
     for table in ("results", "calibration"):
         yield check_citations(small[table], small["plans"], versions["events"])
-    yield _check_views(store, versions, readable=segments.readable and all(table.readable for table in small.values()))
+    readable = segments.readable and all(table.readable for table in small.values())
+    yield _check_views(store, versions, progress, readable=readable)
 
 
 def _check_logs(store: Store) -> Check:
@@ -66,14 +67,14 @@ def _check_logs(store: Store) -> Check:
     return Check("tables", counted(len(TABLES), "table"), "with logs that can be read", tuple(faults))
 
 
-def _check_views(store: Store, versions: Mapping[str, int], *, readable: bool) -> Check:
+def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, *, readable: bool) -> Check:
     """The contracts of all computed views hold: R = O + E C of every decomposition row, and the others."""
     names = computed_views()
     counts = f"{counted(len(names), 'view')}, {counted(sum(map(promises, names)), 'promise')}"
     if not readable:
         return Check("views", counts, "not computed: there are files that cannot be read")
     faults = []
-    progress().begin("views", len(names), "views")
+    progress.begin("views", len(names), "views")
     try:
         # Every view is computed once and kept: others read it, and identities look at each other's rows.
         with open_views(store, versions, threads=os.cpu_count() or 1, kept=names) as views:
@@ -82,7 +83,7 @@ def _check_views(store: Store, versions: Mapping[str, int], *, readable: bool) -
                     where = f"view {view} ({', '.join(f'{name}={value}' for name, value in breach.example.items())})"
                     what = f"'{breach.promise}' does not hold in {counted(breach.rows, 'row')}, must hold in all"
                     faults.append(Fault(where, what))
-                progress().advance(1)
+                progress.advance(1)
     except KvdriftError as error:
         faults.append(Fault("views", f"they cannot be computed ({error})"))
     return Check("views", counts, "as their contracts say", tuple(faults))

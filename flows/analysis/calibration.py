@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from flows.analysis.estimation import document_moments
-from flows.plan import FrozenPlan
+from flows.frozen_plan import FrozenPlan
 from schema.store.store import Store
 from schema.study import CONTROL_ACTION
 from schema.tables import CALIBRATION

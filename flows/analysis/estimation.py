@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from flows.analysis.branching import branching_moments
 from flows.analysis.document_index import DocumentIndex, measured
-from flows.plan import FrozenPlan
+from flows.frozen_plan import FrozenPlan
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.store.store import Store
@@ -75,7 +75,7 @@ class Analysis:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class AnalysisPart:
     """Some quantities of an analysis: what one task estimates."""
 
     moments: DocumentMoments
@@ -85,25 +85,25 @@ class Part:
     request: Request
 
 
-Runner = Callable[[Sequence[Part]], Sequence[Estimates]]
+Runner = Callable[[Sequence[AnalysisPart]], Sequence[Estimates]]
 
 
-def in_sequence(parts: Sequence[Part]) -> list[Estimates]:
+def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
     """Estimate parts one after the other, in this thread."""
     return [estimate_part(part) for part in parts]
 
 
-def estimate_part(part: Part) -> Estimates:
+def estimate_part(part: AnalysisPart) -> Estimates:
     """Estimate the quantities of one part."""
     return estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities
     )  # fmt: skip
 
 
-def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[Part]:
+def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[AnalysisPart]:
     """Cut an analysis into parts, in the order of its results."""
     return [
-        Part(moments, names, draws, analysis.seed, analysis.request)
+        AnalysisPart(moments, names, draws, analysis.seed, analysis.request)
         for quantities, draws in analysis.draws
         for names in groups(moments, draws, quantities)
     ]

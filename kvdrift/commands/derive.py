@@ -1,20 +1,33 @@
-"""``kvdrift derive``: once, or watching."""
+"""``kvdrift derive``: trajectories and steps of what was generated, once or watching."""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schema.store.store import Store
-from sql.catalog import refresh_catalog
-from transforms.pipeline import run_derivation
-from transforms.segments import DerivationReport
-from transforms.watch import watch
+from kvdrift.options import StoreArgument
+
+if TYPE_CHECKING:
+    from transforms.segments import DerivationReport
 
 
-def derive_once(location: str, runner: str) -> str:
-    """Derive what is left and refresh the catalogue; returns one line."""
+def derive(
+    store: StoreArgument,
+    runner: Annotated[str, typer.Option("--runner", help="Beam runner: FnApiRunner, DaskRunner, …")] = "FnApiRunner",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on deriving as events arrive, until interrupted.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+) -> None:
+    """Derive trajectories and steps of all events that lack them."""
+    typer.echo(_watching(store, interval) if watch else _once(store, runner))
+
+
+def _once(location: str, runner: str) -> str:
+    from schema.store.store import Store
+    from sql.catalog import refresh_catalog
+    from transforms.pipeline import run_derivation
+
     report = run_derivation(location, runner=runner)
     refresh_catalog(Store.open(location))
     if not report.segments:
@@ -26,8 +39,11 @@ def derive_once(location: str, runner: str) -> str:
     )
 
 
-def derive_watching(location: str, interval: float) -> str:
-    """Derive as events arrive until interrupted or terminated; returns one line."""
+def _watching(location: str, interval: float) -> str:
+    from schema.store.store import Store
+    from sql.catalog import refresh_catalog
+    from transforms.watch import watch
+
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))

@@ -1,24 +1,38 @@
-"""``kvdrift ingest``: what went in, what was there, what was kept out and why, as lines."""
+"""``kvdrift ingest``: events that another generator made, and what became of them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdrift.console import ConsoleProgress
 from schema.errors import InputError
-from schema.ingestion.ingestion import IngestReport, Tally, ingest
+
+if TYPE_CHECKING:
+    from schema.ingestion.ingestion import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events
 
 
-def ingest_files(files: list[Path], location: str, documents: Path | None) -> int:
-    """Ingest, print findings to standard error and the summary to standard output; returns the exit code."""
-    if not files:
-        raise InputError("ingest: name at least one file of events")
+def ingest(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Parquet or Arrow IPC files of events, or folders of them.")
+    ],
+    store: Annotated[str, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; made if missing.")],
+    documents: Annotated[
+        Path | None,
+        typer.Option(
+            "--documents", metavar="FILE", help="CSV, JSONL or Parquet: doc, stratum, split, and what is known."
+        ),
+    ] = None,
+) -> None:
+    """Append events that another generator made, after checking every one of them."""
+    from kvdrift.console import ConsoleProgress
+    from schema.ingestion.ingestion import ingest as ingested
+
     with ConsoleProgress() as console:
         seen = 0
 
@@ -32,15 +46,15 @@ def ingest_files(files: list[Path], location: str, documents: Path | None) -> in
             console.advance(done - seen)
             seen = done
 
-        report = ingest(location, files, documents, progress)
+        report = ingested(store, files, documents, progress)
     for line in _lines(report):
         typer.echo(f"kvdrift: {line}", err=True)
-    typer.echo(summary(report, location))
-    return InputError.exit_code if report.findings else 0
+    typer.echo(summary(report, store))
+    raise typer.Exit(InputError.exit_code if report.findings else 0)
 
 
 def summary(report: IngestReport, location: str) -> str:
-    """What became of the files, and what to type next."""
+    """Say what became of the files, and which command comes next."""
     unread = f", {report.unread} not or not wholly readable" if report.unread else ""
     lines = [
         f"files:         {report.files}{unread}",
@@ -56,7 +70,7 @@ def summary(report: IngestReport, location: str) -> str:
 
 
 def _lines(report: IngestReport) -> list[str]:
-    """One line per finding, at most ``NAMED_FINDINGS`` of a kind and then their number; then the remarks."""
+    """One line a finding, at most ``NAMED_FINDINGS`` of a kind and then their number; then the remarks."""
     lines = []
     said: Counter[str] = Counter()
     for finding in report.findings:

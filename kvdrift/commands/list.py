@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Annotated
+
+import typer
 
 from schema.errors import InputError, nearest
-from schema.study import FINITE_STATE
 
 
-def listing(what: str) -> str:
-    """A line per selector, task, view or model kind; InputError for anything else."""
+def list_(
+    what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models", help="What to list.")],
+) -> None:
+    """List what can be named in a study file or a query."""
     listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models}
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
     rows = listers[what]()
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    for name, text in rows:
+        typer.echo(f"{name:<{width}}  {text}")
 
 
 def _selectors() -> list[tuple[str, str]]:
@@ -38,6 +43,7 @@ def _paper(selector: type) -> list[str]:
 
 def _tasks() -> list[tuple[str, str]]:
     from generator.documents.registry import SOURCES
+    from schema.study import FINITE_STATE
 
     rows = []
     for name, source in SOURCES.items():
@@ -58,6 +64,7 @@ def _views() -> list[tuple[str, str]]:
 
 def _models() -> list[tuple[str, str]]:
     from generator.transformer.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
+    from schema.study import FINITE_STATE
 
     rows = [
         (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Annotated
 
-from flows.stages import model_folder, report_folder, write_report
-from generator.transformer.tokenizer import token_reader
+import typer
+
+from kvdrift.options import StoreArgument
 from schema.errors import InputError, nearest
-from schema.store.store import Store
 
-REPORT_FORMATS = ("html", "latex")
+FORMATS = ("html", "latex")
 
 
-def report_store(location: str, output: Path | None, study: str | None, output_format: str = "html") -> list[Path]:
-    """Write the report of each study (or of one) of a store; returns the pages.
+def report(
+    store: StoreArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder; STORE/report/NAME by default.")
+    ] = None,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
+    ] = "html",
+) -> None:
+    """Write the report of a store's studies: one page each, with figures and tables as files."""
+    # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if output_format not in FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, FORMATS)}")
+    for page in report_pages(store, output, study, latex=output_format == "latex"):
+        typer.echo(f"report: {page}")
 
-    The format ``html`` is the page, its figures and its tables as CSV; ``latex`` adds every table as a .tex file.
+
+def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:
+    """Write the report of each study of a store, or of one.
+
+    Args:
+        location: folder or URL of the store.
+        output: the folder of the page, or of the pages' folders where there are several; in the store by default.
+        study: the name of the one study that is wanted.
+        latex: whether the tables are written as .tex files too.
+
+    Returns:
+        The paths of the pages.
+
+    Raises:
+        InputError: there is no such store or study.
+
     """
-    if output_format not in REPORT_FORMATS:
-        raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
+    from flows.pages import model_folder, report_folder, write_report
+    from generator.transformer.tokenizer import token_reader
+    from schema.store.store import Store
+
     store = Store.open(location)
     studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
     chosen = sorted(pair for pair in studies if study in {None, pair[0]})
@@ -26,6 +60,7 @@ def report_store(location: str, output: Path | None, study: str | None, output_f
         known = {name for name, _ in studies}
         hint = "the store holds no study yet" if not known else nearest(str(study), known)
         raise InputError(f"no study '{study}' in {store.location}; {hint}" if study else f"{store.location}: {hint}")
+    revisions = {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}
     pages = []
     for name, model in chosen:
         several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own
@@ -35,6 +70,6 @@ def report_store(location: str, output: Path | None, study: str | None, output_f
             folder = output
         else:
             folder = output / name / model_folder(model) if several else output / name
-        tex = output_format == "latex"
-        pages.append(write_report(store, name, model, folder, token_text=token_reader(model), latex=tex))
+        text = token_reader(model, revision=revisions.get((name, model)))
+        pages.append(write_report(store, name, model, folder, token_text=text, latex=latex))
     return pages

@@ -1,67 +1,138 @@
-"""Running a study file: does nothing where nothing is left, otherwise starts the flow."""
+"""``kvdrift run``: a study from its documents to its report."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from schema.location import absolute, is_local
-from schema.study import Study
+import typer
+
+from kvdrift.options import TokenOption
+from schema.errors import InputError
 
 if TYPE_CHECKING:
+    from flows.study_flow import Outcome
     from generator.service.client import ServiceAddress
+    from schema.progress import Progress
+    from schema.study import Study
 
 
-@dataclass(frozen=True)
-class StudyRun:
-    """What a run came to: the report of each model, the store, and whether anything was left to do."""
+def run(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents at most, then stop.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the study would generate and need; write nothing.")
+    ] = False,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; repeat it for several."),
+    ] = None,
+    token_file: TokenOption = None,
+    tls_root_certs: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-root-certs", metavar="FILE", help="PEM file of the authorities to trust; the system's by default."
+        ),
+    ] = None,
+    endpoint_timeout: Annotated[
+        float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
+    ] = 60.0,
+) -> None:
+    """Run a study from its documents to its report, or go on where an earlier run stopped.
 
-    reports: list[Path]
-    location: str
-    did_something: bool
-
-
-def default_location(study: Study) -> str:
-    """``stores/NAME`` in the working folder."""
-    return str(Path("stores") / study.name)
-
-
-def run_studies(
-    studies: list[Study], store: str | Path | None = None, endpoints: Sequence[ServiceAddress] = ()
-) -> StudyRun:
-    """Run the studies of one file, one to a model, to their reports, or find them finished.
-
-    The ``endpoints`` generate the events, or, without any, this process.
+    This process generates the events, or with --endpoint the services that are named; the events are the same.
     """
-    location = absolute(store if store is not None else default_location(studies[0]))
+    from schema.study import load_studies
 
-    from flows import stages
+    studies = load_studies(study)
+    if dry_run:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
+        from kvdrift.dry_run import describe_study
 
-    for study in studies:
-        stages.check_before_writing(study, served=bool(endpoints))
-    if all(stages.is_finished(study, location) for study in studies):
-        from schema.store.store import Store
+        for one in studies:
+            for line in describe_study(one, store or default_location(studies)):
+                typer.echo(line)
+        return
+    addresses = _addresses(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
+    from kvdrift.console import ConsoleProgress
 
-        opened = Store.open(location)
-        pages = [stages.report_folder_of(study, opened) / "index.html" for study in studies]
-        return StudyRun(pages, location, did_something=False)
+    with ConsoleProgress() as console:
+        outcome = run_file(studies, store, addresses, console, limit)
+    if not outcome.did_something:
+        typer.echo(f"study '{studies[0].name}' is finished: nothing to do")
+    typer.echo(f"store:  {outcome.location}")
+    for page in outcome.pages:
+        typer.echo(f"report: {page}")
+    if outcome.documents_left:
+        left = f"{outcome.documents_left} documents of this stage are left"
+        typer.echo(f"stopped at --limit {limit}: {left}; run the same command again to go on")
 
-    from flows.generation import generating_by
-    from flows.orchestration import orchestration
 
-    if endpoints:
-        from generator.service.dispatch import EndpointPool
-        from schema.progress import progress
+def default_location(studies: Sequence[Study]) -> str:
+    """Return ``stores/NAME`` in the working folder."""
+    return str(Path("stores") / studies[0].name)
 
-        pool = EndpointPool(endpoints, studies, progress().say)
-        pool.check()
-    for study in studies:
-        stages.prepare(study, location)  # an unwritable store is said before the orchestration starts
-    home = (Path(location) if is_local(location) else Path.home()) / ".prefect"
-    with orchestration(home), generating_by(pool.generate) if endpoints else nullcontext():
-        from flows.study_flow import study_flow
 
-        return StudyRun(study_flow(studies, location), location, did_something=True)
+def run_file(
+    studies: Sequence[Study],
+    store: str | Path | None,
+    addresses: Sequence[ServiceAddress],
+    progress: Progress,
+    limit: int | None = None,
+) -> Outcome:
+    """Run the studies of one file, one to a model.
+
+    Args:
+        studies: the studies of the file.
+        store: folder or URL of the store, ``stores/NAME`` by default.
+        addresses: the services that generate; without any, this process does.
+        progress: who is told how far the work is.
+        limit: how many documents may be generated before the run stops.
+
+    Raises:
+        InputError: the study file, the store or a service is not as it must be.
+        OperationError: the work failed.
+
+    """
+    from flows.checks import check_study
+    from flows.generation import LocalGenerator
+    from flows.study_flow import run_studies
+    from flows.study_run import DocumentLimit, StudyRun
+    from generator.service.dispatch import EndpointPool
+    from schema.location import absolute
+
+    location = absolute(store if store is not None else default_location(studies))
+    pool = EndpointPool(addresses, studies, progress.say) if addresses else None
+    made_by, shared = pool.generate if pool is not None else LocalGenerator(), DocumentLimit(limit)
+    runs = [StudyRun(study, location, made_by, progress, shared) for study in studies]
+    for one in runs:
+        check_study(one, served=pool is not None)
+    return run_studies(runs, before=None if pool is None else pool.check)
+
+
+def _addresses(
+    locations: list[str], token_file: Path | None, root_certificates: Path | None, timeout: float
+) -> list[ServiceAddress]:
+    """The services that the options name."""
+    given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
+    for name, value in given.items():
+        if value is not None and not locations:
+            raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
+    for location in locations:
+        if locations.count(location) > 1:
+            raise InputError(f"--endpoint {location}: is given twice; give each endpoint once")
+    if not locations:
+        return []
+    from generator.service.client import ServiceAddress
+    from kvdrift.credentials import read_pem, read_token
+
+    token = None if token_file is None else read_token(token_file)
+    certificates = None if root_certificates is None else read_pem("--tls-root-certs", root_certificates)
+    return [ServiceAddress(location, token, certificates, timeout) for location in locations]

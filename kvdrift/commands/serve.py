@@ -1,89 +1,87 @@
-"""``kvdrift serve``: the generator as a service; and what ``kvdrift run`` needs to find one."""
+"""``kvdrift serve``: the generator as a service."""
 
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import pyarrow as pa
 import typer
 
-from generator.service.admission import log
-from generator.service.client import TLS_SCHEME, ServiceAddress, is_loopback
-from generator.service.identity import identity_of
-from generator.service.server import GenerationService
-from generator.transformer.loading import load_model
+from kvdrift.options import TokenOption
 from schema.errors import InputError, OperationError
 
-_LEAST_TOKEN = 16  # characters: below that, guessing is worth a try
+if TYPE_CHECKING:
+    from generator.service.server import GenerationService
 
 
-def endpoints_of(
-    locations: list[str], token_file: Path | None, root_certificates: Path | None, timeout: float
-) -> list[ServiceAddress]:
-    """The endpoints that the options of ``kvdrift run`` name; InputError for what cannot be."""
-    given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
-    for name, value in given.items():
-        if value is not None and not locations:
-            raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
-    for location in locations:
-        if locations.count(location) > 1:
-            raise InputError(f"--endpoint {location}: stands there twice")
-    token = None if token_file is None else _token(token_file)
-    certificates = None if root_certificates is None else _pem("--tls-root-certs", root_certificates)
-    return [ServiceAddress(location, token, certificates, timeout) for location in locations]
-
-
-def serve_model(
-    model_id: str,
-    *,
-    host: str,
-    port: int,
-    device: str,
-    dtype: str,
-    revision: str | None,
-    device_map: str | None,
-    token_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    max_request_bytes: int,
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What model.id in a study file is.")],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; any but this machine's own needs token and TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8815,
+    token_file: TokenOption = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM file of the service's certificate chain.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM file of the certificate's private key.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="As in [model]: cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="As in [model].")] = "float32",
+    revision: Annotated[str | None, typer.Option("--revision", help="As in [model].")] = None,
+    device_map: Annotated[
+        str | None, typer.Option("--device-map", help="As in [model]: auto takes all GPUs in place of one device.")
+    ] = None,
+    max_request_bytes: Annotated[
+        int, typer.Option("--max-request-bytes", min=1024, help="Refuse requests that are longer.")
+    ] = 2**24,
 ) -> None:
-    """Load the model and serve it until interrupted or terminated; says in one line when it is ready and where.
-
-    InputError for what ``load_model`` refuses, for files that are not what they should be, and for a host that others
-    can reach without token and TLS; OperationError where the address is taken.
-    """
+    """Serve a model to studies run with --endpoint, until interrupted."""
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key: give both, or none")
+    from generator.service.client import is_loopback
+
     if not is_loopback(host) and (token_file is None or tls_cert is None):
         raise InputError(
             f"--host {host}: others can reach it; give --token-file, --tls-cert and --tls-key, or --host 127.0.0.1"
         )
-    token = None if token_file is None else _token(token_file)
+    from kvdrift.credentials import read_pem, read_token
+
+    token = None if token_file is None else read_token(token_file)
     certificate = None
     if tls_cert is not None and tls_key is not None:
-        certificate = (_pem("--tls-cert", tls_cert), _pem("--tls-key", tls_key))
-    model = load_model(model_id, device=device, dtype=dtype, revision=revision, device_map=device_map)
+        certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
+    from generator.service.client import TLS_SCHEME
+    from generator.service.identity import identity_of
+    from generator.service.server import GenerationService
+    from generator.transformer.loading import load_model
+
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision, device_map=device_map)
     scheme, name = "grpc" if certificate is None else TLS_SCHEME, f"[{host}]" if ":" in host else host
     try:
         service = GenerationService(
-            model,
-            identity_of(model, revision),
+            loaded,
+            identity_of(loaded, revision),
             f"{scheme}://{name}:{port}",
             token=token,
             certificate=certificate,
             max_request_bytes=max_request_bytes,
         )
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:  # Arrow's errors of input and output are among them
         hint = "is the port taken?" if certificate is None else "is the port taken, or are certificate and key no pair?"
         raise OperationError(f"cannot listen on {scheme}://{name}:{port}: {hint}") from error
+    _serve_until_interrupted(service, f"kvdrift: serving {model} on {scheme}://{name}:{service.port}")
+
+
+def _serve_until_interrupted(service: GenerationService, ready: str) -> None:
     _log_to_standard_error()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        typer.echo(f"kvdrift: serving {model_id} on {scheme}://{name}:{service.port}")
+        typer.echo(ready)
         service.run()
     except KeyboardInterrupt:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one does not wait for callers
@@ -92,32 +90,11 @@ def serve_model(
 
 
 def _log_to_standard_error() -> None:
+    from generator.service.admission import log
+
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ kvdrift: %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     log.addHandler(handler)
     log.propagate = False
-
-
-def _token(path: Path) -> str:
-    token = _read("--token-file", path).decode(errors="replace").strip()
-    if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise InputError(f"--token-file {path}: should hold one line of printable characters without spaces")
-    if len(token) < _LEAST_TOKEN:
-        raise InputError(f"--token-file {path}: {len(token)} characters are no secret; take at least {_LEAST_TOKEN}")
-    return token
-
-
-def _pem(option: str, path: Path) -> bytes:
-    content = _read(option, path)
-    if b"-----BEGIN " not in content:
-        raise InputError(f"{option} {path}: is not PEM (no -----BEGIN line)")
-    return content
-
-
-def _read(option: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{option} {path}: cannot be read ({error.strerror})") from None

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from flows.plan import find_plan
-from flows.stages import estimated_version
-from schema.store.store import Store
+import typer
+
+from kvdrift.options import StoreArgument
+
+if TYPE_CHECKING:
+    from schema.store.store import Store
 
 
-def store_status(store: Store) -> str:
-    """A paragraph for the store and one for each study."""
+def status(store: StoreArgument) -> None:
+    """Show what a store holds, and what is left to derive and to estimate."""
+    from schema.store.store import Store
+
+    for line in status_lines(Store.open(store)):
+        typer.echo(line)
+
+
+def status_lines(store: Store) -> list[str]:
+    """Describe a store, and each study and model in it."""
+    from flows.analysis.stored import estimated_version
+    from flows.frozen_plan import find_plan
+
     version = store.version("events")
     units = store.units()
     pending = store.pending_segments(version)
@@ -27,7 +42,7 @@ def store_status(store: Store) -> str:
         estimated = estimated_version(store, study, model)
         lines.append(f"study {study}, model {model}:")
         for split, total in sorted(Counter(splits.values()).items()):
-            wanted = total if split != "evaluation" or plan is None else _planned(plan.content)
+            wanted = total if split != "evaluation" or plan is None else plan.documents
             lines.append(f"  {split}: {generated[split]} of {wanted} documents generated")
         lines.append(
             "  plan: none yet" if plan is None else
@@ -37,9 +52,4 @@ def store_status(store: Store) -> str:
             "  estimates: none yet" if estimated is None else
             f"  estimates: from events version {estimated}" + (" (current)" if estimated == version else "")
         )  # fmt: skip
-    return "\n".join(lines)
-
-
-def _planned(content: dict[str, object]) -> int:
-    strata = content["strata"]
-    return int(str(content["documents_per_stratum"])) * (len(strata) if isinstance(strata, list) else 0)
+    return lines

@@ -55,7 +55,7 @@ from schema.store.delta import Commit, DeltaFolder, Snapshot, StoredFile, encode
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow.dataset as pads
@@ -250,12 +250,22 @@ class Store:
         self._folder.commit(table, attempt)
         return new_rows
 
-    def pending_segments(self, events_version: int) -> list[str]:
-        """Relative paths of events files at ``events_version`` that lack a file of one of their ``derived_tables``.
+    def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
+        """Return the events files that lack a file of one of their ``derived_tables``.
 
-        InputError where one of the tables was compacted: its files no longer say what they were made from.
+        Args:
+            events_version: the version of ``events`` that is looked at.
+            derived_versions: versions of the derived tables by name, the latest ones by default.
+
+        Returns:
+            Relative paths of events files.
+
+        Raises:
+            InputError: one of the tables was compacted; its files no longer say what they were made from.
+
         """
-        done = {table: set(self._own_paths(table)) for table in _DERIVED}
+        versions = derived_versions or {}
+        done = {table: set(self._own_paths(table, versions.get(table))) for table in _DERIVED}
         paths = self._own_paths("events", events_version)
         return [path for path in paths if not all(path in done[table] for table in derived_tables(path))]
 

@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 import pytest
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
-from flows import stages
 from flows.analysis.estimation import (
     Analysis,
-    Part,
+    AnalysisPart,
     document_moments,
     estimate_part,
     in_sequence,
     parts_of,
     replicate_moments,
 )
+from flows.analysis.stored import analyze_stored
+from flows.frozen_plan import find_plan
 from flows.orchestration import orchestration
-from flows.plan import find_plan
 from kvdrift.command import main
 from schema.errors import InputError
 from schema.store.store import Store, Unit
@@ -36,6 +36,7 @@ from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats import bootstrap
 from stats.intervals import Estimates, Request
 from stats.quantities import QUANTITIES
+from transforms.pipeline import run_derivation
 
 SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=16)
 
@@ -54,7 +55,7 @@ def copied(synthetic: Path, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPart]:
     """An analysis cut into several parts, which its default bound would leave whole."""
     monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 100_000)
     with open_views(Store.open(store)) as views:
@@ -80,7 +81,7 @@ def test_parts_give_the_same_bits_abreast_in_other_groups_and_in_sequence(
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
     monkeypatch.undo()
     whole = [
-        estimate_part(Part(parts[0].moments, names, draws, 5, Request()))
+        estimate_part(AnalysisPart(parts[0].moments, names, draws, 5, Request()))
         for names, draws in (
             (("gap", "mismatch"), 300),
             (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60),
@@ -158,7 +159,7 @@ def test_a_log_without_a_plan_is_exploratory(copied: Path, capsys: pytest.Captur
     with open_views(Store.open(copied)) as views:
         for row in views.rows("decomposition", stratum="pooled").to_pylist():
             assert gap[row["action"]]["estimate"] == pytest.approx(row["mismatch"], rel=1e-12)
-    assert stages.analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
+    assert analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
 
 
 def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> None:
@@ -171,9 +172,9 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
     store.append_units(_units_of(source))
     with pytest.raises(InputError, match=r"16 segments of events are not derived: kvdrift derive"):
-        stages.analyze_stored(store, STUDY, MODEL)
-    stages.derive(store.location)
-    count = stages.analyze_stored(store, STUDY, MODEL)
+        analyze_stored(store, STUDY, MODEL)
+    run_derivation(store.location)
+    count = analyze_stored(store, STUDY, MODEL)
     rows = store.read("results").to_pylist()
     assert len(rows) == count
     counted = {(row["split"], row["stratum"]): row["documents"] for row in rows}
@@ -191,7 +192,7 @@ def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "holds no study yet" in capsys.readouterr().err
     store.append_rows("documents", pa.Table.from_pylist(document_rows(SIZES), schema=DOCUMENTS.schema))
     with pytest.raises(InputError, match="no complete measured trajectories, nothing to estimate"):
-        stages.analyze_stored(store, STUDY, MODEL)
+        analyze_stored(store, STUDY, MODEL)
 
 
 def test_document_moments_are_means_of_replicate_moments(synthetic: Path) -> None:

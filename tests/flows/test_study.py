@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fixtures.small_study import run_command, start_command, write_study
+from fixtures.small_study import run_command, run_of, start_command, write_study
 
 import kvdrift
 from flows import stages
-from flows.generation import generate_development
-from flows.plan import find_plan
+from flows.frozen_plan import find_plan
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store.store import Store, Unit
 from schema.study import load_study
@@ -109,12 +108,11 @@ def _files(location: Path, table: str) -> int:
 
 
 def test_evaluation_without_a_plan_is_refused(tmp_path: Path) -> None:
-    study = load_study(write_study(tmp_path))
-    location = str(tmp_path / "store")
-    stages.prepare(study, location)
+    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
+    stages.prepare(run)
     with pytest.raises(PlanError, match="no frozen plan"):
-        stages.evaluate(study, location)
-    assert Store.open(location).read("events").num_rows == 0
+        stages.evaluate(run)
+    assert run.store.read("events").num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
 ) -> None:
     before = Store.open(copied).versions()
     with pytest.raises(InputError, match=message):
-        stages.prepare(load_study(write_study(tmp_path, change)), str(copied))
+        stages.prepare(run_of(load_study(write_study(tmp_path, change)), copied))
     assert Store.open(copied).versions() == before
 
 
@@ -141,14 +139,14 @@ def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Pat
     study = load_study(
         write_study(tmp_path, (added, '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n' + added))
     )
-    location = str(copied)
+    run = run_of(study, copied)
     before = set(Store.open(copied).paths("events"))
-    stages.prepare(study, location)
-    assert stages.develop(study, location) == 4
-    assert stages.evaluate(study, location) == 6
-    stages.derive(location)
-    stages.check(study, location)
-    assert stages.analyze(study, location) > 0
+    stages.prepare(run)
+    assert stages.develop(run) == 4
+    assert stages.evaluate(run) == 6
+    stages.derive(run)
+    stages.check(run)
+    assert stages.analyze(run) > 0
     assert before < set(Store.open(copied).paths("events"))
     with kvdrift.open(copied) as views:
         actions = dict(views.sql("select action, prespecified from actions").fetchall())
@@ -162,44 +160,41 @@ def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Pat
 def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(copied: Path, tmp_path: Path) -> None:
     """K grows on development documents: the old events stay, and all equal those of one run with the larger K."""
     grown = load_study(write_study(tmp_path, ("development_replicates = 4", "development_replicates = 6")))
-    store = Store.open(copied)
-    material = stages.material_of(grown)
-    assert generate_development(store, material) == 4 * 2  # two more replicates of two actions; controls have enough
-    fresh = str(tmp_path / "fresh")
-    stages.prepare(grown, fresh)
-    stages.develop(grown, fresh)
-    names = {document.doc for document in material.of_split("development")}
+    run = run_of(grown, copied)
+    assert stages.develop(run) == 4 * 2  # two more replicates of two actions; controls have enough
+    fresh = run_of(grown, tmp_path / "fresh")
+    stages.prepare(fresh)
+    stages.develop(fresh)
+    names = {document.doc for document in run.material.of_split("development")}
 
     def development(location: str | Path) -> pa.Table:
         rows = content(Path(location), "events")
         return rows.filter(pa.array([doc in names for doc in rows["doc"].to_pylist()]))
 
-    assert development(copied).equals(development(fresh))
+    assert development(copied).equals(development(fresh.location))
 
 
 def test_a_control_that_moved_fails_the_study(tmp_path: Path) -> None:
     study = load_study(write_study(tmp_path))
-    location = str(tmp_path / "store")
-    stages.prepare(study, location)
-    store = Store.open(location)
-    document = stages.material_of(study).of_split("development")[0]
-    store.append_units([_unit(study.name, document.doc, "full", delta=1e-7)])
+    run = run_of(study, tmp_path / "store")
+    stages.prepare(run)
+    document = run.material.of_split("development")[0]
+    run.store.append_units([_unit(study.name, document.doc, "full", delta=1e-7)])
     with pytest.raises(ControlError, match=r"control moved in document .*delta 1e-07"):
-        stages.check(study, location)
+        stages.check(run)
 
 
 def test_unequal_bytes_at_equal_retention_fail_the_study(tmp_path: Path) -> None:
     study = load_study(write_study(tmp_path))
-    location = str(tmp_path / "store")
-    stages.prepare(study, location)
-    store = Store.open(location)
-    document = stages.material_of(study).of_split("development")[0]
-    store.append_units([
+    run = run_of(study, tmp_path / "store")
+    stages.prepare(run)
+    document = run.material.of_split("development")[0]
+    run.store.append_units([
         _unit(study.name, document.doc, "snapkv-half", kept_entries=100, payload_bytes=1000),
         _unit(study.name, document.doc, "recent-half", kept_entries=100, payload_bytes=1001),
     ])  # fmt: skip
     with pytest.raises(OperationError, match="payload_bytes differ"):
-        stages.check(study, location)
+        stages.check(run)
 
 
 def _unit(study: str, doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:

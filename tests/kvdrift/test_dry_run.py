@@ -13,7 +13,7 @@ import pytest
 from fixtures.small_study import write_study
 
 from flows import timing as generation_time
-from flows.material import outline_study
+from flows.outline import outline_study
 from flows.plan import primary_endpoints
 from flows.timing import Extent, Seconds, StudyTime, study_time
 from generator.actions import build_actions
@@ -98,8 +98,8 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Llama-3.1-8B: 32 layers, 8 KV heads of width 128, bfloat16: 128 KiB of payload to an entry."""
-        monkeypatch.setattr("kvdrift.commands.dry_run.local_footprint", lambda *_: LLAMA)
-        monkeypatch.setattr("kvdrift.commands.dry_run.memory_here", lambda *_: 80 * 2**30)
+        monkeypatch.setattr("kvdrift.dry_run.local_footprint", lambda *_: LLAMA)
+        monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 80 * 2**30)
         out = dry_run(capsys, STUDIES / "paper_first.toml")
         assert "action snapkv-512: keep 512, 512 prompt entries, 64.5 MiB of prompt cache" in out
         assert "action full: keep all, 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache" in out
@@ -110,7 +110,7 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
-        monkeypatch.setattr("flows.material.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
+        monkeypatch.setattr("flows.outline.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
         out = dry_run(capsys, STUDIES / "paper_first.toml")
         line = (
             "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
@@ -155,7 +155,7 @@ class TestPaperStudies:
 
 def test_quickstart_is_exact(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = StudyTime({"development": Seconds(4.04, 7.17), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
-    monkeypatch.setattr("kvdrift.commands.dry_run.study_time", lambda *_: found)
+    monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: found)
     out = dry_run(capsys, STUDIES / "quickstart.toml")
     assert "action snapkv-half: keep 1/2, 196 to 774 prompt entries" in out
     assert (
@@ -250,10 +250,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    model = SimpleNamespace(
-        device="cpu", positions=4096, network=SimpleNamespace(config=SimpleNamespace(vocab_size=256))
-    )
-    monkeypatch.setattr(generation_time, "study_model", lambda _: model)
+    model = SimpleNamespace(device="cpu", shape=SimpleNamespace(vocabulary=256))
+    monkeypatch.setattr(generation_time, "load_transformer", lambda _: model)
     return clock
 
 
@@ -267,17 +265,18 @@ def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) ->
 
 
 def test_time_is_that_of_a_document_times_documents(tmp_path: Path, machine: Machine) -> None:
-    """Prompts have 396 and 392 tokens, decoding is affine in replicates; bounds are widened by what documents differ."""
+    """Prompts have 396 and 392 tokens; bounds are widened by what documents differ, and by what replicates cost."""
     found = small_time(tmp_path)
     assert {spent.positions for spent in found.strata.values()} == {12}
+    whole = machine.decode(9, 12)  # both splits are scaled from the most replicates
 
-    def seconds(documents: int, replicates: int) -> float:
-        return documents * (0.01 * (396 + 392) + 2 * (machine.decode(replicates, 12) + 0.05))
+    def seconds(documents: int, decode: float) -> float:
+        return documents * (0.01 * (396 + 392) + 2 * (decode + 0.05))
 
-    assert found.splits["development"].low == pytest.approx(0.8 * seconds(2, 4))
-    assert found.splits["development"].high == pytest.approx(1.3 * seconds(2, 4))
-    assert found.splits["evaluation"].low == pytest.approx(0.8 * seconds(3, 5))
-    assert found.splits["evaluation"].high == pytest.approx(1.3 * seconds(5, 9))
+    assert found.splits["development"].low == pytest.approx(0.8 * seconds(2, whole * 4 / 9))
+    assert found.splits["development"].high == pytest.approx(1.3 * seconds(2, whole))
+    assert found.splits["evaluation"].low == pytest.approx(0.8 * seconds(3, whole * 5 / 9))
+    assert found.splits["evaluation"].high == pytest.approx(1.3 * seconds(5, whole))
     assert found.measuring == machine.now
 
 
@@ -288,20 +287,12 @@ def test_measuring_keeps_to_its_budget_and_the_range_holds_the_truth(
 ) -> None:
     found = small_time(tmp_path, ("horizon = 12", f"horizon = {horizon}"), budget=budget)
     assert machine.now < 1.5 * budget
-    for spent in found.strata.values():
-        for replicates, seconds in spent.decode.items():
-            assert seconds.low - 1e-9 <= machine.decode(replicates, horizon) <= seconds.high + 1e-9
-
-
-def test_a_prompt_too_long_for_the_budget_is_scaled(tmp_path: Path, machine: Machine) -> None:
-    machine.token = 0.02
-    longer = ('tasks = ["variable_tracking"]\nlength = 384', 'tasks = ["variable_tracking"]\nlength = 1536')
-    found = small_time(tmp_path, longer)
-    short, long = found.strata["needle"], found.strata["tracking"]
-    assert (short.positions, long.positions, long.tokens) == (12, 0, 1544)
-    ratio = 1544 / 396
-    assert long.prefill == Seconds(short.prefill.low * ratio, pytest.approx(short.prefill.high * ratio**2))
-    assert {doc for doc, _, _ in machine.asked} == {next(doc for doc, _, _ in machine.asked)}
+    for least, most in ((4, 4), (5, 9)):
+        for spent in found.strata.values():
+            seconds = spent.of_replicates(least)
+            other = spent.prefill + 0.05
+            assert seconds.low - other - 1e-9 <= machine.decode(least, horizon)
+            assert machine.decode(most, horizon) <= seconds.high - other + 1e-9
 
 
 def test_a_prefill_beyond_the_budget_is_said(tmp_path: Path, machine: Machine) -> None:
@@ -315,9 +306,8 @@ def test_a_hybrid_study_may_branch_no_action(tmp_path: Path, machine: Machine) -
     machine.position = machine.replicate = 0.01
     found = small_time(tmp_path, ("draws = 200", 'estimator = "hybrid"\ndraws = 200'))
     for spent in found.strata.values():
-        for replicates, seconds in spent.decode.items():
-            assert seconds.low == pytest.approx(machine.decode(replicates, 12))
-            assert seconds.high == pytest.approx(2 * machine.decode(replicates, 12))
+        assert spent.decode.low == pytest.approx(machine.decode(9, 12))
+        assert spent.decode.high == pytest.approx(2 * machine.decode(9, 12))
 
 
 def test_time_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -351,7 +341,7 @@ def test_systems_need_no_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_too_little_memory_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.commands.dry_run.memory_here", lambda *_: 3 * 2**20)
+    monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 3 * 2**20)
     out = dry_run(capsys, write_study(tmp_path))
     assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
     assert "time: not measured; there is too little memory" in out

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.command import call
 from huggingface_hub import constants
 
 from generator.documents.registry import SOURCES
 from generator.selectors import SELECTORS
 from generator.transformer.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
-from kvdrift.commands.list import listing
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
@@ -22,6 +22,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty Hugging Face cache."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
+
+
+def listing(capsys: pytest.CaptureFixture[str], what: str) -> str:
+    """What ``kvdrift list`` prints."""
+    code, out, _ = call(capsys, "list", what)
+    assert code == 0
+    return out
 
 
 def put(cache: Path, model_id: str, files: dict[str, Any]) -> None:
@@ -35,13 +42,13 @@ def put(cache: Path, model_id: str, files: dict[str, Any]) -> None:
         (snapshot / name).write_text(json.dumps(content))
 
 
-def test_models_in_the_cache(cache: Path) -> None:
+def test_models_in_the_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(cache, "one/whole", {"config.json": LLAMA, "model.safetensors": ""})
     put(cache, "one/bare-config", {"config.json": {"architectures": ["Qwen3ForCausalLM"]}})
     put(cache, "two/other", {"config.json": {"architectures": ["MistralForCausalLM"]}, "model.safetensors": ""})
     put(cache, "two/broken", {"config.json": []})
     assert cached_models() == {"one/bare-config": "Qwen3ForCausalLM", "one/whole": "LlamaForCausalLM"}
-    lines = [line.split(None, 1) for line in listing("models").splitlines()]
+    lines = [line.split(None, 1) for line in listing(capsys, "models").splitlines()]
     assert ["one/whole", "in the Hugging Face cache: LlamaForCausalLM"] in lines
     assert ["one/bare-config", "in the Hugging Face cache: Qwen3ForCausalLM, without its weights"] in lines
 
@@ -66,16 +73,16 @@ def test_weights_are_here_only_as_a_whole(cache: Path, tmp_path: Path) -> None:
     assert has_local_weights(EMBEDDED_ID)
 
 
-def test_selectors_have_their_parameters_and_papers() -> None:
-    lines = {line.split()[0]: line for line in listing("selectors").splitlines()}
+def test_selectors_have_their_parameters_and_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = {line.split()[0]: line for line in listing(capsys, "selectors").splitlines()}
     assert set(SELECTORS) < set(lines)
     assert lines["snapkv"].endswith("; window = 64; kernel = 5; Li et al. 2024, arXiv:2404.14469")
     assert lines["recent"].endswith("; sinks = 4; Xiao et al. 2024, StreamingLLM, arXiv:2309.17453")
     assert {name for name in SELECTORS if "arXiv:" not in lines[name]} == {"full", "random"}
 
 
-def test_every_task_stands_with_its_source() -> None:
-    lines = listing("tasks").splitlines()
+def test_every_task_stands_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listing(capsys, "tasks").splitlines()
     for name, source in SOURCES.items():
         assert any(line.startswith(f"{name} ") for line in lines)
         for task in source.tasks:

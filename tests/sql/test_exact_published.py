@@ -12,15 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.small_study import run_of
 from numpy.typing import NDArray
 
 from flows import stages
+from flows.checks import check_study
 from generator.coupling.residual_branching import PURPOSES, branch_replicates
 from generator.coupling.rollout import ActionReplicates, rollout
 from generator.finite.families import mixture_system
 from generator.finite.kernels import FiniteKernels
 from generator.finite.system import FiniteSystem
-from kvdrift.commands.run import run_studies
+from kvdrift.commands.run import run_file
+from schema.progress import SILENT
 from schema.store.store import Store
 from schema.study import load_study
 from sql.catalog import open_views
@@ -113,16 +116,17 @@ def test_the_published_figures_are_typical() -> None:
 def test_the_study_of_the_published_systems(tmp_path: Path) -> None:
     """From study file to report, stage by stage; then there is nothing left to do."""
     study, store = load_study(STUDY), str(tmp_path / "store")
-    stages.check_before_writing(study)
-    stages.prepare(study, store)
-    assert stages.develop(study, store) > 0
-    stages.derive(store)
-    stages.plan(study, store)
-    assert stages.evaluate(study, store) > 0
-    stages.derive(store)
-    stages.check(study, store)
-    assert stages.analyze(study, store) > 0
-    page = stages.report(study, store)
+    run = run_of(study, store)
+    check_study(run)
+    stages.prepare(run)
+    assert stages.develop(run) > 0
+    stages.derive(run)
+    stages.plan(run)
+    assert stages.evaluate(run) > 0
+    stages.derive(run)
+    stages.check(run)
+    assert stages.analyze(run) > 0
+    page = stages.report(run)
     assert page.is_file()
 
     with open_views(Store.open(store)) as views:
@@ -138,8 +142,7 @@ def test_the_study_of_the_published_systems(tmp_path: Path) -> None:
     assert all(row["risk"] == pytest.approx(row["exact_risk"], abs=0.02) for row in swrb)
 
     versions = Store.open(store).versions()
-    again = run_studies([study], store)
-    assert (again.reports, again.did_something) == ([page], False)
-    assert stages.develop(study, store) == stages.evaluate(study, store) == stages.analyze(study, store) == 0
-    assert stages.derive(store) == 0
+    again = run_file([study], store, (), SILENT)
+    assert (again.pages, again.did_something) == ([page], False)
+    assert stages.develop(run) == stages.evaluate(run) == stages.analyze(run) == stages.derive(run) == 0
     assert Store.open(store).versions() == versions

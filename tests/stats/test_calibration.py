@@ -20,7 +20,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.estimation import document_moments
-from flows.plan import FrozenPlan
+from flows.frozen_plan import FrozenPlan
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.store.store import Store, Unit

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from flows import stages
 from flows.analysis.branching import branching_moments
 from flows.analysis.estimation import EXPLORATORY_DRAWS
+from flows.analysis.stored import analyze_stored
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.store.store import Store
@@ -37,6 +37,7 @@ from stats.endpoints import Endpoint
 from stats.intervals import COLUMNS
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
+from transforms.pipeline import run_derivation
 
 STRATA = ["a"] * 7 + ["b"] * 4
 CLUSTERS = ["q0", "q0", "q1", "q2", "q3", "q4", "q5", "r0", "r0", "r1", "r2"]
@@ -281,7 +282,7 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents, units = branched_units()
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
     store.append_units(units)
-    stages.derive(store.location)
+    run_derivation(store.location)
     return Path(store.location)
 
 
@@ -315,7 +316,7 @@ def test_an_analysis_appends_them_in_one_commit(branched: Path, tmp_path: Path) 
     shutil.copytree(branched, tmp_path / "store")
     store = Store.open(tmp_path / "store")
     before = store.version("results")
-    count = stages.analyze_stored(store, "s", "m")
+    count = analyze_stored(store, "s", "m")
     assert store.version("results") == before + 1
     results = store.read("results").to_pylist()
     assert len(results) == count
@@ -328,4 +329,4 @@ def test_an_analysis_appends_them_in_one_commit(branched: Path, tmp_path: Path) 
     documents = {(row["action"], row["stratum"]): row["documents"] for row in own if row["quantity"] == "efficiency"}
     assert documents["often", "pooled"] == 5
     assert documents["rare", "pooled"] == 6
-    assert stages.analyze_stored(store, "s", "m") == 0
+    assert analyze_stored(store, "s", "m") == 0

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fixtures.small_study import write_study
+from fixtures.small_study import run_of, write_study
 
 from flows import stages
-from flows.plan import find_plan
+from flows.frozen_plan import find_plan
+from flows.study_run import StudyRun
 from schema.errors import InputError, PlanError
-from schema.store.store import Store
-from schema.study import Study, load_study
+from schema.study import load_study
 from sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
@@ -22,33 +22,33 @@ RARE = (
 )
 
 
-def run(folder: Path, *changes: tuple[str, str]) -> tuple[Study, str]:
+def run(folder: Path, *changes: tuple[str, str]) -> StudyRun:
     """The small study through its evaluation and derivation."""
-    study, location = load_study(write_study(folder, *changes)), str(folder / "store")
-    stages.prepare(study, location)
-    stages.develop(study, location)
-    stages.derive(location)
-    stages.plan(study, location)
-    stages.evaluate(study, location)
-    stages.derive(location)
-    return study, location
+    run = run_of(load_study(write_study(folder, *changes)), folder / "store")
+    stages.prepare(run)
+    stages.develop(run)
+    stages.derive(run)
+    stages.plan(run)
+    stages.evaluate(run)
+    stages.derive(run)
+    return run
 
 
-def units_of(study: Study, location: str, split: str) -> Counter[tuple[str, str]]:
-    documents = {document.doc for document in stages.material_of(study).of_split(split)}
-    rows = Store.open(location).units(study.name).to_pylist()
+def units_of(run: StudyRun, split: str) -> Counter[tuple[str, str]]:
+    documents = {document.doc for document in run.material.of_split(split)}
+    rows = run.store.units(run.study.name).to_pylist()
     return Counter((row["action"], row["estimator"]) for row in rows if row["doc"] in documents)
 
 
 def test_swrb_adds_its_replicates_to_every_measured_action(tmp_path: Path) -> None:
-    study, location = run(tmp_path, SWRB)
+    done = run(tmp_path, SWRB)
     for split, documents in (("development", 4), ("evaluation", 6)):
         measured = {
             (name, estimator): documents for name in ("snapkv-half", "recent-half") for estimator in ("plain", "swrb")
         }
-        assert units_of(study, location, split) == {**measured, ("full", "plain"): documents}
-    assert stages.evaluate(study, location) == 0
-    assert stages.check(study, location) is None
+        assert units_of(done, split) == {**measured, ("full", "plain"): documents}
+    assert stages.evaluate(done) == 0
+    assert stages.check(done) is None
 
 
 def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> 
         ("replicates = 5", 'estimator = "hybrid"\nreplicates = 5'),
         ("development_replicates = 4", "development_replicates = 32"),
     )
-    study, location = run(tmp_path, *changes)
-    plan = find_plan(Store.open(location), study.name, study.model.id)
+    done = run(tmp_path, *changes)
+    plan = find_plan(done.store, done.study.name, done.study.model.id)
     assert plan is not None
     planned = plan.content["residual_branching"]
     efficiency = planned["development_efficiency_in_seconds"]
     assert set(planned["actions"]) == {name for name, value in efficiency.items() if (value or 0) > 1}
-    assert units_of(study, location, "development")["snapkv-half", "swrb"] == 4
-    branched = {name for name, estimator in units_of(study, location, "evaluation") if estimator == "swrb"}
+    assert units_of(done, "development")["snapkv-half", "swrb"] == 4
+    branched = {name for name, estimator in units_of(done, "evaluation") if estimator == "swrb"}
     assert branched == set(planned["actions"])
 
 
@@ -74,10 +74,12 @@ def test_both_estimators_mean_one_risk(tmp_path: Path) -> None:
 
     Two actions, pooled: a right estimator fails with probability 1e-4, and the seed is fixed.
     """
-    study, location = run(tmp_path, SWRB, ("replicates = 5", "replicates = 48"))
-    with open_views(Store.open(location)) as views:
-        rows = views.rows("swrb_risk", study=study.name, split="evaluation", stratum="pooled").to_pylist()
-        decomposition = views.rows("decomposition", study=study.name, split="evaluation", stratum="pooled").to_pylist()
+    done = run(tmp_path, SWRB, ("replicates = 5", "replicates = 48"))
+    with open_views(done.store) as views:
+        rows = views.rows("swrb_risk", study=done.study.name, split="evaluation", stratum="pooled").to_pylist()
+        decomposition = views.rows(
+            "decomposition", study=done.study.name, split="evaluation", stratum="pooled"
+        ).to_pylist()
     plain = {row["action"]: row for row in decomposition}
     assert {row["action"] for row in rows} == {"snapkv-half", "recent-half"}
     for row in rows:
@@ -88,11 +90,11 @@ def test_both_estimators_mean_one_risk(tmp_path: Path) -> None:
 
 
 def test_the_estimator_belongs_to_the_plan(tmp_path: Path) -> None:
-    study, location = run(tmp_path)
+    done = run(tmp_path)
     changed = load_study(write_study(tmp_path, SWRB))
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
-        stages.evaluate(changed, location)
-    assert stages.material_of(study).study.plan.estimator == "plain"
+        stages.evaluate(run_of(changed, done.location))
+    assert done.study.plan.estimator == "plain"
 
 
 @pytest.mark.parametrize(

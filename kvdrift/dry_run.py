@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.material import Outline, outline_study, replicates_of
+from flows.material import replicates_of
+from flows.outline import Outline, outline_study
 from flows.timing import Extent, Seconds, study_time
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights
@@ -117,14 +118,14 @@ def _time_lines(outline: Outline, memory: MemoryPlan | None) -> Iterator[str]:
         return
     spans = [f"{split} {_duration(seconds)}" for split, seconds in found.splits.items()]
     yield f"  time of generation on {found.device} ({model.dtype}), an estimate: {', '.join(spans)}"
-    whole = [stratum for stratum, spent in found.strata.items() if spent.positions == outline.study.study.horizon]
-    scaled = [stratum for stratum, spent in found.strata.items() if not spent.positions]
-    cut = {stratum: spent.positions for stratum, spent in found.strata.items() if stratum not in [*whole, *scaled]}
-    how = []
-    if whole:
-        how.append(f"whole in {len(whole)} strata")
-    how += [f"to position {positions} in {stratum}" for stratum, positions in cut.items()]
-    how += [f"scaled from shorter prompts in {', '.join(scaled)}"] if scaled else []
+    horizon = outline.study.study.horizon
+    cut = [
+        f"to position {time.positions} in {stratum}"
+        for stratum, time in found.strata.items()
+        if time.positions < horizon
+    ]
+    whole = len(found.strata) - len(cut)
+    how = [f"whole in {whole} strata", *cut] if whole else cut
     yield f"    from {found.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
 
 

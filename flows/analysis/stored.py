@@ -1,0 +1,69 @@
+"""The estimates of a stored study: made where the store lacks them for its present events."""
+
+from __future__ import annotations
+
+import pyarrow.compute as pc
+
+from flows.analysis.calibration import calibrate_study
+from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
+from flows.frozen_plan import find_plan
+from schema.errors import InputError
+from schema.progress import SILENT, Progress
+from schema.store.store import Store
+from sql.catalog import MOMENT_VIEWS, open_views, refresh_catalog
+
+
+def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequence, progress: Progress = SILENT) -> int:
+    """Estimate a study as its frozen plan says or, without a plan, every split as exploratory.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        run: estimates the parts of an analysis.
+        progress: who is told how far the work is.
+
+    Returns:
+        The number of new estimates; 0 where those of the present events are there.
+
+    Raises:
+        InputError: events are not derived, or there is nothing to estimate.
+
+    """
+    if estimates_are_current(store, study, model):
+        return 0
+    frozen = find_plan(store, study, model)
+    with open_views(store, kept=MOMENT_VIEWS) as views:
+        # What is estimated is what these views show, whatever other writers commit meanwhile.
+        version = views.versions["events"]
+        if pending := store.pending_segments(version, views.versions):
+            raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
+        splits = analyzed_splits(views, study, model)
+        if frozen is not None:
+            analyses = [Analysis.planned(frozen)]
+        else:
+            analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
+        if not analyses or any(analysis.split not in splits for analysis in analyses):
+            what = "evaluation" if frozen is not None else "measured"
+            raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
+        progress.begin("bootstrap", len(analyses), "analyses")
+        # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
+        count = calibrate_study(store, views, frozen, version) if frozen is not None else 0
+        for analysis in analyses:
+            count += estimate_study(store, views, analysis, version, run)
+            progress.advance(1)
+    refresh_catalog(store)
+    return count
+
+
+def estimates_are_current(store: Store, study: str, model: str) -> bool:
+    """Whether the study's results were estimated from the store's present events."""
+    return estimated_version(store, study, model) == store.version("events")
+
+
+def estimated_version(store: Store, study: str, model: str) -> int | None:
+    """Return the newest events version that the study's results were estimated from, None where there are none."""
+    results = store.read("results", columns=["study", "model", "events_version"])
+    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    newest = pc.max(own["events_version"]).as_py()
+    return None if newest is None else int(newest)

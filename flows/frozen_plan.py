@@ -1,0 +1,135 @@
+"""The frozen plan: read from the store, and held against the study file that it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from schema.errors import PlanError
+from schema.store.store import Store
+from schema.study import Study, values_of
+from stats.endpoints import Endpoint, Family
+
+PRIMARY_FAMILY = "primary"
+
+
+@dataclass(frozen=True)
+class FrozenPlan:
+    """A plan as it stands in the store; ``content`` is its JSON."""
+
+    study: str
+    model: str
+    sha256: str
+    frozen_at: datetime
+    content: dict[str, Any]
+
+    @property
+    def replicates(self) -> int:
+        """K of the evaluation."""
+        return int(self.content["replicates"])
+
+    @property
+    def documents_per_stratum(self) -> int:
+        """N of the evaluation: how many documents of each stratum it takes, the first ones."""
+        return int(self.content["documents_per_stratum"])
+
+    @property
+    def documents(self) -> int:
+        """How many evaluation documents the plan takes in all strata."""
+        return self.documents_per_stratum * len(self.content["strata"])
+
+    @property
+    def seed(self) -> int:
+        """The study's seed, which is also that of resampling."""
+        return int(self.content["seed"])
+
+    @property
+    def draws(self) -> int:
+        """Bootstrap draws for primary quantities."""
+        return int(self.content["draws"])
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Bootstrap draws for everything else."""
+        return int(self.content["exploratory_draws"])
+
+    @property
+    def actions(self) -> list[str]:
+        """Actions that were fixed with the plan, controls left out."""
+        return list(self.content["actions"])
+
+    @property
+    def branched_actions(self) -> list[str]:
+        """Actions that the plan gives replicates of residual branching too."""
+        return list(self.content.get("residual_branching", {}).get("actions", []))
+
+    @property
+    def primary(self) -> list[str]:
+        """Quantities of the primary endpoints."""
+        return list(dict.fromkeys(endpoint["quantity"] for endpoint in self.content["primary_endpoints"]))
+
+    @property
+    def family(self) -> Family:
+        """The primary endpoints, whose intervals are adjusted together."""
+        endpoints = tuple(
+            Endpoint(entry["quantity"], entry["action"], entry["baseline"])
+            for entry in self.content["primary_endpoints"]
+        )
+        return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
+
+
+def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
+    """Return the frozen plan of a study and model, None before there is one.
+
+    Raises:
+        PlanError: the stored plan no longer has its hash.
+
+    """
+    for row in store.read("plans").to_pylist():
+        if (row["study"], row["model"]) == (study, model):
+            if hashlib.sha256(row["plan"].encode()).hexdigest() != row["plan_sha256"]:
+                raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
+            return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], json.loads(row["plan"]))
+    return None
+
+
+def require_plan(store: Store, study: Study) -> FrozenPlan:
+    """Return the frozen plan of a study, which its file must still agree with.
+
+    Raises:
+        PlanError: there is no plan, or it disagrees with the study file.
+
+    """
+    plan = find_plan(store, study.name, study.model.id)
+    if plan is None:
+        raise PlanError(f"study '{study.name}' has no frozen plan: evaluation starts after the plan, not before")
+    check_plan_agrees(plan, study)
+    return plan
+
+
+def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
+    """Hold a study file against its frozen plan.
+
+    Raises:
+        PlanError: ``[plan]`` or ``[windows]`` differ from the frozen ones, or a planned action is missing.
+
+    """
+    if plan.content["plan_section_sha256"] != plan_section_sha256(study):
+        raise PlanError(
+            f"study '{study.name}': [plan] or [windows] differ from the plan frozen on "
+            f"{plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…); restore them, "
+            "or give the changed study a new name"
+        )
+    names = [action.name for action in study.actions]
+    for name in plan.actions:
+        if name not in names:
+            raise PlanError(f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file")
+
+
+def plan_section_sha256(study: Study) -> str:
+    """SHA-256 of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
+    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values.without_horizon}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,87 @@
+"""The pages of stored studies: where they go, whether they are current, and writing them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from report.page import build_report
+from report.reading.source import Provenance
+from schema.location import is_local
+from schema.progress import SILENT, Progress
+from schema.store.store import Store
+from sql.catalog import MOMENT_VIEWS, open_views
+
+_INPUTS = "inputs.json"
+_TABLES = ("events", "trajectories", "branchings", "exact_values", "results", "calibration", "plans", "actions")
+
+
+def write_report(
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    *,
+    token_text: Callable[[int], str] | None = None,
+    latex: bool = False,
+    progress: Progress = SILENT,
+) -> Path:
+    """Write the report of a stored study.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        folder: where the page, its figures and its tables go.
+        token_text: a token id as text; without it the examples show ids.
+        latex: whether the tables are written as .tex files too.
+        progress: who is told how far the work is.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: the store holds no such study.
+
+    """
+    progress.begin("report", 1, "pages")
+    with open_views(store, kept=MOMENT_VIEWS) as views:
+        page = build_report(
+            views, study, model, folder,
+            token_text=token_text,
+            latex=latex,
+            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+        )  # fmt: skip
+        inputs = {table: views.versions[table] for table in _TABLES}
+    (folder / _INPUTS).write_text(json.dumps(inputs), encoding="utf-8")
+    progress.advance(1)
+    return page
+
+
+def report_folder(store: Store, study: str, model: str | None = None) -> Path:
+    """Return where a study's report goes unless asked otherwise: in the store, if that is a folder.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: whose report it is, for a study of several models.
+
+    """
+    base = Path(store.location) / "report" if is_local(store.location) else Path("report")
+    return base / study if model is None else base / study / model_folder(model)
+
+
+def model_folder(model: str) -> str:
+    """Return a model's id as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")
+
+
+def report_is_current(store: Store, folder: Path) -> bool:
+    """Whether the folder's report was made from the store's present tables."""
+    try:
+        made_from = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (folder / "index.html").is_file() and made_from == {table: store.version(table) for table in _TABLES}

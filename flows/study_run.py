@@ -1,0 +1,69 @@
+"""A run of one study: what all of its stages share, made once and handed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flows.generation import Generate, Work
+from flows.material import Material, gather_material
+from schema.progress import SILENT, Progress
+from schema.store.store import Store
+from schema.study import Study
+
+
+class DocumentLimit:
+    """How many documents may still be generated, shared by the studies of a file; None is no limit."""
+
+    def __init__(self, documents: int | None = None) -> None:
+        self._left = documents
+        self.left_over = 0  # documents that the limit has kept from being generated
+
+    def take(self, work: Work) -> Work:
+        """Return as much of the work as the limit allows, and count it."""
+        if self._left is None:
+            return work
+        taken = work[: self._left]
+        self._left -= len(taken)
+        self.left_over += len(work) - len(taken)
+        return taken
+
+
+@dataclass(frozen=True, eq=False)
+class StudyRun:
+    """One study and model on the way from its documents to its report.
+
+    Attributes:
+        study: the study file, for one model.
+        location: where the store is or will be: an absolute path or a URL.
+        made_by: what generates the events.
+        progress: who is told how far the work is.
+        limit: how many documents may be generated before the run stops.
+
+    """
+
+    study: Study
+    location: str
+    made_by: Generate
+    progress: Progress = SILENT
+    limit: DocumentLimit = field(default_factory=DocumentLimit)
+
+    @cached_property
+    def material(self) -> Material:
+        """The study's documents and actions.
+
+        Raises:
+            InputError: something in the study file cannot be done.
+
+        """
+        return gather_material(self.study)
+
+    @cached_property
+    def store(self) -> Store:
+        """The study's store.
+
+        Raises:
+            InputError: there is no store yet.
+
+        """
+        return Store.open(self.location)

@@ -1,0 +1,86 @@
+"""Rows in the formats of ``kvdrift sql``: a table to read, CSV, JSON, Parquet, LaTeX."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from rich.console import Console
+from rich.table import Table
+
+from report.printing.latex import escape
+
+_UNBOUNDED = 10_000  # columns of text: wide enough for any table
+
+
+def print_table(rows: pa.Table) -> None:
+    """Print rows as a table, as wide as the terminal; elsewhere as wide as they need, for programs and pagers."""
+    console = Console() if sys.stdout.isatty() else Console(width=_UNBOUNDED)
+    console.print(_table(rows))
+
+
+def write_parquet(rows: pa.Table, path: Path) -> None:
+    """Write rows as a Parquet file."""
+    pa.parquet.write_table(rows, path)
+
+
+def table_text(rows: pa.Table) -> str:
+    """Return rows as a table of plain text."""
+    text = io.StringIO()
+    Console(width=_UNBOUNDED, file=text).print(_table(rows))
+    return text.getvalue()
+
+
+def csv_text(rows: pa.Table) -> str:
+    """Return rows as CSV, names in the first line."""
+    sink = pa.BufferOutputStream()
+    pa.csv.write_csv(rows, sink, pa.csv.WriteOptions(quoting_style="needed"))
+    return str(sink.getvalue().to_pybytes().decode())
+
+
+def json_text(rows: pa.Table) -> str:
+    """Return rows as a JSON list of objects."""
+    return json.dumps(rows.to_pylist(), default=str, ensure_ascii=False, indent=1) + "\n"
+
+
+def latex_text(rows: pa.Table) -> str:
+    """Return rows as a LaTeX tabular with the rules of booktabs."""
+    columns = "".join("r" if _is_numeric(field.type) else "l" for field in rows.schema)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines += [" & ".join(map(escape, rows.column_names)) + r" \\", r"\midrule"]
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        lines.append(" & ".join(escape(_text(value)) for value in row) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+TEXTS: dict[str, Callable[[pa.Table], str]] = {
+    "table": table_text,
+    "csv": csv_text,
+    "json": json_text,
+    "latex": latex_text,
+}
+
+
+def _table(rows: pa.Table) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for field in rows.schema:
+        table.add_column(field.name, justify="right" if _is_numeric(field.type) else "left", no_wrap=True)
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        table.add_row(*(_text(value).replace("[", r"\[") for value in row))
+    return table
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

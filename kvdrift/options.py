@@ -1,0 +1,13 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Folder or object-store URL of a store.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
+]
