@@ -1,4 +1,4 @@
-"""Selectors: which prompt entries stay, per layer and KV head. One file each, one scoring rule, its paper cited."""
+"""Selectors choose which prompt entries each KV head keeps; every file has one selector."""
 
 from __future__ import annotations
 
@@ -47,12 +47,20 @@ __all__ = [
 
 
 def default_parameters(selector: type[Selector]) -> dict[str, Any]:
-    """The parameters that a study may set, with their defaults."""
+    """The parameters that a study can set, with their defaults."""
     return {field.name: field.default for field in fields(selector)}  # type: ignore[arg-type]  # every one a dataclass
 
 
 def build_selector(name: str, parameters: Mapping[str, Value]) -> Selector:
-    """The selector of a registered name, or of ``kvpress:`` and a press; InputError for what it does not take."""
+    """Make a selector from a study file's name and parameters.
+
+    Args:
+        name: a key of ``SELECTORS``, or ``kvpress:`` and the name of a press.
+        parameters: those that differ from the defaults.
+
+    Raises:
+        InputError: an unknown name or parameter, or a value that the selector does not take.
+    """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
     if name not in SELECTORS:

@@ -1,4 +1,4 @@
-"""Expected attention (Devoto et al. 2025, arXiv:2510.00636)."""
+"""The expected-attention selector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ _BLOCK = 1024  # queries widened to float64 at once
 
 @dataclass(frozen=True)
 class Moments:
-    """Of a layer's queries before rotation: how many, their sum [heads, size] and that of q q' [heads, size, size]."""
+    """Sums over a layer's queries before rotation.
+
+    Attributes:
+        count: the number of queries.
+        total: the sum of q, float64 [heads, size].
+        outer: the sum of q q', float64 [heads, size, size].
+        rotary: a copy of the model's rotary embedding.
+    """
 
     count: int
     total: Tensor
@@ -29,12 +36,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class QueryMoments:
-    """First and second moments of the queries before rotation, float64, from position ``first`` on."""
+    """Statistic: first and second moments of the queries before rotation, from position ``first`` on."""
 
     first: int
 
     def update(self, gathered: Moments | None, chunk: QueryChunk) -> Moments:
-        """See ``Statistic.update``."""
+        """Add the moments of a chunk's queries."""
         skip = max(self.first - chunk.first, 0)
         heads, _, size = chunk.query.shape
         total = chunk.query.new_zeros((heads, size), dtype=torch.float64)
@@ -55,15 +62,16 @@ class QueryMoments:
 
 @dataclass(frozen=True)
 class ExpectedAttention(ScoringSelector):
-    """The positions that future queries are expected to attend to most, times the length of their value.
+    """The positions with the highest expected attention of future queries, times the L2 norm of their value.
 
-    Queries before rotation are taken as normal with the prompt's mean and covariance (its sinks left out), and rotated
-    by the mean rotation R of the next ``future_positions``. A key k is then expected to score
-    exp(k'Rm s + k'RCR'k s^2 / 2), s the attention's scaling, which is normalized over positions after the sinks,
-    averaged over the query heads of a KV head, increased by ``epsilon`` and multiplied by the L2 norm of the value.
+    Future queries are normal before rotation, with the mean m and covariance C of the prompt's queries after the sinks.
+    They are rotated by the mean rotation R of the next ``future_positions``. With the attention's scaling s, the
+    expected score of a key k is exp(k'Rm s + k'RCR'k s^2 / 2). Scores are normalized over the positions after the
+    sinks, averaged over the query heads of a KV head, increased by ``epsilon`` and multiplied by the value's norm.
     """
 
     summary: ClassVar[str] = "the highest attention expected of future queries, times the value's norm"
+    paper: ClassVar[str | None] = "Devoto et al. 2025, arXiv:2510.00636"
     head_reduction: ClassVar[str | None] = "mean over query heads, after normalization"
     sinks: int = 4
     future_positions: int = 512
@@ -79,7 +87,7 @@ class ExpectedAttention(ScoringSelector):
         return (QueryMoments(self.sinks),)
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """(expected attention + epsilon) ||v||, float32 [KV heads, n]; zero at the sinks."""
+        """(expected attention + epsilon) ||v||, float32 [KV heads, n]; 0 at the sinks."""
         mean, covariance = self._future_queries(layer)
         scores = []
         for head, key in enumerate(layer.key[:, self.sinks :].float()):
@@ -90,7 +98,7 @@ class ExpectedAttention(ScoringSelector):
         return pad((torch.stack(scores) + self.epsilon) * length, (self.sinks, 0))
 
     def _future_queries(self, layer: PromptLayer) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of queries to come, float32 [KV heads, query heads of it, size(, size)]."""
+        """Mean [KV heads, query heads of it, size] and covariance [..., size, size] of future queries, float32."""
         kv_heads, entries, size = layer.key.shape
         moments = layer.gathered(QueryMoments(self.sinks))
         mean = moments.total / moments.count
@@ -98,12 +106,12 @@ class ExpectedAttention(ScoringSelector):
         future = torch.arange(entries, entries + self.future_positions, device=mean.device)
         cos, sin = (part[0].mean(0) for part in moments.rotary(mean, future[None]))
         mean = mean * cos + _quarter_turn(mean) * sin
-        for _ in range(2):  # R C R': both sides in turn
+        for _ in range(2):  # R C R', one side at a time
             covariance = (covariance * cos + _quarter_turn(covariance) * sin).transpose(-1, -2)
         return mean.float().view(kv_heads, -1, size), covariance.float().view(kv_heads, -1, size, size)
 
 
 def _quarter_turn(x: Tensor) -> Tensor:
-    """(x1, x2) -> (-x2, x1), the halves of the last dimension being the coordinates that are rotated together."""
+    """(x1, x2) -> (-x2, x1), where x1 and x2 are the halves of the last dimension, which are rotated together."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)

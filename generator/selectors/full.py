@@ -1,4 +1,4 @@
-"""Keeping everything: the control that must not move."""
+"""The selector that keeps every entry: the control."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from generator.selectors.selector import Selector
 
 @dataclass(frozen=True)
 class Full(Selector):
-    """All n prompt entries, through the same gather and decoding as any eviction."""
+    """All n prompt entries, gathered and decoded in the same way as a selection of them."""
 
     summary: ClassVar[str] = "every prompt entry (the control)"
 

@@ -1,4 +1,4 @@
-"""H2O, heavy hitters (Zhang et al. 2023, arXiv:2306.14048)."""
+"""The heavy-hitter selector H2O."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB
 
 @dataclass(frozen=True)
 class AccumulatedAttention:
-    """Softmax attention (scaled, causal) that each position receives, summed over queries: float64 [KV heads, b].
+    """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, b].
 
-    Query heads of a KV head are averaged. The n x n attention is never held: queries pass in blocks.
+    Attention is scaled and causal; query heads of a KV head are averaged. It is computed for blocks of queries, so that
+    the n x n attention is never in memory.
     """
 
     def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
-        """See ``Statistic.update``."""
+        """Add the attention of a chunk's queries."""
         kv_heads, entries, size = chunk.key.shape
         heads, queries, _ = chunk.query.shape
         total = chunk.key.new_zeros((kv_heads, entries), dtype=torch.float64)
@@ -45,14 +46,16 @@ class AccumulatedAttention:
 
 @dataclass(frozen=True)
 class H2O(Selector):
-    """Half of m the most recent positions, half the earlier ones with the highest accumulated attention.
+    """The m/2 most recent positions, and of the earlier ones those with the highest accumulated attention.
 
-    The paper evicts one entry at a time while it decodes; after a prefill its code keeps the m/2 most recent positions
-    and, of the others, the m/2 with the highest sum of attention over all queries of the prompt, per head. So does
-    this; of an odd m the heavy hitters have one more. Sums are not divided by how many queries could see a position.
+    The paper evicts one entry at a time while decoding. After a prefill, its code keeps the m/2 most recent positions
+    and, of the others, the m/2 with the highest sum of attention over all queries of the prompt, per head; so does this
+    selector. If m is odd, there is one more heavy hitter. Sums are not divided by the number of queries that can see a
+    position.
     """
 
     summary: ClassVar[str] = "heavy hitters of accumulated attention, and as many recent positions"
+    paper: ClassVar[str | None] = "Zhang et al. 2023, arXiv:2306.14048"
     head_reduction: ClassVar[str | None] = "sum over all queries, mean over query heads"
 
     @property
@@ -61,7 +64,7 @@ class H2O(Selector):
         return (AccumulatedAttention(),)
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """See ``Selector.keep``; earlier positions win ties."""
+        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept."""
         heads, entries, _ = layer.key.shape
         before = entries - kept // 2
         received = layer.gathered(AccumulatedAttention())[:, :before]

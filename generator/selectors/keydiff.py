@@ -1,4 +1,4 @@
-"""KeyDiff (Park et al. 2025, arXiv:2504.15364)."""
+"""The KeyDiff selector."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from generator.selectors.selector import ScoringSelector
 
 @dataclass(frozen=True)
 class KeyDiff(ScoringSelector):
-    """The keys least like the others: lowest cosine similarity to the mean of all normalized keys.
+    """The keys with the lowest cosine similarity to the mean of all normalized keys.
 
-    The paper applies the rule to blocks of a prompt as they come; here it is applied once, to the whole prompt.
+    The paper applies the rule to one block of the prompt after another; here it is applied once, to the whole prompt.
     """
 
     summary: ClassVar[str] = "the keys least similar to the mean key"
+    paper: ClassVar[str | None] = "Park et al. 2025, arXiv:2504.15364"
 
     def score(self, layer: PromptLayer) -> Tensor:
         """-cos(k, mean of k / ||k||), float32 [KV heads, n]."""

@@ -1,4 +1,4 @@
-"""L2 norm of keys (Devoto et al. 2024, arXiv:2406.11430)."""
+"""The key-norm selector."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from generator.selectors.selector import ScoringSelector
 
 @dataclass(frozen=True)
 class Knorm(ScoringSelector):
-    """The keys with the lowest L2 norm: they tend to receive the most attention (section 3)."""
+    """The keys with the lowest L2 norm, which tend to receive the most attention (section 3 of the paper)."""
 
     summary: ClassVar[str] = "the keys with the lowest L2 norm"
+    paper: ClassVar[str | None] = "Devoto et al. 2024, arXiv:2406.11430"
 
     def score(self, layer: PromptLayer) -> Tensor:
         """-||k||, float32 [KV heads, n]."""

@@ -1,9 +1,13 @@
 """Presses of kvpress (https://github.com/NVIDIA/kvpress) as selectors, by name: ``kvpress:ChunkKVPress``.
 
-What kvpress leaves inexact is made exact here: it keeps int(n (1 - r)) entries, so r = 1 - (m + 1/2) / n gives m; it
-hands back rows in order of score and without indices, so they are found again by their bits and sorted; some presses
-keep whole chunks, which are filled up to m; and what draws is seeded. What it needs of a prompt is gathered by our own
-attention: its hooks are never put on a model.
+What kvpress leaves inexact is made exact:
+
+- It keeps int(n (1 - r)) entries; r = 1 - (m + 1/2) / n gives m.
+- It returns rows in order of score, without indices; they are found again by their bits, and sorted.
+- Some presses keep whole chunks; these are filled up to m.
+- Random presses are seeded.
+
+What a press needs of a prompt is gathered by our own attention; kvpress' hooks are never put on a model.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Statistic
@@ -35,7 +38,15 @@ PREFIX = "kvpress:"
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """A layer's attention module, what it was given ([positions, width], and [positions, size] each), and rotations."""
+    """What a layer's attention was called with.
+
+    Attributes:
+        module: the attention module.
+        rotary: a copy of the model's rotary embedding.
+        hidden: [positions, width]; no positions where no press asks for them.
+        cos: [positions, size].
+        sin: [positions, size].
+    """
 
     module: nn.Module
     rotary: Any
@@ -46,12 +57,12 @@ class AttentionInput:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Everything that a layer's attention was called with; of hidden states nothing unless ``hidden``."""
+    """Statistic: everything that a layer's attention was called with, hidden states only if ``hidden``."""
 
     hidden: bool
 
     def update(self, gathered: AttentionInput | None, chunk: QueryChunk) -> AttentionInput:
-        """See ``Statistic.update``."""
+        """Append a chunk's inputs."""
         parts = [chunk.hidden if self.hidden else chunk.hidden[:0], chunk.cos, chunk.sin]
         if gathered is not None:
             earlier = [gathered.hidden, gathered.cos, gathered.sin]
@@ -62,7 +73,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class KVPress(Selector):
-    """One press with all its options, and the press inside of it if it wraps one, with all of its own."""
+    """One press with all its options, and the press that it wraps, if it wraps one, with all of that one's."""
 
     summary: ClassVar[str] = f"any pure selection of kvpress {VERSION} by its name"
     press: str
@@ -72,12 +83,12 @@ class KVPress(Selector):
 
     @property
     def window(self) -> int:
-        """Last positions that the press always keeps, by its definition; a press around another promises none."""
+        """How many last positions the press always keeps, by its definition; none if it wraps another press."""
         return self._number(PRESSES[self.press].window)
 
     @property
     def sinks(self) -> int:
-        """First positions that the press always keeps, by its definition."""
+        """How many first positions the press always keeps, by its definition."""
         return self._number(PRESSES[self.press].sinks)
 
     @property
@@ -86,7 +97,7 @@ class KVPress(Selector):
         return (self._inputs,)
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """PyramidKV's, made to sum exactly: what its rounding leaves over or open goes to the first layers."""
+        """m of each layer, from 0; where PyramidKV's rounding misses the sum, the first layers are corrected."""
         if self.press != "PyramidKVPress":
             return super().budgets(kept, entries, layers)
         press = self._build(1 - kept / entries)
@@ -99,10 +110,11 @@ class KVPress(Selector):
         return [m - (number < over) + (number < -over) for number, m in enumerate(rounded)]
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """See ``Selector.keep``.
+        """Kept positions, int64 [KV heads, kept], ascending within a head.
 
-        A press that keeps whole chunks is asked for the numbers below and above which it gives less and more than m:
-        what it keeps at the smaller one stays, and the first of the positions that the larger one adds fill it up.
+        A press that keeps whole chunks may have no number that gives exactly m. Then it is asked for the two adjacent
+        numbers that give fewer and more: the fewer positions are kept, and the first of those that the larger number
+        adds fill them up to m.
         """
         entries = layer.key.shape[1]
         places = _places(layer)
@@ -121,7 +133,7 @@ class KVPress(Selector):
         return torch.tensor(filled, device=layer.key.device)
 
     def identity(self) -> dict[str, Any]:
-        """See ``Selector.identity``: all options of the press, those left at their defaults too."""
+        """Columns of the ``actions`` table; the parameters are all options of the press, defaults included."""
         parameters: dict[str, Any] = {"kvpress": VERSION} | dict(self.options)
         if self.inner is not None:
             parameters["press"] = {self.inner: dict(self.inner_options)}
@@ -133,9 +145,8 @@ class KVPress(Selector):
         return AttentionInputs(hidden=any(press.hidden for press in named))
 
     def _number(self, promise: int | str) -> int:
-        value = dict(self.options)[promise] if isinstance(promise, str) else promise
-        assert isinstance(value, int)  # noqa: S101 - narrows what check_types saw to
-        return value
+        value: Any = dict(self.options)[promise] if isinstance(promise, str) else promise
+        return int(value)
 
     def _build(self, ratio: float) -> Any:
         """The press at a compression ratio."""
@@ -172,7 +183,7 @@ class KVPress(Selector):
 
     @contextmanager
     def _seeded(self, layer: PromptLayer) -> Iterator[None]:
-        """A random state of the press, its options, the prompt and the layer, and afterwards the one from before."""
+        """Seed torch by press, options, prompt and layer inside the block, and restore its state afterwards."""
         named = json.dumps([self.press, self.identity(), layer.prompt.hex(), layer.number])
         with torch.random.fork_rng([layer.key.device] if layer.key.is_cuda else []):
             torch.manual_seed(int.from_bytes(hashlib.blake2b(named.encode(), digest_size=8).digest(), "big"))
@@ -180,9 +191,15 @@ class KVPress(Selector):
 
 
 def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
-    """The selector ``kvpress:PRESS``; InputError for a press that is no pure selection, and for what it does not take.
+    """Make the selector ``kvpress:PRESS``.
 
-    A press around another takes its name as ``press`` and its options beside its own; a name of both is the outer's.
+    Args:
+        name: ``kvpress:`` and the name of a press.
+        parameters: the press' options. If it wraps another press, ``press`` names that one, and its options are given
+            here too; an option that both have is the outer one's.
+
+    Raises:
+        InputError: a press that is no pure selection, or an option that it does not take.
     """
     press = name.removeprefix(PREFIX)
     known = _known(press, f"selector '{name}'")
@@ -219,7 +236,7 @@ def _known(press: str, where: str) -> Press:
 
 
 def _defaults(press: str) -> dict[str, Any]:
-    """The options of a press with their defaults, without what we set ourselves."""
+    """The options of a press with their defaults, without those that are set here."""
     signature = inspect.signature(getattr(load_kvpress(), press))
     return {
         name: parameter.default
@@ -229,7 +246,12 @@ def _defaults(press: str) -> dict[str, Any]:
 
 
 def _attention(inputs: AttentionInput, layer: PromptLayer) -> Tensor:
-    """The layer's attention [1, heads, n, n] as transformers' eager implementation gives it, held whole."""
+    """The layer's whole attention [1, heads, n, n], by transformers' eager implementation."""
+    from transformers.models.llama.modeling_llama import (  # noqa: PLC0415 - code of models, which few selectors need
+        apply_rotary_pos_emb,
+        eager_attention_forward,
+    )
+
     query = load_kvpress("kvpress.utils").get_prerope_query_states(inputs.module, inputs.hidden[None])
     query, _ = apply_rotary_pos_emb(query, query, inputs.cos[None], inputs.sin[None])
     entries = layer.key.shape[1]
@@ -248,7 +270,7 @@ def _row_bytes(key: Tensor, value: Tensor) -> Iterator[list[bytes]]:
 
 
 def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
-    """Per KV head the positions at which an entry lies: more than one where entries are equal bit for bit."""
+    """Per KV head, the positions of each entry; several where entries are equal bit for bit."""
     places = []
     for rows in _row_bytes(layer.key, layer.value):
         place: dict[bytes, list[int]] = defaultdict(list)
@@ -259,7 +281,7 @@ def _places(layer: PromptLayer) -> list[dict[bytes, list[int]]]:
 
 
 def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> list[int]:
-    """Positions of the kept rows, ascending; of equal entries the first ones."""
+    """Positions of the kept rows, ascending; of equal entries, the first ones."""
     taken: dict[bytes, int] = defaultdict(int)
     found = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""Which presses of kvpress are pure selections, what they look at, and why the others are refused.
+"""Which presses of kvpress are pure selections, what they use, and why the others are refused.
 
-A pure selection decides, when the prompt is done, which of a head's entries stay; it leaves them as they are, and the
-number that stays is given to it and the same for all KV heads of a layer. Read from kvpress 0.5.5, press by press.
+A pure selection decides once, after the prompt, which entries each head keeps. It does not change entries, and it is
+told how many to keep, the same number for all KV heads of a layer. The tables were read from kvpress 0.5.5.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from types import ModuleType
 
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
 from schema.errors import InputError
 
 VERSION = "0.5.5"
@@ -21,10 +19,14 @@ VERSION = "0.5.5"
 
 @dataclass(frozen=True)
 class Press:
-    """What a press needs and promises: numbers, or the names of the options that hold them.
+    """What a press uses and promises.
 
-    ``hidden``: it looks at the hidden states of all positions; ``attention``: at the whole n x n attention; ``press``:
-    it wraps another one, this one by default.
+    Attributes:
+        hidden: whether it uses the hidden states of all positions.
+        attention: whether it uses the whole n x n attention.
+        window: how many last positions it always keeps, or the name of the option that says so.
+        sinks: how many first positions it always keeps, or the name of the option that says so.
+        press: the press that it wraps by default; None if it wraps none.
     """
 
     hidden: bool = False
@@ -96,11 +98,16 @@ REFUSED_PRESSES: Mapping[str, str] = {
 
 
 def load_kvpress(name: str = "kvpress") -> ModuleType:
-    """The module kvpress, or one of its own, without what importing it does to transformers.
+    """Import kvpress, or one of its modules, and undo what the import does to transformers.
 
-    Its import wraps every attention function of the process, for presses that mask single heads, which are refused
-    here: the functions that were there are put back. InputError, one line, says how to install what is missing.
+    The import wraps every attention function of transformers, for presses that mask single heads; these are refused
+    here, and the functions are put back.
+
+    Raises:
+        InputError: kvpress, or something that it needs, is not installed, or its version is another one.
     """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
+
     before = dict(ALL_ATTENTION_FUNCTIONS)
     try:
         if (found := version("kvpress")) != VERSION:

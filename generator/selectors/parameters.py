@@ -19,7 +19,11 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
-    """InputError where a parameter is not of its default's type; one without a default value is a number."""
+    """Check that parameters have the types of their defaults; where the default is None, a number.
+
+    Raises:
+        InputError: names the first parameter of another type.
+    """
     for name, value in parameters.items():
         kinds, wanted = _KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
@@ -27,14 +31,18 @@ def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object])
 
 
 def at_least(bound: int, **parameters: float) -> None:
-    """InputError where a parameter lies below ``bound``."""
+    """Check that parameters are not below ``bound``.
+
+    Raises:
+        InputError: names the first parameter that is.
+    """
     for name, value in parameters.items():
         if not value >= bound:
             raise InputError(f"{name} = {value}: should be at least {bound}")
 
 
 def unknown(parameter: str, selector: str, known: Iterable[str]) -> str:
-    """The error line for a parameter that a selector does not have: the nearest one that it has, or all of them."""
+    """The error line for a parameter that a selector does not have, with the nearest one or all that it has."""
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
     return f"selector '{selector}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

@@ -1,4 +1,4 @@
-"""PyramidKV (Cai et al. 2024, arXiv:2406.02069)."""
+"""The PyramidKV selector."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from generator.selectors.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """SnapKV's scores with more entries in lower layers: besides the window, m falls linearly (section 4.2).
 
-    The last layer has (m - W) / ``beta`` entries besides its window, the first as many more than m - W as the last has
-    fewer, but none more than there are; then the last one has what is left. Fractions go to whole entries by largest
-    remainder, lower layers first, so that the layers together keep exactly m each on average. The paper's code falls
-    back to equal layers for prompts shorter than 2 (m - W); this keeps the pyramid.
+    Besides its window, the last layer has (m - W) / ``beta`` entries and the first layer 2 (m - W) minus that, but not
+    more than the prompt has; the last layer then has the rest. Fractions are rounded by largest remainder, lower layers
+    first, so that the mean over layers is exactly m. For prompts shorter than 2 (m - W) the paper's code gives all
+    layers the same number; here it falls linearly for them, too.
     """
 
     summary: ClassVar[str] = "snapkv with budgets that fall from the first layer to the last"
+    paper: ClassVar[str | None] = "Cai et al. 2024, arXiv:2406.02069"
     beta: int = 20
 
     def __post_init__(self) -> None:
@@ -29,7 +30,7 @@ class PyramidKV(SnapKV):
         at_least(1, beta=self.beta)
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """See ``Selector.budgets``; m does not increase from layer to layer."""
+        """m of each layer, from 0, never increasing; the mean is exactly ``kept``."""
         mean, most = Fraction(kept - self.window), entries - self.window
         first = min(2 * mean - mean / self.beta, Fraction(most))
         step = 2 * (first - mean) / max(layers - 1, 1)
@@ -37,7 +38,7 @@ class PyramidKV(SnapKV):
 
 
 def whole_shares(shares: Sequence[Fraction | int]) -> list[int]:
-    """``shares`` rounded to whole numbers of the same (whole) sum by largest remainder, the first ones first."""
+    """Round ``shares``, whose sum is whole, to whole numbers of the same sum by largest remainder, first ones first."""
     floors = [int(share) for share in shares]  # shares are not negative
     left = int(sum(shares)) - sum(floors)
     order = sorted(range(len(shares)), key=lambda place: floors[place] - shares[place])

@@ -1,4 +1,4 @@
-"""Uniformly random entries: the floor that every score must beat."""
+"""The selector that keeps random entries: what every score must beat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schema.keyed_random import keyed_generator
 class RandomEntries(ScoringSelector):
     """A uniformly random set for each KV head and layer, a function of ``seed``, prompt, layer and head alone.
 
-    A larger m keeps what a smaller one keeps, and more.
+    A larger m keeps everything that a smaller m keeps.
     """
 
     summary: ClassVar[str] = "uniformly random positions: the floor"

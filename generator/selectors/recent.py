@@ -1,4 +1,4 @@
-"""Recent-token retention with attention sinks (Xiao et al. 2024, StreamingLLM, arXiv:2309.17453)."""
+"""The selector of recent tokens and attention sinks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Recent(Selector):
     """The first ``sinks`` positions and the most recent others, the same for every head and layer."""
 
     summary: ClassVar[str] = "initial sink positions and the most recent others"
+    paper: ClassVar[str | None] = "Xiao et al. 2024, StreamingLLM, arXiv:2309.17453"
     sinks: int = 4
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a selector is, and the kind that most are: the highest scores stay."""
+"""The interface of selectors, and the base of those that keep the highest scores."""
 
 from __future__ import annotations
 
@@ -17,52 +17,70 @@ from generator.attention.statistics import Statistic
 class Selector(ABC):
     """Chooses which m of a layer's n prompt entries each KV head keeps.
 
-    Subclasses are frozen dataclasses; their fields, all with defaults, are the parameters that a study may set and part
-    of an action's identity.
+    Subclasses are frozen dataclasses. Their fields, which all have defaults, are the parameters that a study can set;
+    they are part of an action's identity.
     """
 
     summary: ClassVar[str]  # one line for ``kvdrift list selectors``
-    head_reduction: ClassVar[str | None] = None  # how scores of a KV head's query heads become one; None without such
+    paper: ClassVar[str | None] = None  # authors, year and arXiv number
+    head_reduction: ClassVar[str | None] = None  # how scores of a KV head's query heads are combined, if they are
 
     @property
     def window(self) -> int:
-        """Last prompt positions kept whole, and the number of last queries that ``PromptLayer`` must have."""
+        """How many last prompt positions are always kept; ``PromptLayer`` has as many last queries, or more."""
         return 0
 
     @property
     def sinks(self) -> int:
-        """First prompt positions always kept."""
+        """How many first prompt positions are always kept."""
         return 0
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:
-        """What must be gathered over all queries of the prompt; ``PromptLayer.gathered`` gives it back."""
+        """What to gather over all queries of the prompt; ``PromptLayer.gathered`` returns it."""
         return ()
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:  # noqa: ARG002 - others need the length
-        """m of each layer, from 0; their mean is exactly ``kept``, m of the action, of a prompt of n ``entries``."""
+        """Choose m of each layer.
+
+        Args:
+            kept: m of the action.
+            entries: n.
+            layers: the number of layers.
+
+        Returns:
+            m of each layer, from 0; the mean is exactly ``kept``.
+        """
         return [kept] * layers
 
     @abstractmethod
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Indices of the kept positions, int64 [KV heads, kept], ascending within a head; 0 <= index < n."""
+        """Choose the kept positions of one layer.
+
+        Args:
+            layer: the layer's prompt.
+            kept: m of the layer.
+
+        Returns:
+            Positions in 0..n-1, int64 [KV heads, kept], ascending within a head.
+        """
 
     def identity(self) -> dict[str, Any]:
-        """Kernel, pooling, head reduction and all further parameters, as the ``actions`` table records them."""
+        """Columns of the ``actions`` table: kernel, pooling and head reduction, and all other parameters in one."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
         columns = {"kernel": own.pop("kernel", None), "pooling": None, "head_reduction": self.head_reduction}
         return columns | {"parameters": {name: own[name] for name in own if name not in ("window", "sinks")}}
 
 
 class ScoringSelector(Selector):
-    """Sinks, window, and of the positions between them those with the highest scores; earlier positions win ties."""
+    """Sinks, window, and the positions between them with the highest scores; of equal scores the earlier position."""
 
     @abstractmethod
     def score(self, layer: PromptLayer) -> Tensor:
-        """Floating-point scores [KV heads, n]; those of sinks and window are not looked at."""
+        """Scores, floating-point [KV heads, n]; those of sinks and window are not used."""
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """See ``Selector.keep``."""
+        """Kept positions, int64 [KV heads, kept], ascending within a head."""
         heads, entries, _ = layer.key.shape
         positions = torch.arange(entries, device=layer.key.device)
         between = self.score(layer)[:, self.sinks : entries - self.window]

@@ -1,4 +1,4 @@
-"""SnapKV (Li et al. 2024, arXiv:2404.14469)."""
+"""The SnapKV selector."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class SnapKV(ScoringSelector):
     """The observation window and the earlier positions that it attends to most, per KV head and layer.
 
     Scores are the softmax attention (scaled, causal) of the last ``window`` queries over the prompt, averaged over the
-    window's queries and over the query heads of a KV head; those of positions before the window are average-pooled
-    with ``kernel`` (zero padding at both ends, divided by the kernel size).
+    window's queries and over the query heads of a KV head. Scores before the window are average-pooled with ``kernel``
+    (zero padding at both ends, divided by the kernel size).
     """
 
     summary: ClassVar[str] = "the observation window and the positions it attends to most"
+    paper: ClassVar[str | None] = "Li et al. 2024, arXiv:2404.14469"
     head_reduction: ClassVar[str | None] = "mean over window queries and query heads, before pooling"
     window: int = 64
     kernel: int = 5
@@ -32,15 +33,15 @@ class SnapKV(ScoringSelector):
     def __post_init__(self) -> None:
         at_least(1, window=self.window, kernel=self.kernel)
         if self.kernel % 2 == 0:
-            raise InputError(f"kernel = {self.kernel}: a pooling kernel has a middle, so it must be odd")
+            raise InputError(f"kernel = {self.kernel}: must be odd, since a pooling kernel has a middle")
 
     def score(self, layer: PromptLayer) -> Tensor:
-        """Pooled mean attention from the window, float32 [KV heads, n]; zero within it."""
+        """Pooled mean attention from the window, float32 [KV heads, n]; 0 within it."""
         received = window_attention(layer, self.window)[..., : -self.window].mean(dim=(1, 2))
         return pad(avg_pool1d(received, self.kernel, stride=1, padding=self.kernel // 2), (0, self.window))
 
     def identity(self) -> dict[str, Any]:
-        """See ``Selector.identity``; only the scores before the window are pooled."""
+        """Columns and parameters of the ``actions`` table; only scores before the window are pooled."""
         return super().identity() | {"pooling": "average, before the window"}
 
 

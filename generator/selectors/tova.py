@@ -1,4 +1,4 @@
-"""TOVA (Oren et al. 2024, arXiv:2401.06104)."""
+"""The TOVA selector."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from generator.selectors.snapkv import window_attention
 class TOVA(ScoringSelector):
     """The positions that the last query attends to most, averaged over all heads of the layer (section 3).
 
-    The average is over the layer, so that all its KV heads keep one set. The last position itself stays whatever its
-    score, which the paper leaves to the score.
+    All KV heads of a layer keep the same positions. The last position is always kept; in the paper its score decides.
     """
 
     summary: ClassVar[str] = "what the last query attends to most, one set for all heads of a layer"
+    paper: ClassVar[str | None] = "Oren et al. 2024, arXiv:2401.06104"
     head_reduction: ClassVar[str | None] = "mean over all query heads of the layer"
 
     @property

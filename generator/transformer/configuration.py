@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,10 @@ from huggingface_hub.errors import StrictDataclassError
 
 from generator.transformer.local_folders import ARCHITECTURES, model_source
 from schema.errors import InputError, first_line
+
+if sys.flags.optimize >= 2:
+    # transformers extends docstrings when it defines a class, and fails where ``python -OO`` has dropped them.
+    vars(transformers.utils)["auto_docstring"] = lambda defined=None, **_: defined or (lambda decorated: decorated)
 
 _ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
 

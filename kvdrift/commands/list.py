@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from typing import Annotated
 
 import typer
@@ -32,13 +30,8 @@ def _selectors() -> list[tuple[str, str]]:
     rows = []
     for name, selector in SELECTORS.items():
         parameters = [f"{key} = {value}" for key, value in default_parameters(selector).items()]
-        rows.append((name, "; ".join([selector.summary, *parameters, *_paper(selector)])))
+        rows.append((name, "; ".join([selector.summary, *parameters, *([selector.paper] if selector.paper else [])])))
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
-
-
-def _paper(selector: type) -> list[str]:
-    """What the selector's module cites in its first line, as in (Li et al. 2024, arXiv:2404.14469)."""
-    return re.findall(r"\(([^()]*arXiv:[0-9.]+)\)", sys.modules[selector.__module__].__doc__ or "")[:1]
 
 
 def _tasks() -> list[tuple[str, str]]:
