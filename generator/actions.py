@@ -1,4 +1,4 @@
-"""Actions: a study's selectors with their parameters and retention, and the control that every study runs."""
+"""Actions: a study's selectors with their parameters and retentions, and the control that every study has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Action:
 
     @property
     def control(self) -> bool:
-        """True for the full-retention control, whose delta and f must be exactly 0."""
+        """Whether this is the full-retention control, whose delta and f must be exactly 0."""
         return self.name == CONTROL_ACTION
 
     def kept_entries(self, entries: int, where: str) -> int:
@@ -70,7 +70,11 @@ class Action:
 
 
 def build_action(section: ActionSection) -> Action:
-    """An action from its section of the study file; InputError for an unknown selector or parameter."""
+    """Make an action from its section of the study file.
+
+    Raises:
+        InputError: an unknown selector or parameter, or a value that the selector does not take.
+    """
     try:
         selector = build_selector(section.selector, section.parameters)
     except InputError as error:
@@ -81,8 +85,12 @@ def build_action(section: ActionSection) -> Action:
 
 
 def build_actions(study: Study) -> list[Action]:
-    """The study's actions in the file's order, then the control."""
+    """Make the study's actions in the file's order, and then the control.
+
+    Raises:
+        InputError: an unknown selector or parameter, or a value that a selector does not take.
+    """
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
-    if study.model.kind == FINITE_STATE:  # its actions are laws, and nothing is kept or evicted
+    if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
     return [*(build_action(section) for section in study.actions), control]

@@ -1,1 +1,1 @@
-"""Attention for recording a prompt and for decoding many streams over one prompt. Knows no study."""
+"""Attention that records a prompt, and attention of many streams to one prompt; nothing here knows a study."""

@@ -1,6 +1,7 @@
-"""Sums over pairs of laws in one pass over memory, as a Triton kernel for CUDA; imported where there is one.
+"""Sums over pairs of laws in one pass over memory: a Triton kernel for CUDA.
 
-``generator.coupling.laws`` computes the same from copies of the laws.
+``generator.coupling.laws`` imports this module where Triton is installed, and else computes the sums from copies of the
+laws.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from torch import Tensor
 
 
 def pair_sums(laws: Tensor, left: Tensor, right: Tensor, absorbed_token: int, block: int) -> tuple[Tensor, Tensor]:
-    """Sums of |p - q| and of max(q - p, 0) over blocks of tokens, float64 [B, blocks] each.
+    """Sum |p - q| and max(q - p, 0) over blocks of tokens.
 
-    p and q are the rows ``left`` and ``right`` (int64 [B]) of ``laws`` [rows, V], or for -1 the point mass on
-    ``absorbed_token``; ``block`` is a power of two.
+    Args:
+        laws: [rows, V], on CUDA.
+        left: rows of p, int64 [B]; -1 for the point mass on ``absorbed_token``.
+        right: rows of q, int64 [B]; -1 for the point mass on ``absorbed_token``.
+        absorbed_token: what an ended side emits.
+        block: tokens of a block, a power of two.
+
+    Returns:
+        Both sums, float64 [B, blocks] each.
     """
     blocks = triton.cdiv(laws.shape[1], block)
     apart, excess = (torch.empty((len(left), blocks), dtype=laws.dtype, device=laws.device) for _ in range(2))

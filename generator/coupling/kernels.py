@@ -1,11 +1,10 @@
 """What coupled rollouts and residual branching need of a model: next-token laws along streams.
 
 A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 that of the a-th action. All
-open streams of a document stand at the same position, so one call advances them together. Transformers implement this
-protocol, and so do systems whose laws are tables.
+open streams of a document are at the same position, so that one call advances them together. Transformers implement
+this protocol, and so do systems whose laws are tables.
 
-Laws lie on the kernels' device; tokens and stream numbers are int64 on the CPU, where it is decided who needs which
-stream.
+Laws are on the kernels' device; tokens and stream numbers are int64 on the CPU, where streams are assigned to pairs.
 """
 
 from __future__ import annotations
@@ -19,38 +18,48 @@ from torch import Tensor
 class StreamKernels(Protocol):
     """Next-token laws of one document's streams over the full vocabulary, at temperature 1.
 
-    They are float64, or float32 where V is large.
+    Laws are float64, or float32 where V is large.
     """
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a side; the first one is what an absorbed side goes on emitting. May be empty."""
+        """Tokens that end a side, possibly none; an ended side continues to emit the first one."""
 
     @property
     def device(self) -> str:
-        """Where laws live, as torch names it."""
+        """The device of the laws, as torch names it."""
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start one stream per entry at the end of the prompt, and return the laws of position 1, [streams, V].
+        """Start streams at the end of the prompt.
 
-        Entry i follows cache ``caches[i]``; entries ascend. Where eviction follows prefill, all these laws are one.
+        Args:
+            caches: the cache of each stream, ascending.
+
+        Returns:
+            The laws of position 1, [streams, V]; equal for all caches where eviction follows prefill.
         """
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, [streams], and return the next laws, [streams, V].
+        """Append one token to each open stream; without open streams only the position advances.
 
-        They are there until the next call. Without open streams the position alone moves on.
+        Args:
+            tokens: int64 [streams], on the CPU.
+
+        Returns:
+            The next laws, [streams, V], valid until the next call.
         """
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i goes on from old stream ``rows[i]``, which may recur or not.
+        """Replace the open streams: new stream i continues old stream ``rows[i]``.
 
-        With n streams open, row n + i is the i-th parked stream, which enters with its history up to the present
-        position. Rows must come grouped by cache in ascending order.
+        Args:
+            rows: int64 [streams], on the CPU, grouped by cache in ascending order. A row may occur several times or
+                not at all. With n streams open, row n + i is the i-th parked stream, with its history up to the present
+                position.
         """
 
     def park(self, rows: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` for a later ``select``, in order after those parked."""
+        """Keep the histories of open streams ``rows`` for a later ``select``, numbered after those parked before."""
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""

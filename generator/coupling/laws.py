@@ -1,46 +1,63 @@
 """The overlap-residual maximal coupling of two next-token laws (definitions, "Coupling"; paper eq. coupling-kernel).
 
-Knows nothing of models, histories or caches: laws and uniforms in, tokens out. Laws are float64, or float32 where the
-vocabulary is large: sums are then float64 from blocks of tokens on.
+Laws and uniforms in, tokens out: nothing here knows models, histories or caches. Laws are float64, or float32 where the
+vocabulary is large; blocks of tokens are then summed in float32, and everything else in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-BLOCK_TOKENS = 512  # tokens that are summed together: a draw looks at the sums first, and then at one block's tokens
+BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
 _CPU_BYTES, _CUDA_BYTES = 2**20, 2**28  # of laws taken at once
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
 
-    Half the absolute difference, not 1 minus the overlap: the latter rounds away from 0 on equal laws.
+    This is half the sum of absolute differences. One minus the overlap may be rounded to a number above 0 where the
+    laws are equal.
     """
     return _distance(_block_sums((p - q).abs_()))
 
 
 def _distance(apart: Tensor) -> Tensor:
-    """TV by sums of |p - q| over blocks."""
+    """TV from the sums of |p - q| over blocks, [..., blocks]."""
     return (0.5 * apart.sum(-1)).clamp_(max=1.0)
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """One token per row by inverse distribution function: weights [B, V] (nonnegative, any sum > 0), u [B] in [0, 1).
+    """Draw one token per row by the inverse distribution function.
 
-    Returns int64 [B]. A token of weight 0 is never drawn: the first position whose cumulative weight exceeds u times
-    the total has positive weight, and u times the total is kept below the total where rounding would reach it.
+    A token of weight 0 is never drawn: the first token whose cumulative weight exceeds u times the total has a positive
+    weight, and u times the total is kept below the total where rounding would reach it.
+
+    Args:
+        weights: [B, V], not negative, with a positive sum in each row.
+        u: uniforms [B] in [0, 1).
+
+    Returns:
+        Tokens, int64 [B].
     """
     return _draw(_block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
 
 
 def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """``draw`` by sums of blocks [B, blocks], and the weights of some tokens [B, tokens] -> [B, tokens]."""
+    """Draw one token per row, from sums of blocks [B, blocks] and a function that gives tokens' weights.
+
+    Args:
+        sums: float64 [B, blocks].
+        u: uniforms [B] in [0, 1).
+        size: V.
+        weights_of: weights of tokens, int64 [B, tokens] -> [B, tokens].
+
+    Returns:
+        Tokens, int64 [B].
+    """
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
@@ -51,7 +68,7 @@ def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Ten
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the rows beside it."""
+    """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the other rows."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
     sums = blocks.sum(-1).double()
@@ -75,11 +92,20 @@ def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
-    """The compressed side's token given the reference's, so that (x, y) has the coupling's law.
+    """Draw the compressed side's token given the reference's, so that (x, y) has the coupling's law.
 
-    p, q: laws [B, V]; x: int64 [B], drawn from p; accept, residual: uniforms [B] in [0, 1). Returns y, int64 [B].
-    y = x with probability min(1, q(x)/p(x)), otherwise y is drawn from (q - min(p, q))/e; mismatch has probability
+    y = x with probability min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability
     e = TV(p, q). The comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
+
+    Args:
+        p: the reference's laws, [B, V].
+        q: the compressed side's laws, [B, V].
+        x: tokens drawn from p, int64 [B].
+        accept: uniforms [B] in [0, 1).
+        residual: uniforms [B] in [0, 1).
+
+    Returns:
+        y, int64 [B].
     """
     column = x[:, None]
     keep = accept * p.gather(-1, column).squeeze(-1).double() < q.gather(-1, column).squeeze(-1).double()
@@ -87,16 +113,20 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
     rows = (~keep).nonzero().squeeze(-1)
     if len(rows):
         excess = (q[rows] - p[rows]).clamp_(min=0.0)
-        # Where rounding leaves no excess mass the laws are equal but for the last bit: keep x.
+        # Where rounding leaves no excess mass, the laws differ in the last bit only: keep x.
         y[rows] = torch.where(excess.sum(-1) > 0.0, draw(excess, residual[rows]), x[rows])
     return y
 
 
 class LawTable:
-    """Laws [rows, V] from which pairs take theirs by row number, int64 on the CPU; row -1 is an absorbed side's.
+    """Laws of which pairs use two each, by row number; row -1 is the point mass of an ended side.
 
-    Pairs are taken some at a time, so that what is computed of them stays small: in a processor's cache, or beside the
-    laws on an accelerator. On CUDA with Triton one pass over the laws does for all pairs, and nothing waits for it.
+    Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
+    accelerator has besides the laws. On CUDA with Triton, one pass over the laws serves all pairs.
+
+    Args:
+        laws: [rows, V].
+        absorbed_token: what an ended side emits.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
@@ -107,17 +137,27 @@ class LawTable:
         self._fused = laws.is_cuda and find_spec("triton") is not None
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
-        """One token per entry of ``rows``, int64 [B]."""
+        """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""
         return torch.cat([draw(self._take(rows[part]), u[part]) for part in self._parts(len(rows))])
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
-        """TV of the laws of two rows, float64 [B]."""
+        """TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
         if self._fused:
             return _distance(self._sums(left, right)[0])
         return torch.cat([total_variation(p, q) for _, p, q in self.pairs(left, right)])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The compressed side's token given the reference's, and the distance of their laws; ``u`` [B, 2]."""
+        """Draw the compressed side's tokens given the reference's.
+
+        Args:
+            left: rows of the reference's laws, int64 [B] on the CPU.
+            right: rows of the compressed side's laws, int64 [B] on the CPU.
+            x: the reference's tokens, int64 [B].
+            u: uniforms of acceptance and of the residual token, [B, 2].
+
+        Returns:
+            The tokens, int64 [B], and the TV between the laws, float64 [B].
+        """
         if self._fused:
             return self._couple_fused(left, right, x, u)
         tokens, distances = [], []
@@ -127,7 +167,7 @@ class LawTable:
         return torch.cat(tokens), torch.cat(distances)
 
     def pairs(self, left: Tensor, right: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Some entries at a time: which ones, and the laws of both rows, [entries, V] each."""
+        """Some pairs at a time: which ones, and the laws of both rows, [pairs, V] each."""
         for part in self._parts(len(left)):
             yield part, self._take(left[part]), self._take(right[part])
 
@@ -144,13 +184,13 @@ class LawTable:
         return torch.where(keep, x, y), _distance(apart)
 
     def _sums(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        pair_sums = import_module("generator.coupling.fused_sums").pair_sums
-        rows = (part.to(self._laws.device) for part in (left, right))
-        sums: tuple[Tensor, Tensor] = pair_sums(self._laws, *rows, self._absorbed_token, BLOCK_TOKENS)
-        return sums
+        from generator.coupling.fused_sums import pair_sums  # noqa: PLC0415 - Triton comes with CUDA only
+
+        left, right = left.to(self._laws.device), right.to(self._laws.device)
+        return pair_sums(self._laws, left, right, self._absorbed_token, BLOCK_TOKENS)
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Those of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
+        """Probabilities of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
         rows = rows.to(self._laws.device)[:, None]
         point = (tokens == self._absorbed_token).to(self._laws.dtype)
         return torch.where(rows < 0, point, self._laws[rows.clamp(min=0), tokens])

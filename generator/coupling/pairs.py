@@ -1,8 +1,8 @@
-"""Coupled pairs on their way: their tokens, what has ended or parted, and which stream serves whom.
+"""Coupled pairs, advanced one position at a time: their tokens, which have ended or parted, and their streams.
 
-One step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
-(``generator.coupling.residual_branching``). Laws stay on the device that computes them; who needs which stream is
-decided on the CPU, from the tokens alone, so that a step waits for the device once.
+A step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
+(``generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to pairs
+on the CPU, by tokens alone, so that a step waits for the device once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, di
 
 
 class StepArrays:
-    """Step arrays of the pairs, [pairs, H] each, filled one column per position.
+    """Columns of ``events``, [pairs, H] each, filled one position at a time.
 
-    What is never written belongs to pairs with both sides absorbed: EOS on both, delta = f = 0.
+    At first they hold what pairs have whose sides have both ended: EOS on both, delta = f = 0.
+
+    Args:
+        pairs: the number of pairs.
+        horizon: H.
+        eos: the token of ended sides.
     """
 
     def __init__(self, pairs: int, horizon: int, eos: int) -> None:
@@ -36,23 +41,29 @@ class StepArrays:
         }
 
     def write(self, column: int, pairs: Tensor | slice, **values: Tensor) -> None:
-        """One position of ``pairs``: every column of ``events`` that a step has, [pairs] each, on the CPU."""
+        """Write one position of ``pairs``: values [pairs], on the CPU, by the name of their column."""
         place = pairs if isinstance(pairs, slice) else pairs.numpy()
         for name, value in values.items():
             self._columns[name][place, column] = value.numpy()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All columns by their name in ``events``."""
+        """All columns, [pairs, H] each, by name."""
         return self._columns
 
 
 class CoupledPairs:
     """Pairs (action, replicate) under the maximal coupling, advanced together.
 
-    ``pair_reference`` [pairs] is the reference of each pair, ``pair_cache`` [pairs] its action's cache, ascending;
-    ``reference_owner`` [references] says whose account a reference stream's evaluations go to: a cache, or 0. All three
-    are int64 on the CPU, as is everything here but laws and uniforms.
-    Pairs take no part before ``open`` (all of them, at the prompt) or ``join`` (some of them, at a branch).
+    A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
+    Everything but laws and uniforms is on the CPU.
+
+    Args:
+        kernels: the document's laws.
+        pair_reference: the reference of each pair, int64 [pairs].
+        pair_cache: the action's cache of each pair, int64 [pairs], ascending.
+        reference_owner: the cache to whose account a reference stream's laws go, or 0; int64 [references].
+        horizon: H.
+        savings: which computations to share.
     """
 
     def __init__(
@@ -73,7 +84,7 @@ class CoupledPairs:
         self._y = torch.full_like(pair_cache, absent)
         self._x_done = torch.ones_like(reference_owner, dtype=torch.bool)
         self._y_done = torch.ones_like(pair_cache, dtype=torch.bool)
-        # Streams that may be wanted: references, then compressed ones along X, then along Y.
+        # Streams that may be wanted: the references', then compressed ones along X, then along Y.
         self._sizes = [len(reference_owner), len(pair_cache), len(pair_cache)]
         self._cache = torch.cat([torch.zeros_like(reference_owner), pair_cache, pair_cache])
         self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
@@ -85,7 +96,12 @@ class CoupledPairs:
         self.evaluations = torch.zeros_like(pair_cache)
 
     def open(self, u_x: Tensor, u_pair: Tensor) -> None:
-        """Start every pair at the prompt and couple position 1; uniforms as in ``step``."""
+        """Start every pair at the prompt and couple position 1.
+
+        Args:
+            u_x: uniforms of the references' tokens, [references].
+            u_pair: uniforms of acceptance and of the residual token, [pairs, 2].
+        """
         self._x_done.fill_(value=False)
         self._y_done.fill_(value=False)
         self._row.fill_(0)  # all histories are empty
@@ -95,10 +111,14 @@ class CoupledPairs:
     def join(
         self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
     ) -> None:
-        """Let ``pairs`` in, which part at ``column`` with ``tokens`` (x, y) and delta = f = ``distance``.
+        """Start some pairs at a branch; each has a reference of its own.
 
-        Each has a reference of its own. ``rows`` are the parked streams of its reference and of its action's cache that
-        its histories go on from.
+        Args:
+            pairs: which pairs, int64 [joining].
+            column: the position at which they part, from 0.
+            tokens: x and y at that position, int64 [joining] each.
+            distance: delta = f at that position, float64 [joining].
+            rows: the parked streams that the reference's and the compressed histories continue, int64 [joining] each.
         """
         references = self._pair_reference[pairs]
         x, y = tokens
@@ -111,9 +131,15 @@ class CoupledPairs:
         self.record.write(column, pairs, x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
 
     def step(self, column: int, u_x: Tensor, u_pair: Tensor) -> bool:
-        """Advance every pair to ``column``: u_x [references], u_pair [pairs, 2] (accept, residual), in [0, 1).
+        """Advance every pair by one position.
 
-        Returns whether a stream is left; without one nothing is recorded.
+        Args:
+            column: the position to couple, from 0.
+            u_x: uniforms of the references' tokens, [references].
+            u_pair: uniforms of acceptance and of the residual token, [pairs, 2].
+
+        Returns:
+            Whether a stream is open; if none is, nothing was recorded.
         """
         streams, owner = self._regroup()
         self.rows_used.index_add_(0, owner, streams.share)
@@ -125,11 +151,11 @@ class CoupledPairs:
         return True
 
     def _labels(self, pair_cache: Tensor) -> Tensor:
-        """What keeps streams apart that could be one, of every stream that may be wanted."""
+        """Of every stream that may be wanted, a label; equal streams with different labels are not shared."""
         savings = self._savings
         reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
         if savings.share_equal_histories:
-            # Without a reference in common each pair has its own, of which those of one action may still be one.
+            # Without a common reference each pair has its own; those of one action may still be the same.
             reference = torch.zeros_like(reference) if savings.share_reference else pair_cache
             on_x = on_y = torch.zeros_like(on_x)
         return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if savings.share_until_parting else 1)])
@@ -139,9 +165,9 @@ class CoupledPairs:
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """The streams of the next position, and whose account each wanted one goes to.
+        """The streams of the next position, and the cache to whose account each wanted one goes.
 
-        What has ended is dropped, what has parted becomes two.
+        A side that has ended loses its stream, and a pair that has parted gets two.
         """
         wanted = self._row >= 0
         if self._savings.drop_ended:
@@ -153,7 +179,7 @@ class CoupledPairs:
         return streams, self._owner[wanted]
 
     def _couple(self, column: int, laws: Tensor, u_x: Tensor, u_pair: Tensor) -> None:
-        """Draw the tokens of ``column`` from the laws of the open streams, and record them."""
+        """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and record them."""
         own = self._row.masked_fill(self._done(), -1)  # the row of each law; -1 for the point mass on EOS
         reference, on_x, on_y = torch.split(own, self._sizes)
         p, active = reference[self._pair_reference], ~(self._x_done[self._pair_reference] & self._y_done)

@@ -1,12 +1,12 @@
 """Survival-weighted residual branching: no replicate is spent on a pair that agrees to the end (paper, sec. "swrb").
 
-One replicate scans a common prefix U drawn from the overlap of both laws, weighs at every position s the residual
-branch there (w_s = S e_s), starts one branch at J with probability w_J / M, M the sum of the weights, and continues the
-coupling from there to the horizon. Written once against ``generator.coupling.kernels.StreamKernels``.
+A replicate scans a common prefix U, drawn from the overlap of both laws. At every position s the residual branch has
+the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the weights, and
+continues the coupling from there to the horizon. Nothing here knows a model, only ``StreamKernels``.
 
-J is drawn while scanning: position s replaces the candidate with probability w_s over the weights so far, which leaves
-each position with probability w_s / M. So no law is kept or computed again: the residual pair is drawn on the spot, and
-the scan's caches, cut back to U_<J, serve the branch.
+J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
+that position s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is
+drawn at once, and the branch continues the scan's caches, cut back to U_<J.
 """
 
 from __future__ import annotations
@@ -32,25 +32,44 @@ PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
 
 @dataclass(frozen=True)
 class ResidualBranches:
-    """What one action's replicates recorded; arrays are [replicates, H] or [replicates], positions 1..H."""
+    """What was recorded of one action; arrays are [replicates, H] or [replicates], positions 1..H.
 
-    token: NDArray[np.int32]  # U_t; -1 where survival reached 0 and nothing was drawn
-    deficit: NDArray[np.float64]  # e_t
-    weight: NDArray[np.float64]  # w_t
-    ended: NDArray[np.bool_]  # from U's EOS on
-    scanned: NDArray[np.int64]  # last position of the scan
-    branch: NDArray[np.int64]  # J; 0 where M = 0
-    steps: dict[str, NDArray[Any]]  # the branches' columns of ``events``; meaningful from J on
-    laws: float  # stream-steps of both phases, its share of shared ones
-    pair_evaluations: int  # positions scanned or continued that were not yet absorbed on both sides
+    Attributes:
+        token: U_t; -1 where survival reached 0 and nothing was drawn.
+        deficit: e_t.
+        weight: w_t.
+        ended: true from U's EOS on.
+        scanned: the last position of the scan.
+        branch: J; 0 where M = 0.
+        steps: the branches' columns of ``events``, meaningful from J on.
+        laws: how many laws were computed in both phases; the action's share of shared ones.
+        pair_evaluations: positions, scanned or continued, at which a pair had not ended on both sides.
+    """
+
+    token: NDArray[np.int32]
+    deficit: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    scanned: NDArray[np.int64]
+    branch: NDArray[np.int64]
+    steps: dict[str, NDArray[Any]]
+    laws: float
+    pair_evaluations: int
 
 
 def branch_replicates(
     kernels: StreamKernels, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[ResidualBranches]:
-    """Scan and branch every replicate of every action; returns one ``ResidualBranches`` per action, in order.
+    """Scan and branch every replicate of every action.
 
-    Every action's uniforms are [replicates, H, PURPOSES].
+    Args:
+        kernels: the document's laws.
+        actions: each with uniforms [replicates, H, PURPOSES].
+        horizon: H.
+        savings: which computations to share.
+
+    Returns:
+        What was recorded of each action, in order.
     """
     uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions])).to(kernels.device)
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
@@ -85,7 +104,7 @@ def branch_replicates(
 
 
 class _Scan:
-    """The overlap scan of all pairs, and the residual branch that each has drawn; on the CPU but for laws."""
+    """The overlap scan of all pairs, and the residual branch that each one has drawn; only laws leave the CPU."""
 
     def __init__(self, kernels: StreamKernels, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
         pairs = len(pair_cache)
@@ -109,7 +128,7 @@ class _Scan:
         self._parked = 0
 
     def run(self, uniforms: Tensor) -> None:
-        """Walk to the horizon, to U's EOS, or to where survival reaches 0; uniforms [pairs, H, >= SCAN_UNIFORMS]."""
+        """Scan to the horizon, to U's EOS, or until survival is 0; uniforms [pairs, H, >= SCAN_UNIFORMS]."""
         live = torch.arange(len(self._pair_cache))
         streams = self._streams(live, torch.zeros_like(live))
         laws = self._kernels.open(streams.cache.tolist())
@@ -129,7 +148,7 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> DistinctStreams:
-        """The streams with which the ``live`` pairs go on."""
+        """The streams with which the ``live`` pairs continue."""
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._savings.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
@@ -137,7 +156,7 @@ class _Scan:
         return streams
 
     def _position(self, live: Tensor, column: int, laws: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Weigh and draw one position of the ``live`` pairs: which of them go on [live], and their tokens [live]."""
+        """Weigh and draw one position of the ``live`` pairs: which of them continue [live], and their tokens [live]."""
         self.evaluations[live] += 1
         parts = [
             _overlap(p, q, u[part])
@@ -161,7 +180,7 @@ class _Scan:
         return survives & ~ends, token
 
     def _park(self, live: Tensor, stays: Tensor) -> None:
-        """Keep the streams of pairs that stop scanning here and have a branch to continue."""
+        """Keep the streams of pairs that stop scanning here and have drawn a branch."""
         stops = torch.ones(len(live), dtype=torch.bool)
         stops[stays] = False
         pairs = live[stops & (self.branch[live] > 0)]
@@ -173,11 +192,20 @@ class _Scan:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap, and one of each residual, [B]."""
+    """Draw from the overlap and the residuals of two laws.
+
+    Args:
+        p: the reference's laws, [B, V].
+        q: the compressed side's laws, [B, V].
+        u: uniforms, [B, >= SCAN_UNIFORMS].
+
+    Returns:
+        e, a token of the overlap, and one of each residual, [B] each.
+    """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0
     excess_x, excess_y = (p - q).clamp_(min=0.0), (q - p).clamp_(min=0.0)
-    # Laws that differ in their last bit may leave an excess on one side only: then there is nothing to branch to.
+    # Laws that differ in their last bit may leave an excess on one side only: then there is no residual pair.
     differs = (excess_x.sum(-1) > 0) & (excess_y.sum(-1) > 0)
     deficit = torch.where(differs, total_variation(p, q), 0.0)
     deficit = torch.where(shares, deficit, 1.0)

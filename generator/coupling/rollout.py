@@ -1,15 +1,13 @@
 """The coupled rollout: reference and compressed continuations of one document, position by position.
 
-Knows nothing of transformers: it is written once against ``kernels.StreamKernels``. Per pair (action,
-replicate) three laws are wanted at each position: the reference on its history X, the compressed model on its own
-history Y, and the compressed model forced along X. Streams are shared wherever they are the same one:
+It knows no model, only ``StreamKernels``. A pair (action, replicate) needs three laws at each position: the
+reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. They are
+computed once where they are the same:
 
-- the reference stream of a replicate serves every action;
-- until the first mismatch, "compressed on Y" and "compressed on X" are one stream, forked when the pair parts;
-- replicates that follow one cache along equal histories are one stream;
-- after a side's EOS its law is a point mass and its stream is dropped.
-
-Each of these can be switched off (``generator.coupling.streams``).
+- All actions share the reference stream of a replicate.
+- Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair parts.
+- Replicates that follow one cache along equal histories share a stream.
+- After a side's EOS its law is a point mass, which needs no stream.
 """
 
 from __future__ import annotations
@@ -28,7 +26,13 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 
 @dataclass(frozen=True)
 class ActionReplicates:
-    """One action's part of a rollout: its cache number, its replicates and their uniforms [replicates, H, purposes]."""
+    """One action's replicates in a rollout.
+
+    Attributes:
+        cache: the number of the action's cache, from 1.
+        replicates: the replicate numbers.
+        uniforms: [replicates, H, purposes].
+    """
 
     cache: int
     replicates: tuple[int, ...]
@@ -37,7 +41,18 @@ class ActionReplicates:
 
 @dataclass(frozen=True)
 class CoupledSteps:
-    """What one action's rollout recorded; arrays are [replicates, H], positions 1..H in column order."""
+    """What was recorded of one action; arrays are [replicates, H], positions 1..H in column order.
+
+    Attributes:
+        x_token: X.
+        y_token: Y.
+        delta: total variation between the reference on X and the compressed model on Y.
+        f: total variation between the reference and the compressed model, both on X.
+        x_eos: true from the first EOS of X on.
+        y_eos: true from the first EOS of Y on.
+        laws: how many laws were computed: those of the action's own cache, and its share of the reference's.
+        pair_evaluations: positions at which a pair had not ended on both sides.
+    """
 
     x_token: NDArray[np.int32]
     y_token: NDArray[np.int32]
@@ -45,8 +60,8 @@ class CoupledSteps:
     f: NDArray[np.float32]
     x_eos: NDArray[np.bool_]
     y_eos: NDArray[np.bool_]
-    laws: float  # stream-steps of the action's own cache, and its share of the reference's and of shared streams
-    pair_evaluations: int  # positions of pairs not yet absorbed on both sides
+    laws: float
+    pair_evaluations: int
 
 
 def rollout(
@@ -57,10 +72,18 @@ def rollout(
     horizon: int,
     savings: Savings = ALL_SAVINGS,
 ) -> list[CoupledSteps]:
-    """Run all actions of a document together; returns one ``CoupledSteps`` per action, in order.
+    """Run all actions of a document together.
 
-    Every action's uniforms are [replicates, H, 2]; ``reference_uniforms`` is [reference_replicates, H, 1]. Every
-    action's replicates must be among the reference's.
+    Args:
+        kernels: the document's laws.
+        actions: each with uniforms [replicates, H, 2], for acceptance and the residual token.
+        reference_replicates: replicates of the reference; those of all actions are among them.
+        reference_uniforms: [reference replicates, H, 1].
+        horizon: H.
+        savings: which computations to share.
+
+    Returns:
+        What was recorded of each action, in order.
     """
     place = {replicate: row for row, replicate in enumerate(reference_replicates)}
     pair_reference = torch.tensor([place[k] for a in actions for k in a.replicates])

@@ -1,7 +1,7 @@
-"""Streams that need no computing of their own, and which of these savings are taken.
+"""Which computations streams share.
 
-Every saving leaves events as they are, to the bit, where rows are computed independently of the rows beside them
-(``generator.transformer.loading``); each can be switched off to see that.
+Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. Every
+kind of sharing can be switched off, which the tests do to show this.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Savings:
-    """What is not computed twice, or at all.
+    """Which computations to share or leave out.
 
-    ``share_equal_histories``: replicates that follow one cache along equal histories are one stream, until they part.
-    ``share_until_parting``: a pair's compressed streams along X and along Y are one stream while X and Y agree.
-    ``share_reference``: a replicate's reference is one stream for all actions.
-    ``drop_ended``: a side that has ended needs no stream.
-    ``share_prompt_reads``: all streams of a cache read its prompt entries together.
+    Attributes:
+        share_equal_histories: replicates that follow one cache along equal histories are one stream.
+        share_until_parting: a pair's compressed streams along X and Y are one stream while X and Y agree.
+        share_reference: a replicate's reference is one stream for all actions.
+        drop_ended: a side that has ended has no stream.
+        share_prompt_reads: all streams of a cache read its prompt entries together.
     """
 
     share_equal_histories: bool = True
@@ -35,23 +36,35 @@ ALL_SAVINGS = Savings()
 
 @dataclass(frozen=True)
 class DistinctStreams:
-    """The different streams among those wanted, in ascending order of cache."""
+    """The distinct streams among those that are wanted, in ascending order of cache.
 
-    row: Tensor  # int64 [streams]: the open or parked stream that each goes on from
-    token: Tensor  # int64 [streams]: the token that each goes on with
-    cache: Tensor  # int64 [streams]
-    place: Tensor  # int64 [wanted]: which stream each wanted one is
-    share: Tensor  # float64 [wanted]: one over the number of wanted streams that are this one
+    Attributes:
+        row: the open or parked stream that each one continues, int64 [streams].
+        token: the token that each one is continued with, int64 [streams].
+        cache: int64 [streams].
+        place: the distinct stream of each wanted one, int64 [wanted].
+        share: 1 over the number of wanted streams that are the same one, float64 [wanted].
+    """
+
+    row: Tensor
+    token: Tensor
+    cache: Tensor
+    place: Tensor
+    share: Tensor
 
 
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
-    """Find equal ones among the wanted streams: of one cache, going on from one stream with one token.
+    """Find the distinct streams: two are the same if cache, row, token and label are.
 
-    All are int64 [wanted], on the CPU, not negative. Different ``label``s keep equal streams apart.
+    Args:
+        cache: int64 [wanted], on the CPU, not negative.
+        row: the open or parked stream to continue, int64 [wanted], not negative.
+        token: the token to continue with, int64 [wanted], not negative.
+        label: keeps streams apart that are otherwise the same, int64 [wanted], not negative.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):
         key = key * (int(part.max()) + 1 if len(part) else 1) + part
     streams, place, wanted = torch.unique(key, return_inverse=True, return_counts=True)
-    first = torch.empty_like(streams).scatter_(0, place, torch.arange(len(place)))  # any of those that are one
+    first = torch.empty_like(streams).scatter_(0, place, torch.arange(len(place)))  # any of the same ones
     return DistinctStreams(row[first], token[first], cache[first], place, 1 / wanted[place].double())

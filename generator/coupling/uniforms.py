@@ -1,4 +1,4 @@
-"""Counter-based uniforms: a replicate's randomness is a function of (seed, document, action, replicate, position)."""
+"""Counter-based uniforms: a function of (seed, document, action, replicate, position, purpose)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,22 @@ def uniform_table(
     purposes: int,
     estimator: str | None = None,
 ) -> NDArray[np.float64]:
-    """Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].
+    """Make the uniforms of some replicates of an action.
 
-    The generator is numpy's Philox4x64-10 keyed by BLAKE2b of (seed, document, action) with the replicate in the second
-    counter word, so a row depends neither on which other replicates are asked for nor on the horizon. ``action`` None
-    is the reference's own table: every action then meets the same reference continuation (common random numbers). A
-    named ``estimator`` joins the key: its replicates are independent of the plain ones.
+    A row depends neither on the other replicates nor on the horizon.
+
+    Args:
+        seed: the study's seed.
+        document: the document's name.
+        action: the action's name; None for the reference, so that every action meets the same reference continuation
+            (common random numbers).
+        replicates: the replicate numbers.
+        horizon: H.
+        purposes: how many uniforms each position needs.
+        estimator: a name that makes the uniforms independent of those without it.
+
+    Returns:
+        Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].
     """
     named = [seed, document, action] if estimator is None else [seed, document, action, estimator]
     name = json.dumps(named)

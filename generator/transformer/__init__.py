@@ -1,1 +1,1 @@
-"""Transformers as models: loading, prefill, eviction, and what fits into memory."""
+"""Transformers as models: loading, prefill, eviction, laws, and memory."""

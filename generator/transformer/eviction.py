@@ -1,4 +1,4 @@
-"""Eviction after prefill: a selector's choice, checked, hashed, and gathered into a compact cache."""
+"""Eviction after prefill: a selector's choice is checked, hashed, and gathered into a compact cache."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from schema.errors import OperationError
 
 @dataclass(frozen=True)
 class CompactCache:
-    """What is left of a prompt: kept entries per layer, their indices, and the lengths that positions need."""
+    """What is kept of a prompt.
+
+    Attributes:
+        layers: keys and values of the kept entries.
+        indices: per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
+        extents: the true prompt length n and the kept entries of each layer, int64 [layers, 2].
+        kept_sha256: per layer, the SHA-256 of the indices as little-endian int32.
+    """
 
     layers: tuple[PrefixLayer, ...]
-    indices: tuple[Tensor, ...]  # per layer int32 [KV heads, kept entries of the layer], ascending
-    extents: Tensor  # int64 [layers, 2]: true prompt length n and kept entries of the layer
-    kept_sha256: tuple[str, ...]  # per layer, of the indices as little-endian int32
+    indices: tuple[Tensor, ...]
+    extents: Tensor
+    kept_sha256: tuple[str, ...]
 
     @property
     def kept_entries(self) -> int:
-        """m, per KV head and layer; the exact mean of layers that keep different numbers."""
+        """m, per KV head and layer: the exact mean where layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of kept keys and values, as the tensors hold them."""
+        """Bytes of the kept keys and values."""
         return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
 
     @property
@@ -46,9 +53,15 @@ class CompactCache:
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:
-    """Keep ``kept`` entries of every KV head and layer, or as many on average where the selector has budgets of layers.
+    """Evict all but the entries that a selector chooses.
 
-    OperationError if the selector breaks its promise.
+    Args:
+        prompt: the layers of the prompt.
+        selector: chooses the entries; not asked where everything is kept.
+        kept: m, per KV head and layer; a selector with budgets keeps as many on average over layers.
+
+    Raises:
+        OperationError: the selector's budgets or kept positions are not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -71,7 +84,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
 
 
 def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:
-    """Retained sets are asserted, not trusted: count, order, range, window and sinks."""
+    """Check a selector's kept positions, int64 [KV heads, m]: count, order, range, window and sinks."""
     heads, entries, _ = layer.key.shape
     window = torch.arange(entries - selector.window, entries, device=index.device)
     sinks = torch.arange(selector.sinks, device=index.device)
