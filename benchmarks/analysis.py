@@ -11,9 +11,9 @@ Measured, each part in a process of its own:
 - document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and
   by two threads;
 - ``scipy.stats.bootstrap`` (vectorized, percentile, as many resamples) on the same document moments: three quantities
-  in each stratum (paired), and the same three pooled, each stratum one sample of document indices. It draws anew for
-  every interval, so that its time is counted per interval: of a pooled one, of a stratum's, and of both as often as a
-  row of the results is one or the other.
+  in each stratum (paired), and the same three pooled, with each stratum as one sample of document indices. scipy draws
+  anew for every interval, so that its rate is one of intervals: in a stratum, pooled, and mixed as the rows of the
+  results are, which is the rate that ratios use.
 
 Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
 at 100 times scipy's rate.
@@ -21,7 +21,6 @@ at 100 times scipy's rate.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,7 @@ import numpy as np
 import scipy.stats
 
 import kvdrift
-from benchmarks.measurement import Measured, Row, measure, mib, show
+from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
 from flows.analysis.estimation import Analysis, document_moments, estimate_part, in_sequence, parts_of
 from schema.store.store import Store
@@ -45,7 +44,7 @@ SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO = 20.0, 2048.0, 1.0, 100.0
 
 
 def each_view(location: str) -> dict[str, float]:
-    """Seconds of every view over derived tables from one connection that keeps nothing."""
+    """Measure every view over derived tables in one connection that keeps nothing; returns seconds."""
     with kvdrift.open(location) as views:  # as `kvdrift sql` does
         return {name: _seconds(views.table, _query(name)) for name in sorted(view_texts())}
 
@@ -100,7 +99,7 @@ def scipy_pooled(moments: DocumentMoments, draws: int) -> int:
 
 
 def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Mismatch rate and mean entry of the last action, and its gap to the first."""
+    """Return mismatch rate and mean entry of the last action, and its gap to the first."""
     scalars, last = moments.scalars, len(moments.actions) - 1
     return [
         (_ratio, (scalars["occupation"][:, last], scalars["exposure"][:, last])),
@@ -109,7 +108,7 @@ def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
     ]
 
 
-def run(location: str, draws: int) -> tuple[list[Row], dict[str, Any]]:
+def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
     """Measure all parts on a store; returns the table's rows, and the totals beside their targets."""
     alone = measure(each_view, location)
     views = measure(all_views, location)
@@ -122,15 +121,15 @@ def run(location: str, draws: int) -> tuple[list[Row], dict[str, Any]]:
     count = len(moments.value.stratum_names)
     of_row = (count * of_stratum + of_pooled) / (count + 1)
 
-    rows = [Row(f"view {name}", seconds) for name, seconds in alone.value.items()]
-    rows.append(_row("all views, nothing kept", alone))
-    rows.append(_row("all views, moments kept", views, "nothing kept", alone.seconds / views.seconds))
-    rows.append(_row("document moments", moments))
+    rows = [BenchmarkRow(f"view {name}", seconds) for name, seconds in alone.value.items()]
+    rows.append(alone.row("all views, nothing kept"))
+    rows.append(views.row("all views, moments kept", None, "nothing kept", alone.seconds / views.seconds))
+    rows.append(moments.row("document moments"))
     for name, measured in (("intervals in sequence", sequence), ("intervals by two threads", two_threads)):
         rate = measured.value / measured.seconds
-        rows.append(_row(name, measured, "scipy's rows as often", rate * of_row, rate))
-    rows.append(_row("scipy in strata", strata, rate=1 / of_stratum))
-    rows.append(_row("scipy pooled", pooled, rate=1 / of_pooled))
+        rows.append(measured.row(name, rate, "scipy", rate * of_row))
+    rows.append(strata.row("scipy in strata", 1 / of_stratum))
+    rows.append(pooled.row("scipy pooled", 1 / of_pooled))
 
     total = views.seconds + moments.seconds + sequence.seconds
     peak = mib(max(views.peak_bytes, moments.peak_bytes, sequence.peak_bytes))
@@ -144,16 +143,10 @@ def run(location: str, draws: int) -> tuple[list[Row], dict[str, Any]]:
         "slowest_view": f"{slowest}, {alone.value[slowest]:.2f} s (target {VIEW_SECONDS:.0f})",
         "two_threads_against_scipy": (
             f"{rate * of_pooled:.0f} times its rate pooled (target {RATIO:.0f}), "
-            f"{rate * of_stratum:.0f} in strata, {rate * of_row:.0f} at the rows' own mixture"
+            f"{rate * of_stratum:.0f} in strata, {rate * of_row:.0f} in the rows' mixture"
         ),
     }
     return rows, facts
-
-
-def _row(
-    part: str, measured: Measured[Any], peer: str | None = None, ratio: float | None = None, rate: float | None = None
-) -> Row:
-    return Row(part, measured.seconds, measured.cpu_seconds, mib(measured.peak_bytes), rate, peer, ratio)
 
 
 def _query(view: str) -> str:
@@ -177,15 +170,14 @@ def _difference(one: Any, other: Any, axis: int) -> Any:
 
 def main() -> None:
     """Run the benchmark on a given store, or on a synthetic one of the given sizes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.analysis", description=__doc__.splitlines()[0])
+    parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
     add_size_options(parser, Sizes())
     parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic one")
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
         location = options.store or write_study(folder, sizes_of(options), options.seed).location
-        rows, facts = run(location, options.draws)
+        rows, facts = measure_analysis(location, options.draws)
     show("analysis", rows, "intervals", facts, as_json=options.json)
 
 

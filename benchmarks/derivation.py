@@ -15,20 +15,19 @@ Measured, each part in a process of its own, from the same Parquet files:
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import duckdb
 
-from benchmarks.measurement import Measured, Row, measure, mib, show
+from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
 from schema.store.store import Store
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
 from transforms.segments import read_events
 
-STEPS = """
+STEPS_QUERY = """
 create temp table steps as
 with
 
@@ -67,7 +66,7 @@ select
 from absorbed
 """
 
-TRAJECTORIES = """
+TRAJECTORIES_QUERY = """
 create temp table trajectories as
 select
     study,
@@ -109,16 +108,20 @@ def derive_store(location: str) -> tuple[int, int]:
 def query_files(location: str, threads: int, folder: str | None = None) -> tuple[int, int]:
     """Derive by DuckDB and, given a folder, write both tables there; returns trajectories and mismatches."""
     with duckdb.connect(config={"threads": threads}) as connection:
-        connection.execute(STEPS, {"files": Store.open(location).files("events")})
-        connection.execute(TRAJECTORIES)
+        connection.execute(STEPS_QUERY, {"files": Store.open(location).files("events")})
+        connection.execute(TRAJECTORIES_QUERY)
         for table in ("steps", "trajectories") if folder else ():
             connection.table(table).write_parquet(f"{folder}/{table}.parquet", compression="zstd")
         row = connection.execute("select count(*), sum(mismatches) from trajectories").fetchall()[0]
     return int(row[0]), int(row[1])
 
 
-def run(folder: Path, sizes: Sizes, seed: int) -> list[Row]:
-    """Write a study, derive it in every way, and compare; RuntimeError where the ways disagree."""
+def compare_derivations(folder: Path, sizes: Sizes, seed: int) -> list[BenchmarkRow]:
+    """Write a study, derive it in every way, and compare.
+
+    Raises:
+        RuntimeError: The ways disagree.
+    """
     location = write_study(str(folder / "store"), sizes, seed, derived=False).location
     one_thread, two_threads = (measure(query_files, location, threads) for threads in (1, 2))
     written = measure(query_files, location, 2, str(folder))
@@ -133,30 +136,22 @@ def run(folder: Path, sizes: Sizes, seed: int) -> list[Row]:
     }
     if len({measured.value for measured, _, _ in parts.values()}) > 1:
         raise RuntimeError(f"results differ: { {name: measured.value for name, (measured, _, _) in parts.items()} }")
-    return [_row(name, sizes.events, *part) for name, part in parts.items()]
-
-
-def _row(
-    name: str,
-    events: int,
-    measured: Measured[tuple[int, int]],
-    peer: Measured[tuple[int, int]] | None,
-    peer_name: str | None,
-) -> Row:
-    ratio = peer.seconds / measured.seconds if peer else None
-    rate = events / measured.seconds
-    return Row(name, measured.seconds, measured.cpu_seconds, mib(measured.peak_bytes), rate, peer_name, ratio)
+    return [
+        measured.row(
+            name, sizes.events / measured.seconds, peer_name, peer.seconds / measured.seconds if peer else None
+        )
+        for name, (measured, peer, peer_name) in parts.items()
+    ]
 
 
 def main() -> None:
     """Run the benchmark at the given sizes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.derivation", description=__doc__.splitlines()[0])
+    parser = benchmark_parser("derivation", "Measure the derivation and its pipeline, against a DuckDB query.")
     add_size_options(parser, Sizes())
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     sizes = sizes_of(options)
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-        rows = run(Path(folder), sizes, options.seed)
+        rows = compare_derivations(Path(folder), sizes, options.seed)
     show("derivation", rows, "events", {"events": sizes.events}, as_json=options.json)
 
 

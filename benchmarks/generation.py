@@ -20,7 +20,6 @@ process, on CUDA that of device memory, without the libraries' own. The presets 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.copied_caches import copied_rollout
-from benchmarks.measurement import Measured, Row, measure, mib, show
+from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
 from generator.actions import Action
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.interface import IMPLEMENTATION
@@ -90,7 +89,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """What one run took, and what it drew: by action tokens and delta, [K, H] each."""
 
     replicates: int
@@ -107,7 +106,7 @@ class Run:
         return self.prompt_seconds + self.decode_seconds
 
 
-def build_model(case: Case, *, plain: bool = False) -> LoadedModel:
+def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
     """Random weights on the case's device; ``plain`` leaves the network as transformers has it."""
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
@@ -141,9 +140,9 @@ def random_document(case: Case) -> Document:
     return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))
 
 
-def run_shared(case: Case) -> Run:
+def run_shared(case: Case) -> MeasuredRun:
     """All actions by the generator."""
-    model, document = build_model(case), random_document(case)
+    model, document = random_model(case), random_document(case)
     pending = [PendingUnit(action, 0, case.replicates) for action in case.actions()]
     units = generate_units(model, "benchmark", document, pending, case.horizon, SEED)
     columns = {
@@ -156,21 +155,21 @@ def run_shared(case: Case) -> Run:
         sum(unit.record[name] for unit in units) for name in ("prefill_seconds", "decode_seconds", "kernel_evaluations")
     )
     streams = laws / (case.horizon - 1)
-    return Run(case.replicates, prompt, decode, streams, **columns, device_peak_bytes=_device_peak(case))
+    return MeasuredRun(case.replicates, prompt, decode, streams, **columns, device_peak_bytes=_device_peak(case))
 
 
-def run_copies(case: Case) -> Run:
+def run_copies(case: Case) -> MeasuredRun:
     """All actions, one after the other, with copies in ``DynamicCache``."""
     return _copied(case, preallocated=False)
 
 
-def run_in_place(case: Case) -> Run:
+def run_in_place(case: Case) -> MeasuredRun:
     """All actions, one after the other, with copies in preallocated buffers."""
     return _copied(case, preallocated=True)
 
 
-def _copied(case: Case, *, preallocated: bool) -> Run:
-    model, document = build_model(case, plain=True), random_document(case)
+def _copied(case: Case, *, preallocated: bool) -> MeasuredRun:
+    model, document = random_model(case, plain=True), random_document(case)
     begun = _clock(case)
     prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
     prompt_seconds = _clock(case) - begun
@@ -181,7 +180,7 @@ def _copied(case: Case, *, preallocated: bool) -> Run:
         )
         for action in case.actions()
     }
-    return Run(
+    return MeasuredRun(
         case.replicates,
         prompt_seconds,
         _clock(case) - begun - prompt_seconds,
@@ -247,16 +246,19 @@ def step_bytes(case: Case, streams: float) -> float:
     return weight_bytes(case) - embedding + entry * (case.entries + sum(case.kept()) + streams * case.horizon / 2)
 
 
-PARTS: dict[str, Callable[[Case], Run]] = {"shared": run_shared, "copies": run_copies, "in place": run_in_place}
-PHASES: dict[str, Callable[[Run], float]] = {"all": lambda run: run.seconds, "decode": lambda run: run.decode_seconds}
+PARTS: dict[str, Callable[[Case], MeasuredRun]] = {"shared": run_shared, "copies": run_copies, "in place": run_in_place}
+PHASES: dict[str, Callable[[MeasuredRun], float]] = {
+    "all": lambda run: run.seconds,
+    "decode": lambda run: run.decode_seconds,
+}
 
-Runs = dict[str, list[Measured[Run]]]
+RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
-def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[Row], dict[str, Any]]:
+def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
     """Rows and facts of one prompt length."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
-    runs: Runs = {name: [] for name in parts}
+    runs: RunsByPart = {name: [] for name in parts}
     for _ in range(repetitions):
         for name in parts:
             runs[name].append(measure(PARTS[name], case if name == "shared" else copied))
@@ -268,10 +270,10 @@ def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[Ro
     return rows, _facts(case, runs)
 
 
-def _row(case: Case, name: str, phase: str, runs: Runs, peer: str | None) -> Row:
+def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
     seconds = [PHASES[phase](one.value) for one in runs[name]]
     replicates = runs[name][0].value.replicates
-    return Row(
+    return BenchmarkRow(
         part=f"n = {case.entries}, K = {replicates}, {phase}: {name}",
         seconds=min(seconds),
         peak_mib=mib(max(one.value.device_peak_bytes or one.peak_bytes for one in runs[name])),
@@ -281,7 +283,7 @@ def _row(case: Case, name: str, phase: str, runs: Runs, peer: str | None) -> Row
     )
 
 
-def _ratio(runs: Runs, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:
+def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:
     """How many times longer the peer takes for a replicate."""
     own, others = (
         of([PHASES[phase](one.value) for one in runs[name]]) / runs[name][0].value.replicates
@@ -290,7 +292,7 @@ def _ratio(runs: Runs, phase: str, peer: str, of: Callable[[list[float]], float]
     return others / own
 
 
-def _facts(case: Case, runs: Runs) -> dict[str, Any]:
+def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
     """What belongs to the rows of one prompt length: medians, agreement, bandwidth and bytes."""
     facts: dict[str, Any] = {
         "repeated_seconds": {
@@ -327,7 +329,7 @@ def _facts(case: Case, runs: Runs) -> dict[str, Any]:
     return facts
 
 
-def _different_tokens(one: Run, other: Run) -> int:
+def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
     """Tokens that differ, of the replicates that both have: other kernels round differently."""
     count = min(one.replicates, other.replicates)
     return sum(
@@ -339,7 +341,7 @@ def _different_tokens(one: Run, other: Run) -> int:
 
 def main() -> None:
     """Run the benchmark at the given sizes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.generation", description=__doc__.splitlines()[0])
+    parser = benchmark_parser("generation", "Measure generation with shared prompts, against copies of the prompt.")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="the model's shape and its sizes")
     parser.add_argument("--entries", type=int, nargs="+", help="prompt lengths n")
     parser.add_argument("--replicates", type=int, help="K")
@@ -348,12 +350,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     shape, lengths = PRESETS[options.preset]
     sizes = {name: getattr(options, name) for name in ("replicates", "horizon") if getattr(options, name) is not None}
     case = replace(shape, device=options.device, threads=options.threads, **sizes)
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     facts: dict[str, Any] = {"preset": options.preset, "case": asdict(case) | {"entries": options.entries or lengths}}
     for entries in options.entries or lengths:
         some, about = compare(replace(case, entries=entries), options.parts, options.repetitions)

@@ -1,7 +1,8 @@
-"""Measuring one function call in a process of its own, and printing what was measured as a table or as JSON."""
+"""What the benchmarks share: measuring a call in a process of its own, and printing rows as a table or as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -12,31 +13,41 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
 
 
 @dataclass(frozen=True)
-class Measured(Generic[Value]):
-    """What a call returned, and what it took: wall and CPU seconds, and its process's peak of resident bytes.
+class Measured(Generic[_Value]):
+    """What a call returned and what it took.
 
-    The peak includes the interpreter and the libraries that the function's module imports; the seconds do not.
+    Attributes:
+        value: The returned value.
+        seconds: Wall seconds, without the imports.
+        cpu_seconds: CPU seconds, without the imports.
+        peak_bytes: Peak of the process's resident memory, with the interpreter and the imported libraries.
     """
 
-    value: Value
+    value: _Value
     seconds: float
     cpu_seconds: float
     peak_bytes: int
 
+    def row(
+        self, part: str, rate: float | None = None, peer: str | None = None, ratio: float | None = None
+    ) -> BenchmarkRow:
+        """Return the table's row of a part that this call measured."""
+        return BenchmarkRow(part, self.seconds, self.cpu_seconds, mib(self.peak_bytes), rate, peer, ratio)
 
-def measure(function: Callable[..., Value], *arguments: Any) -> Measured[Value]:
-    """Call a function of a module once in a new process, so that no peak or cache of one part is in another's."""
+
+def measure(function: Callable[..., _Value], *arguments: Any) -> Measured[_Value]:
+    """Call a module's function once in a new process, so that no part inherits another one's peak or caches."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(_call, function, arguments).result()
 
 
-def _call(function: Callable[..., Value], arguments: tuple[Any, ...]) -> Measured[Value]:
+def _call(function: Callable[..., _Value], arguments: tuple[Any, ...]) -> Measured[_Value]:
     begun, cpu = time.perf_counter(), time.process_time()
     value = function(*arguments)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
@@ -44,24 +55,41 @@ def _call(function: Callable[..., Value], arguments: tuple[Any, ...]) -> Measure
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a benchmark's table, None where not applicable. ``ratio`` is against ``peer``; above 1 is better."""
+class BenchmarkRow:
+    """One row of a benchmark's table; None where a column does not apply.
+
+    Attributes:
+        part: What was measured.
+        seconds: Wall seconds.
+        cpu_seconds: CPU seconds.
+        peak_mib: Peak memory in MiB.
+        rate: The benchmark's unit per second.
+        peer: What the part is compared with.
+        ratio: How many times as fast as the peer the part is.
+    """
 
     part: str
     seconds: float
     cpu_seconds: float | None = None
     peak_mib: float | None = None
-    rate: float | None = None  # of the benchmark's unit per second
+    rate: float | None = None
     peer: str | None = None
     ratio: float | None = None
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to judge wall times: processors, and how busy the machine was at the end."""
+    """Return the number of processors, and how busy the machine was at the end."""
     return {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
 
 
-def show(title: str, rows: Sequence[Row], unit: str, facts: dict[str, Any], *, as_json: bool) -> None:
+def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return the command line of ``python -m benchmarks.NAME``, with the option ``--json``."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def show(title: str, rows: Sequence[BenchmarkRow], unit: str, facts: dict[str, Any], *, as_json: bool) -> None:
     """Print rows and facts as a table, or as one JSON object."""
     facts = facts | environment()
     if as_json:
@@ -88,5 +116,5 @@ def _cell(value: float | None, width: int, digits: int) -> str:
 
 
 def mib(size: int) -> float:
-    """Bytes as MiB."""
+    """Return bytes as MiB."""
     return size / 2**20

@@ -1,4 +1,4 @@
-"""A store of any size with events of a known law, written and derived as real ones are: something to analyze.
+"""Writes a store of any size whose events follow a known law; it is written and derived like the store of a real study.
 
     python -m benchmarks.synthetic_study FOLDER                   # the paper's size, 7.1 M events, in about 10 s
     python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 STUDY, MODEL = "synthetic", "synthetic/chain"
 EOS_TOKEN = 0
 VOCABULARY = 32_000
-BATCH = 16  # documents that are drawn and committed at once
+DOCUMENTS_AT_ONCE = 16  # drawn and committed together
 
-Float = NDArray[np.float64]
+_Float = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a study is; ``documents`` is per stratum, and the defaults are the paper's."""
+    """The sizes of a study, with ``documents`` per stratum; the defaults are the paper's."""
 
     strata: int = 6
     documents: int = 48
@@ -75,11 +75,11 @@ class Sizes:
 class Rates:
     """Rates of documents under actions, each [documents, actions]; see the law above."""
 
-    entry: Float
-    after_agreement: Float
-    after_mismatch: Float
-    saturated: Float
-    eos: Float
+    entry: _Float
+    after_agreement: _Float
+    after_mismatch: _Float
+    saturated: _Float
+    eos: _Float
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def write_study(location: str, sizes: Sizes, seed: int = 0, *, derived: bool = T
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
     actions = [_action_row(name) for name in sizes.action_names]
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
-    for first in range(0, len(documents), BATCH):
-        store.append_units(list(_units(documents[first : first + BATCH], sizes, seed)))
+    for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
+        store.append_units(list(_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)))
     if derived:
         run_derivation(store.location)
     return store
@@ -147,13 +147,13 @@ def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rate
     )
 
 
-def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Float:
+def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> _Float:
     """Draw what decides the paths of each document: [documents, actions, K, H, 4] on [0, 1)."""
     shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
     return np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
 
 
-def draw_paths(rates: Rates, uniform: Float) -> Paths:
+def draw_paths(rates: Rates, uniform: _Float) -> Paths:
     """Run the law; ``uniform`` is [documents, actions, K, H, 4] on [0, 1): mismatch, size, EOS, token."""
     shape = uniform.shape[:-1]
     horizon = shape[-1]
@@ -260,7 +260,9 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
 
 def main() -> None:
     """Write a synthetic study."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.synthetic_study", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.synthetic_study", description="Write a synthetic study."
+    )
     parser.add_argument("folder", help="folder of the store; made if missing")
     add_size_options(parser, Sizes())
     parser.add_argument("--json", action="store_true")
