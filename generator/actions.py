@@ -31,7 +31,7 @@ class Action:
 
         Args:
             entries: n, the prompt's entries.
-            where: the document or stratum, for the error line.
+            where: The document or stratum, for the error line.
 
         Returns:
             m, exactly; n where the retention is n or above.
@@ -73,7 +73,7 @@ def build_action(section: ActionSection) -> Action:
     """Make an action from its section of the study file.
 
     Raises:
-        InputError: an unknown selector or parameter, or a value that the selector does not take.
+        InputError: An unknown selector or parameter, or a value that the selector does not take.
     """
     try:
         selector = build_selector(section.selector, section.parameters)
@@ -88,7 +88,7 @@ def build_actions(study: Study) -> list[Action]:
     """Make the study's actions in the file's order, and then the control.
 
     Raises:
-        InputError: an unknown selector or parameter, or a value that a selector does not take.
+        InputError: An unknown selector or parameter, or a value that a selector does not take.
     """
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of

@@ -39,8 +39,8 @@ def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranch
     """Make the rows of ``events`` of one unit.
 
     Args:
-        record: the unit's row of ``units``; its names and first replicate are used.
-        decoded: what was decoded for the unit's replicates.
+        record: The unit's row of ``units``; its names and first replicate are used.
+        decoded: What was decoded for the unit's replicates.
 
     Returns:
         Rows by replicate and position; of residual branching, a replicate's scan before its branch.

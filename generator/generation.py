@@ -60,19 +60,19 @@ def generate_units(
     how many replicates there is memory for, or what is saved.
 
     Args:
-        model: what has the next-token laws.
-        study: the study's name.
-        document: the prompt.
-        pending: what to generate.
+        model: What has the next-token laws.
+        study: The study's name.
+        document: The prompt.
+        pending: What to generate.
         horizon: H, the number of positions.
-        seed: the study's seed.
-        savings: which computations to share.
+        seed: The study's seed.
+        savings: Which computations to share.
 
     Returns:
         One unit for each pending one, those of coupled rollouts before those of residual branching.
 
     Raises:
-        InputError: a retention cannot hold its selector's window and sinks, or the prompt is too long.
+        InputError: A retention cannot hold its selector's window and sinks, or the prompt is too long.
     """
     items = sorted(pending, key=lambda item: item.estimator == SWRB)
     uniforms = partial(uniform_table, seed, document.doc)

@@ -38,7 +38,7 @@ class Model(Protocol):
         """Process the document's prompt, recording what the selectors of ``actions`` need.
 
         Raises:
-            InputError: an action cannot be applied to the document, or the document is too long for the model.
+            InputError: An action cannot be applied to the document, or the document is too long for the model.
         """
 
 

@@ -27,7 +27,6 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Returns:
         Float32 [..., out].
-
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001
     return output

@@ -22,15 +22,14 @@ class LayerAttention(Protocol):
         """Compute the attention of one layer.
 
         Args:
-            layer: the layer's number, from 0.
+            layer: The layer's number, from 0.
             query: [B, heads, T, size], rotated.
             key: [B, KV heads, T, size], rotated.
             value: [B, KV heads, T, size].
-            scaling: what products of queries and keys are multiplied by.
+            scaling: What products of queries and keys are multiplied by.
 
         Returns:
             The attention output, [B, heads, T, size].
-
         """
 
 

@@ -29,12 +29,11 @@ def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, ca
         query: [B, heads, T, size].
         key: [B, heads, S, size].
         value: [B, heads, S, size].
-        scaling: what products of queries and keys are multiplied by.
-        causal: whether query t sees no key after t; then T = S.
+        scaling: What products of queries and keys are multiplied by.
+        causal: Whether query t sees no key after t; then T = S.
 
     Returns:
         The output [B, heads, T, size], and the logarithm of the sum of exponentials, float32 [B, heads, T].
-
     """
     if query.device.type == "cpu":
         output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
@@ -57,7 +56,6 @@ def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> 
 
     Returns:
         The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
-
     """
     if _by_onednn(query, key):
         return _attend_by_onednn(query * scaling, key, value)
@@ -80,11 +78,10 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
         query: [1, heads, T, size].
         key: [KV heads, S, size].
         value: [KV heads, S, size].
-        scaling: what products of queries and keys are multiplied by.
+        scaling: What products of queries and keys are multiplied by.
 
     Returns:
         The attention output, [1, heads, T, size].
-
     """
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape

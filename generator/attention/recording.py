@@ -19,12 +19,11 @@ class PromptLayer:
     Attributes:
         key: [KV heads, n, size], rotated.
         value: [KV heads, n, size].
-        window_query: the last W queries, [heads, W, size], rotated.
-        scaling: what products of queries and keys are multiplied by.
-        number: the layer's number, from 0.
+        window_query: The last W queries, [heads, W, size], rotated.
+        scaling: What products of queries and keys are multiplied by.
+        number: The layer's number, from 0.
         prompt: SHA-256 of the prompt's tokens, for selectors that draw.
-        statistics: what was gathered over all queries, by statistic.
-
+        statistics: What was gathered over all queries, by statistic.
     """
 
     key: Tensor
@@ -47,9 +46,8 @@ class PromptRecording:
     Args:
         entries: n, the prompt's tokens.
         window: W, the number of last queries to keep.
-        statistics: what to gather over all queries.
+        statistics: What to gather over all queries.
         prompt: SHA-256 of the prompt's tokens.
-
     """
 
     def __init__(

@@ -27,10 +27,9 @@ class RowInvariance:
     """The multiple of rows to decode with.
 
     Attributes:
-        multiple: what the number of rows is a multiple of.
-        deviation: the largest difference that the number of rows made with it, relative to the largest output of the
+        multiple: What the number of rows is a multiple of.
+        deviation: The largest difference that the number of rows made with it, relative to the largest output of the
             same product; 0 where results are equal bit for bit.
-
     """
 
     multiple: int

@@ -44,12 +44,11 @@ class SharedPrefix:
     as make a multiple of ``row_multiple``.
 
     Args:
-        caches: per cache, its layers.
-        streams: how many streams can be open at once.
-        horizon: how many tokens a stream can have.
-        row_multiple: what the number of rows is a multiple of.
-        share_reads: whether streams of one cache read its prompt entries together.
-
+        caches: Per cache, its layers.
+        streams: How many streams can be open at once.
+        horizon: How many tokens a stream can have.
+        row_multiple: What the number of rows is a multiple of.
+        share_reads: Whether streams of one cache read its prompt entries together.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class SharedPrefix:
 
         Args:
             rows: int64 [streams], on the CPU, grouped by cache in ascending order.
-
         """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):

@@ -32,10 +32,9 @@ class QueryChunk:
         hidden: [T, width], what the queries were projected from.
         cos: [T, size], by which the queries were rotated.
         sin: [T, size], by which the queries were rotated.
-        scaling: what products of queries and keys are multiplied by.
-        module: the layer's attention module.
-        rotary: a copy of the model's rotary embedding.
-
+        scaling: What products of queries and keys are multiplied by.
+        module: The layer's attention module.
+        rotary: A copy of the model's rotary embedding.
     """
 
     query: Tensor
@@ -61,12 +60,11 @@ class Statistic(Protocol[Gathered]):
         """Add a chunk.
 
         Args:
-            gathered: what was gathered before the chunk; None before the first one.
-            chunk: the next queries.
+            gathered: What was gathered before the chunk; None before the first one.
+            chunk: The next queries.
 
         Returns:
             What is gathered with the chunk.
-
         """
 
 
@@ -103,15 +101,14 @@ class Gathering:
         """Add a layer's next chunk to every statistic.
 
         Args:
-            layer: the layer's number, from 0.
+            layer: The layer's number, from 0.
             query: [heads, T, size], rotated.
             key: [KV heads, b, size], rotated, of all positions so far.
             value: [KV heads, b, size], of all positions so far.
-            scaling: what products of queries and keys are multiplied by.
+            scaling: What products of queries and keys are multiplied by.
 
         Raises:
-            RuntimeError: outside of ``listening``.
-
+            RuntimeError: Outside of ``listening``.
         """
         if not self._statistics:
             return

@@ -19,10 +19,10 @@ def pair_sums(laws: Tensor, left: Tensor, right: Tensor, absorbed_token: int, bl
 
     Args:
         laws: [rows, V], on CUDA.
-        left: rows of p, int64 [B]; -1 for the point mass on ``absorbed_token``.
-        right: rows of q, int64 [B]; -1 for the point mass on ``absorbed_token``.
-        absorbed_token: what an ended side emits.
-        block: tokens of a block, a power of two.
+        left: Rows of p, int64 [B]; -1 for the point mass on ``absorbed_token``.
+        right: Rows of q, int64 [B]; -1 for the point mass on ``absorbed_token``.
+        absorbed_token: What an ended side emits.
+        block: Tokens of a block, a power of two.
 
     Returns:
         Both sums, float64 [B, blocks] each.

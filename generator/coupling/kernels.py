@@ -33,7 +33,7 @@ class StreamKernels(Protocol):
         """Start streams at the end of the prompt.
 
         Args:
-            caches: the cache of each stream, ascending.
+            caches: The cache of each stream, ascending.
 
         Returns:
             The laws of position 1, [streams, V]; equal for all caches where eviction follows prefill.

@@ -38,7 +38,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
     Args:
         weights: [B, V], not negative, with a positive sum in each row.
-        u: uniforms [B] in [0, 1).
+        u: Uniforms [B] in [0, 1).
 
     Returns:
         Tokens, int64 [B].
@@ -51,9 +51,9 @@ def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Ten
 
     Args:
         sums: float64 [B, blocks].
-        u: uniforms [B] in [0, 1).
+        u: Uniforms [B] in [0, 1).
         size: V.
-        weights_of: weights of tokens, int64 [B, tokens] -> [B, tokens].
+        weights_of: Weights of tokens, int64 [B, tokens] -> [B, tokens].
 
     Returns:
         Tokens, int64 [B].
@@ -98,11 +98,11 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
     e = TV(p, q). The comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
 
     Args:
-        p: the reference's laws, [B, V].
-        q: the compressed side's laws, [B, V].
-        x: tokens drawn from p, int64 [B].
-        accept: uniforms [B] in [0, 1).
-        residual: uniforms [B] in [0, 1).
+        p: The reference's laws, [B, V].
+        q: The compressed side's laws, [B, V].
+        x: Tokens drawn from p, int64 [B].
+        accept: Uniforms [B] in [0, 1).
+        residual: Uniforms [B] in [0, 1).
 
     Returns:
         y, int64 [B].
@@ -126,7 +126,7 @@ class LawTable:
 
     Args:
         laws: [rows, V].
-        absorbed_token: what an ended side emits.
+        absorbed_token: What an ended side emits.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
@@ -150,10 +150,10 @@ class LawTable:
         """Draw the compressed side's tokens given the reference's.
 
         Args:
-            left: rows of the reference's laws, int64 [B] on the CPU.
-            right: rows of the compressed side's laws, int64 [B] on the CPU.
-            x: the reference's tokens, int64 [B].
-            u: uniforms of acceptance and of the residual token, [B, 2].
+            left: Rows of the reference's laws, int64 [B] on the CPU.
+            right: Rows of the compressed side's laws, int64 [B] on the CPU.
+            x: The reference's tokens, int64 [B].
+            u: Uniforms of acceptance and of the residual token, [B, 2].
 
         Returns:
             The tokens, int64 [B], and the TV between the laws, float64 [B].

@@ -25,9 +25,9 @@ class StepArrays:
     At first they hold what pairs have whose sides have both ended: EOS on both, delta = f = 0.
 
     Args:
-        pairs: the number of pairs.
+        pairs: The number of pairs.
         horizon: H.
-        eos: the token of ended sides.
+        eos: The token of ended sides.
     """
 
     def __init__(self, pairs: int, horizon: int, eos: int) -> None:
@@ -58,12 +58,12 @@ class CoupledPairs:
     Everything but laws and uniforms is on the CPU.
 
     Args:
-        kernels: the document's laws.
-        pair_reference: the reference of each pair, int64 [pairs].
-        pair_cache: the action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: the cache to whose account a reference stream's laws go, or 0; int64 [references].
+        kernels: The document's laws.
+        pair_reference: The reference of each pair, int64 [pairs].
+        pair_cache: The action's cache of each pair, int64 [pairs], ascending.
+        reference_owner: The cache to whose account a reference stream's laws go, or 0; int64 [references].
         horizon: H.
-        savings: which computations to share.
+        savings: Which computations to share.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class CoupledPairs:
         """Start every pair at the prompt and couple position 1.
 
         Args:
-            u_x: uniforms of the references' tokens, [references].
-            u_pair: uniforms of acceptance and of the residual token, [pairs, 2].
+            u_x: Uniforms of the references' tokens, [references].
+            u_pair: Uniforms of acceptance and of the residual token, [pairs, 2].
         """
         self._x_done.fill_(value=False)
         self._y_done.fill_(value=False)
@@ -114,11 +114,11 @@ class CoupledPairs:
         """Start some pairs at a branch; each has a reference of its own.
 
         Args:
-            pairs: which pairs, int64 [joining].
-            column: the position at which they part, from 0.
+            pairs: Which pairs, int64 [joining].
+            column: The position at which they part, from 0.
             tokens: x and y at that position, int64 [joining] each.
             distance: delta = f at that position, float64 [joining].
-            rows: the parked streams that the reference's and the compressed histories continue, int64 [joining] each.
+            rows: The parked streams that the reference's and the compressed histories continue, int64 [joining] each.
         """
         references = self._pair_reference[pairs]
         x, y = tokens
@@ -134,9 +134,9 @@ class CoupledPairs:
         """Advance every pair by one position.
 
         Args:
-            column: the position to couple, from 0.
-            u_x: uniforms of the references' tokens, [references].
-            u_pair: uniforms of acceptance and of the residual token, [pairs, 2].
+            column: The position to couple, from 0.
+            u_x: Uniforms of the references' tokens, [references].
+            u_pair: Uniforms of acceptance and of the residual token, [pairs, 2].
 
         Returns:
             Whether a stream is open; if none is, nothing was recorded.

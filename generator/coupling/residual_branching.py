@@ -36,14 +36,14 @@ class ResidualBranches:
 
     Attributes:
         token: U_t; -1 where survival reached 0 and nothing was drawn.
-        deficit: e_t.
-        weight: w_t.
-        ended: true from U's EOS on.
-        scanned: the last position of the scan.
+        deficit: E_t.
+        weight: W_t.
+        ended: True from U's EOS on.
+        scanned: The last position of the scan.
         branch: J; 0 where M = 0.
-        steps: the branches' columns of ``events``, meaningful from J on.
-        laws: how many laws were computed in both phases; the action's share of shared ones.
-        pair_evaluations: positions, scanned or continued, at which a pair had not ended on both sides.
+        steps: The branches' columns of ``events``, meaningful from J on.
+        laws: How many laws were computed in both phases; the action's share of shared ones.
+        pair_evaluations: Positions, scanned or continued, at which a pair had not ended on both sides.
     """
 
     token: NDArray[np.int32]
@@ -63,10 +63,10 @@ def branch_replicates(
     """Scan and branch every replicate of every action.
 
     Args:
-        kernels: the document's laws.
-        actions: each with uniforms [replicates, H, PURPOSES].
+        kernels: The document's laws.
+        actions: Each with uniforms [replicates, H, PURPOSES].
         horizon: H.
-        savings: which computations to share.
+        savings: Which computations to share.
 
     Returns:
         What was recorded of each action, in order.
@@ -195,9 +195,9 @@ def _overlap(p: Tensor, q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     """Draw from the overlap and the residuals of two laws.
 
     Args:
-        p: the reference's laws, [B, V].
-        q: the compressed side's laws, [B, V].
-        u: uniforms, [B, >= SCAN_UNIFORMS].
+        p: The reference's laws, [B, V].
+        q: The compressed side's laws, [B, V].
+        u: Uniforms, [B, >= SCAN_UNIFORMS].
 
     Returns:
         e, a token of the overlap, and one of each residual, [B] each.

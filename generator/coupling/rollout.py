@@ -29,8 +29,8 @@ class ActionReplicates:
     """One action's replicates in a rollout.
 
     Attributes:
-        cache: the number of the action's cache, from 1.
-        replicates: the replicate numbers.
+        cache: The number of the action's cache, from 1.
+        replicates: The replicate numbers.
         uniforms: [replicates, H, purposes].
     """
 
@@ -46,12 +46,12 @@ class CoupledSteps:
     Attributes:
         x_token: X.
         y_token: Y.
-        delta: total variation between the reference on X and the compressed model on Y.
-        f: total variation between the reference and the compressed model, both on X.
-        x_eos: true from the first EOS of X on.
-        y_eos: true from the first EOS of Y on.
-        laws: how many laws were computed: those of the action's own cache, and its share of the reference's.
-        pair_evaluations: positions at which a pair had not ended on both sides.
+        delta: Total variation between the reference on X and the compressed model on Y.
+        f: Total variation between the reference and the compressed model, both on X.
+        x_eos: True from the first EOS of X on.
+        y_eos: True from the first EOS of Y on.
+        laws: How many laws were computed: those of the action's own cache, and its share of the reference's.
+        pair_evaluations: Positions at which a pair had not ended on both sides.
     """
 
     x_token: NDArray[np.int32]
@@ -75,12 +75,12 @@ def rollout(
     """Run all actions of a document together.
 
     Args:
-        kernels: the document's laws.
-        actions: each with uniforms [replicates, H, 2], for acceptance and the residual token.
-        reference_replicates: replicates of the reference; those of all actions are among them.
+        kernels: The document's laws.
+        actions: Each with uniforms [replicates, H, 2], for acceptance and the residual token.
+        reference_replicates: Replicates of the reference; those of all actions are among them.
         reference_uniforms: [reference replicates, H, 1].
         horizon: H.
-        savings: which computations to share.
+        savings: Which computations to share.
 
     Returns:
         What was recorded of each action, in order.

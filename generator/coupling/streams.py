@@ -17,11 +17,11 @@ class Savings:
     """Which computations to share or leave out.
 
     Attributes:
-        share_equal_histories: replicates that follow one cache along equal histories are one stream.
-        share_until_parting: a pair's compressed streams along X and Y are one stream while X and Y agree.
-        share_reference: a replicate's reference is one stream for all actions.
-        drop_ended: a side that has ended has no stream.
-        share_prompt_reads: all streams of a cache read its prompt entries together.
+        share_equal_histories: Replicates that follow one cache along equal histories are one stream.
+        share_until_parting: A pair's compressed streams along X and Y are one stream while X and Y agree.
+        share_reference: A replicate's reference is one stream for all actions.
+        drop_ended: A side that has ended has no stream.
+        share_prompt_reads: All streams of a cache read its prompt entries together.
     """
 
     share_equal_histories: bool = True
@@ -39,10 +39,10 @@ class DistinctStreams:
     """The distinct streams among those that are wanted, in ascending order of cache.
 
     Attributes:
-        row: the open or parked stream that each one continues, int64 [streams].
-        token: the token that each one is continued with, int64 [streams].
+        row: The open or parked stream that each one continues, int64 [streams].
+        token: The token that each one is continued with, int64 [streams].
         cache: int64 [streams].
-        place: the distinct stream of each wanted one, int64 [wanted].
+        place: The distinct stream of each wanted one, int64 [wanted].
         share: 1 over the number of wanted streams that are the same one, float64 [wanted].
     """
 
@@ -58,9 +58,9 @@ def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -
 
     Args:
         cache: int64 [wanted], on the CPU, not negative.
-        row: the open or parked stream to continue, int64 [wanted], not negative.
-        token: the token to continue with, int64 [wanted], not negative.
-        label: keeps streams apart that are otherwise the same, int64 [wanted], not negative.
+        row: The open or parked stream to continue, int64 [wanted], not negative.
+        token: The token to continue with, int64 [wanted], not negative.
+        label: Keeps streams apart that are otherwise the same, int64 [wanted], not negative.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):

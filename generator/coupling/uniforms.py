@@ -25,14 +25,14 @@ def uniform_table(
     A row depends neither on the other replicates nor on the horizon.
 
     Args:
-        seed: the study's seed.
-        document: the document's name.
-        action: the action's name; None for the reference, so that every action meets the same reference continuation
+        seed: The study's seed.
+        document: The document's name.
+        action: The action's name; None for the reference, so that every action meets the same reference continuation
             (common random numbers).
-        replicates: the replicate numbers.
+        replicates: The replicate numbers.
         horizon: H.
-        purposes: how many uniforms each position needs.
-        estimator: a name that makes the uniforms independent of those without it.
+        purposes: How many uniforms each position needs.
+        estimator: A name that makes the uniforms independent of those without it.
 
     Returns:
         Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].

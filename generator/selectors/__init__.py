@@ -55,11 +55,11 @@ def build_selector(name: str, parameters: Mapping[str, Value]) -> Selector:
     """Make a selector from a study file's name and parameters.
 
     Args:
-        name: a key of ``SELECTORS``, or ``kvpress:`` and the name of a press.
-        parameters: those that differ from the defaults.
+        name: A key of ``SELECTORS``, or ``kvpress:`` and the name of a press.
+        parameters: Those that differ from the defaults.
 
     Raises:
-        InputError: an unknown name or parameter, or a value that the selector does not take.
+        InputError: An unknown name or parameter, or a value that the selector does not take.
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)

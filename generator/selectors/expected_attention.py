@@ -22,10 +22,10 @@ class Moments:
     """Sums over a layer's queries before rotation.
 
     Attributes:
-        count: the number of queries.
-        total: the sum of q, float64 [heads, size].
-        outer: the sum of q q', float64 [heads, size, size].
-        rotary: a copy of the model's rotary embedding.
+        count: The number of queries.
+        total: The sum of q, float64 [heads, size].
+        outer: The sum of q q', float64 [heads, size, size].
+        rotary: A copy of the model's rotary embedding.
     """
 
     count: int

@@ -41,8 +41,8 @@ class AttentionInput:
     """What a layer's attention was called with.
 
     Attributes:
-        module: the attention module.
-        rotary: a copy of the model's rotary embedding.
+        module: The attention module.
+        rotary: A copy of the model's rotary embedding.
         hidden: [positions, width]; no positions where no press asks for them.
         cos: [positions, size].
         sin: [positions, size].
@@ -195,11 +195,11 @@ def build_kvpress(name: str, parameters: Mapping[str, Value]) -> KVPress:
 
     Args:
         name: ``kvpress:`` and the name of a press.
-        parameters: the press' options. If it wraps another press, ``press`` names that one, and its options are given
+        parameters: The press' options. If it wraps another press, ``press`` names that one, and its options are given
             here too; an option that both have is the outer one's.
 
     Raises:
-        InputError: a press that is no pure selection, or an option that it does not take.
+        InputError: A press that is no pure selection, or an option that it does not take.
     """
     press = name.removeprefix(PREFIX)
     known = _known(press, f"selector '{name}'")

@@ -22,11 +22,11 @@ class Press:
     """What a press uses and promises.
 
     Attributes:
-        hidden: whether it uses the hidden states of all positions.
-        attention: whether it uses the whole n x n attention.
-        window: how many last positions it always keeps, or the name of the option that says so.
-        sinks: how many first positions it always keeps, or the name of the option that says so.
-        press: the press that it wraps by default; None if it wraps none.
+        hidden: Whether it uses the hidden states of all positions.
+        attention: Whether it uses the whole n x n attention.
+        window: How many last positions it always keeps, or the name of the option that says so.
+        sinks: How many first positions it always keeps, or the name of the option that says so.
+        press: The press that it wraps by default; None if it wraps none.
     """
 
     hidden: bool = False
@@ -104,7 +104,7 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     here, and the functions are put back.
 
     Raises:
-        InputError: kvpress, or something that it needs, is not installed, or its version is another one.
+        InputError: Kvpress, or something that it needs, is not installed, or its version is another one.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - with kvpress alone
 

@@ -22,7 +22,7 @@ def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object])
     """Check that parameters have the types of their defaults; where the default is None, a number.
 
     Raises:
-        InputError: names the first parameter of another type.
+        InputError: Names the first parameter of another type.
     """
     for name, value in parameters.items():
         kinds, wanted = _KINDS[type(defaults[name])]
@@ -34,7 +34,7 @@ def at_least(bound: int, **parameters: float) -> None:
     """Check that parameters are not below ``bound``.
 
     Raises:
-        InputError: names the first parameter that is.
+        InputError: Names the first parameter that is.
     """
     for name, value in parameters.items():
         if not value >= bound:

@@ -46,7 +46,7 @@ class Selector(ABC):
         Args:
             kept: m of the action.
             entries: n.
-            layers: the number of layers.
+            layers: The number of layers.
 
         Returns:
             m of each layer, from 0; the mean is exactly ``kept``.
@@ -58,7 +58,7 @@ class Selector(ABC):
         """Choose the kept positions of one layer.
 
         Args:
-            layer: the layer's prompt.
+            layer: The layer's prompt.
             kept: m of the layer.
 
         Returns:

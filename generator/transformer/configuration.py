@@ -27,7 +27,7 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
     """Load the model's configuration, downloading it if need be.
 
     Raises:
-        InputError: there is no such model, or its configuration cannot be read.
+        InputError: There is no such model, or its configuration cannot be read.
     """
     source = model_source(model_id)
     try:
@@ -41,7 +41,7 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
     """Return the largest number of tokens, prompt and generated ones, by the model's configuration.
 
     Raises:
-        InputError: there is no such model, or its configuration cannot be read.
+        InputError: There is no such model, or its configuration cannot be read.
     """
     return int(read_configuration(model_id, revision).max_position_embeddings)
 
@@ -50,7 +50,7 @@ def check_supported(config: Any, model_id: str) -> None:
     """Refuse architectures other than the known ones, and attention that is not plain causal.
 
     Raises:
-        InputError: names what is not supported.
+        InputError: Names what is not supported.
     """
     names = list(config.architectures or [])
     kinds = {ARCHITECTURES[name] for name in names if name in ARCHITECTURES}

@@ -19,15 +19,15 @@ class Decoder:
     """A causal language model that is ready to compute laws.
 
     Attributes:
-        id: the model's id in the study file.
-        network: a transformers causal language model in evaluation mode.
-        device: where tokens go in and laws come out; with a device map, layers may lie on other devices.
-        dtype: the floating-point type of the weights.
-        eos_tokens: tokens that end a continuation; the first one fills the positions after the end.
-        positions: the largest number of tokens, prompt and generated ones, that the model was made for.
-        shape: the numbers that memory depends on.
-        rows: the multiple of rows to decode with, and how exact that is.
-        threads: how many threads computations on a CPU use; None for torch's own number.
+        id: The model's id in the study file.
+        network: A transformers causal language model in evaluation mode.
+        device: Where tokens go in and laws come out; with a device map, layers may lie on other devices.
+        dtype: The floating-point type of the weights.
+        eos_tokens: Tokens that end a continuation; the first one fills the positions after the end.
+        positions: The largest number of tokens, prompt and generated ones, that the model was made for.
+        shape: The numbers that memory depends on.
+        rows: The multiple of rows to decode with, and how exact that is.
+        threads: How many threads computations on a CPU use; None for torch's own number.
     """
 
     id: str
@@ -66,10 +66,10 @@ def check_positions(doc: str, prompt_tokens: int, horizon: int, positions: int |
     """Refuse a document that is too long for the model.
 
     Args:
-        doc: the document's name.
+        doc: The document's name.
         prompt_tokens: n.
         horizon: H.
-        positions: the model's positions; None where they are not known.
+        positions: The model's positions; None where they are not known.
 
     Raises:
         InputError: n + H exceeds the positions.

@@ -20,10 +20,10 @@ class CompactCache:
     """What is kept of a prompt.
 
     Attributes:
-        layers: keys and values of the kept entries.
-        indices: per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
-        extents: the true prompt length n and the kept entries of each layer, int64 [layers, 2].
-        kept_sha256: per layer, the SHA-256 of the indices as little-endian int32.
+        layers: Keys and values of the kept entries.
+        indices: Per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
+        extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
+        kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -56,12 +56,12 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
     """Evict all but the entries that a selector chooses.
 
     Args:
-        prompt: the layers of the prompt.
-        selector: chooses the entries; not asked where everything is kept.
+        prompt: The layers of the prompt.
+        selector: Chooses the entries; not asked where everything is kept.
         kept: m, per KV head and layer; a selector with budgets keeps as many on average over layers.
 
     Raises:
-        OperationError: the selector's budgets or kept positions are not what it promises.
+        OperationError: The selector's budgets or kept positions are not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores

@@ -69,12 +69,12 @@ def plan_memory(
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
     Args:
-        shape: the model's.
+        shape: The model's.
         entries: n.
         kept: m of each action.
         replicates: K.
         horizon: H.
-        available_bytes: bytes that are left besides the weights.
+        available_bytes: Bytes that are left besides the weights.
         estimator: ``PLAIN`` or ``SWRB``.
     """
     prompt = shape.entry_bytes * (entries + sum(kept))

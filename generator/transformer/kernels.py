@@ -25,13 +25,13 @@ class TransformerKernels:
     """``StreamKernels`` of one prompt.
 
     Args:
-        model: what computes the laws.
+        model: What computes the laws.
         entries: n, the prompt's tokens.
-        first_law: the law of position 1, [V].
-        caches: layers of the whole prompt and of each action's cache.
-        streams: how many streams can be open at once.
+        first_law: The law of position 1, [V].
+        caches: Layers of the whole prompt and of each action's cache.
+        streams: How many streams can be open at once.
         horizon: H.
-        savings: which computations to share.
+        savings: Which computations to share.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def check_model(
     """Check what can be known of a model without loading its weights.
 
     Raises:
-        InputError: an unknown dtype or device, a device map without accelerate, no such model, a folder without
+        InputError: An unknown dtype or device, a device map without accelerate, no such model, a folder without
             weights, or an architecture whose attention is not known to be plain causal.
     """
     _checked_configuration(model_id, dtype, revision, device, device_map)
@@ -50,13 +50,13 @@ def load_model(
 
     Args:
         model_id: ``kvdrift/tiny``, a local folder or a Hugging Face id.
-        device: where the weights are placed.
-        dtype: a key of ``DTYPES``.
-        revision: of a Hugging Face id.
+        device: Where the weights are placed.
+        dtype: A key of ``DTYPES``.
+        revision: Of a Hugging Face id.
         device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
 
     Raises:
-        InputError: whatever ``check_model`` refuses, and weights that do not fill the model or do not fit the GPUs.
+        InputError: Whatever ``check_model`` refuses, and weights that do not fill the model or do not fit the GPUs.
     """
     config = _checked_configuration(model_id, dtype, revision, device, device_map)
     network = _network(model_id, revision, dtype, device_map)

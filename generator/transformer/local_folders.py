@@ -38,7 +38,7 @@ def model_source(model_id: str) -> str:
     """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id.
 
     Raises:
-        InputError: the id is a path and there is no such folder, or the folder has no configuration.
+        InputError: The id is a path and there is no such folder, or the folder has no configuration.
     """
     folder = local_folder(model_id)
     if folder is None:

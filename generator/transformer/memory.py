@@ -43,7 +43,7 @@ class ModelShape:
         """Read the numbers from the contents of ``config.json``.
 
         Raises:
-            KeyError: a number is missing.
+            KeyError: A number is missing.
         """
         heads = int(config["num_attention_heads"])
         return cls(
@@ -85,7 +85,7 @@ class ModelShape:
         reference stream for each action, and keeps the two streams of its scan.
 
         Args:
-            actions: the number of actions.
+            actions: The number of actions.
             horizon: H.
             estimator: ``PLAIN`` or ``SWRB``.
         """

@@ -19,7 +19,7 @@ class LoadedModel(Decoder):
         """Process the document's prompt, recording what the selectors of ``actions`` need.
 
         Raises:
-            InputError: a retention cannot hold its selector's window and sinks, or the document is too long.
+            InputError: A retention cannot hold its selector's window and sinks, or the document is too long.
         """
         check_positions(document.doc, document.prompt_tokens, horizon, self.positions)
         return PrefilledPrompt(self, document, actions, horizon)

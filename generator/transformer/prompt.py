@@ -26,10 +26,10 @@ class Prompt:
     """A prefilled prompt: what selectors see of every layer, and the law of position 1.
 
     Args:
-        model: what computes the prefill.
-        tokens: the prompt.
-        window: how many last queries to keep.
-        statistics: what to gather over all queries.
+        model: What computes the prefill.
+        tokens: The prompt.
+        window: How many last queries to keep.
+        statistics: What to gather over all queries.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PrefilledPrompt:
     """``PrefilledDocument`` of a transformer.
 
     Raises:
-        InputError: a retention cannot hold its selector's window and sinks.
+        InputError: A retention cannot hold its selector's window and sinks.
     """
 
     def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
@@ -100,10 +100,10 @@ class PreparedPrompt:
     """``PreparedDocument`` of a transformer.
 
     Args:
-        model: what computes laws.
-        prompt: the whole prompt.
-        caches: one compact cache for each action.
-        seconds: of each action, what prefill and eviction took.
+        model: What computes laws.
+        prompt: The whole prompt.
+        caches: One compact cache for each action.
+        seconds: Of each action, what prefill and eviction took.
         horizon: H.
     """
 
@@ -135,8 +135,8 @@ class PreparedPrompt:
         """What ``units`` says of a cache and its streams.
 
         Args:
-            number: the cache, from 1.
-            streams: the unit's replicates; resident bytes are those of one stream each, before step 1.
+            number: The cache, from 1.
+            streams: The unit's replicates; resident bytes are those of one stream each, before step 1.
         """
         compact = self._caches[number - 1]
         stored = compact.payload_bytes + compact.index_bytes + compact.metadata_bytes

@@ -16,7 +16,7 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
     """Load the tokenizer that prompts of text need.
 
     Raises:
-        InputError: there is no such model, or it has no tokenizer for text.
+        InputError: There is no such model, or it has no tokenizer for text.
     """
     if model_id == EMBEDDED_ID:
         raise InputError(f"model.id = '{model_id}': reads documents of the embedded source alone, not text")
