@@ -11,7 +11,7 @@ import typer
 from schema.errors import InputError
 
 if TYPE_CHECKING:
-    from schema.ingestion.ingestion import IngestReport, Tally
+    from schema.ingestion.ingest import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events
@@ -31,7 +31,7 @@ def ingest(
 ) -> None:
     """Append events that another generator made, after checking every one of them."""
     from kvdrift.console import ConsoleProgress
-    from schema.ingestion.ingestion import ingest as ingested
+    from schema.ingestion.ingest import ingest as ingested
 
     with ConsoleProgress() as console:
         seen = 0

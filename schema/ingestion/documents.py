@@ -1,4 +1,4 @@
-"""A documents file: what another generator knows of its documents, as CSV, JSONL or Parquet, found out by content."""
+"""A documents file: what another generator knows of its documents, as CSV, JSONL or Parquet, told apart by content."""
 
 from __future__ import annotations
 
@@ -15,53 +15,77 @@ import pyarrow.parquet as pq
 
 from schema.document import SPLITS
 from schema.errors import InputError, first_line, nearest
+from schema.study import POOLED
 from schema.tables import DOCUMENTS
 
 REQUIRED = ("doc", "stratum", "split")
-POOLED = "pooled"  # the stratum name of rows that pool the strata
 _INT32_END = 2**31
 
 
 @dataclass(frozen=True)
 class DocumentRow:
-    """One row: ``given`` holds the columns of the documents table that it has a value for, ``doc`` always."""
+    """One row of a documents file.
+
+    Attributes:
+        given: Its values by the columns of the documents table, without nulls; ``doc`` is always among them.
+        where: File and row, for error lines.
+
+    """
 
     given: dict[str, Any]
-    where: str  # file and row, as error lines name it
+    where: str
 
     def applies_to(self, study: str | None, model: str | None) -> bool:
-        """Whether it holds for a document of this study and model; None stands for any."""
+        """Tell whether the row is about documents of a study and model; None stands for any."""
         pairs = ((self.given.get("study"), study), (self.given.get("model"), model))
         return all(own is None or other is None or own == other for own, other in pairs)
 
 
 class DocumentRows:
-    """The rows of a documents file by document id. A row without study or model holds for every one."""
+    """The rows of a documents file by document id. A row without study or model is about all of them."""
 
     def __init__(self, rows: Iterable[DocumentRow] = (), unknown: Iterable[str] = ()) -> None:
-        self.unknown = sorted(unknown)  # columns that no document has
+        """Index some rows.
+
+        Args:
+            rows: The rows.
+            unknown: Names of columns that no document has.
+
+        Raises:
+            InputError: A document has two rows, or a cluster is in both splits.
+
+        """
+        self.unknown = sorted(unknown)
         self._rows: dict[str, list[DocumentRow]] = {}
         splits: dict[tuple[Any, ...], DocumentRow] = {}
         for row in rows:
             same = self._rows.setdefault(row.given["doc"], [])
             for other in same:
                 if row.applies_to(other.given.get("study"), other.given.get("model")):
-                    raise InputError(f"{row.where}: document '{row.given['doc']}' is there already ({other.where})")
+                    raise InputError(
+                        f"{row.where}: document '{row.given['doc']}' has another row ({other.where}), must have one"
+                    )
             same.append(row)
             cluster = tuple(row.given.get(name) for name in ("study", "model", "cluster"))
             first = splits.setdefault(cluster, row) if cluster[-1] is not None else row
             if first.given["split"] != row.given["split"]:
                 raise InputError(
-                    f"{row.where}: cluster '{cluster[-1]}' is in both splits ({first.where} has the other)"
+                    f"{row.where}: split is '{row.given['split']}', but cluster '{cluster[-1]}' is in split "
+                    f"'{first.given['split']}' ({first.where}); a cluster must be in one split"
                 )
 
     def find(self, study: str, model: str, doc: str) -> DocumentRow | None:
-        """The row that holds for this document."""
+        """Return the row that is about a document; None if there is none."""
         return next((row for row in self._rows.get(doc, ()) if row.applies_to(study, model)), None)
 
 
 def read_documents(path: Path) -> DocumentRows:
-    """All rows of a file. InputError, one line with path and row, for anything in it that cannot be taken."""
+    """Read all rows of a documents file.
+
+    Raises:
+        InputError: The file cannot be read, or a row has an error; the line names the path and the row.
+
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -116,7 +140,7 @@ def _csv(path: Path, text: str) -> Records:
         _check_columns(path, [name.strip() for name in reader.fieldnames or []])
         for record in reader:
             if None in record or None in record.values():
-                raise InputError(f"{path}, line {reader.line_num}: not as many fields as the header has")
+                raise InputError(f"{path}, line {reader.line_num}: the number of fields differs from the header's")
             records.append((reader.line_num, {name.strip(): value or None for name, value in record.items()}))
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: not CSV ({first_line(error)})") from None
@@ -129,18 +153,18 @@ def _check_columns(path: Path, names: list[str]) -> None:
         raise InputError(f"{path}: no column {', '.join(map(repr, missing))}; a document has {', '.join(REQUIRED)}")
     for name in names:
         if name in DOCUMENTS.columns and names.count(name) > 1:
-            raise InputError(f"{path}: column '{name}' is there {names.count(name)} times")
+            raise InputError(f"{path}: {names.count(name)} columns are named '{name}', must be one")
 
 
 def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
     given = {name: _value(name, record[name], where) for name in DOCUMENTS.columns if record.get(name) is not None}
     for name in REQUIRED:
         if given.get(name) in {None, ""}:
-            raise InputError(f"{where}: no {name}")
+            raise InputError(f"{where}: {name} is missing")
     if given["split"] not in SPLITS:
         raise InputError(f"{where}: split is '{given['split']}'; {nearest(given['split'], SPLITS)}")
     if given["stratum"] == POOLED:
-        raise InputError(f"{where}: stratum '{POOLED}' is the name of the rows that pool the strata; name it otherwise")
+        raise InputError(f"{where}: stratum is '{POOLED}', which names the rows that pool all strata; choose another")
     return given
 
 

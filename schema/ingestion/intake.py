@@ -1,4 +1,4 @@
-"""What a store knows during an ingestion, and how right units go into it: compared, queued, committed many at once."""
+"""What a store knows during an ingestion, and how right units go into it: compared, queued, committed together."""
 
 from __future__ import annotations
 
@@ -13,22 +13,30 @@ import pyarrow.parquet as pq
 
 from schema.errors import InputError, first_line
 from schema.ingestion.documents import DocumentRow, DocumentRows
-from schema.ingestion.files import NAMES, VALUES, EventRows
+from schema.ingestion.files import VALUES, EventRows
 from schema.location import filesystem_of, join
 from schema.store.appends import span_of_path
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
-from schema.tables import ACTIONS, DOCUMENTS, PLAIN
+from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
-_UNITS_AT_ONCE = 256  # per commit
-_EVENTS_AT_ONCE = 1 << 20
+_UNITS_PER_COMMIT = 256
+_EVENTS_PER_COMMIT = 1 << 20
 
-Key = tuple[str, str, str, str]  # study, model, doc, action
+UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a unit that is right in itself does not go in; ``at`` is its offending row, if it is one row's."""
+    """Why a unit that is right in itself does not go in.
+
+    Attributes:
+        kind: A short name.
+        text: What is wrong.
+        at: The first offending row of the unit, from 0; None if it is about no single row.
+        count: Number of offending rows.
+
+    """
 
     kind: str
     text: str
@@ -37,7 +45,7 @@ class Refusal:
 
 
 class _Held(NamedTuple):
-    """Replicates that are stored, or wait for their commit: then ``path`` is None."""
+    """Replicates that are stored, or that wait for their commit; ``path`` is None while they wait."""
 
     first: int
     end: int
@@ -46,15 +54,25 @@ class _Held(NamedTuple):
 
 
 class Intake:
-    """A store that takes units in commits of many. InputError from any method: the store cannot be read or written."""
+    """A store that takes units, many in one commit."""
 
     def __init__(self, store: Store, documents: DocumentRows) -> None:
+        """Read what the store knows.
+
+        Args:
+            store: The store.
+            documents: The rows of the documents file.
+
+        Raises:
+            InputError: The store cannot be read, or was compacted.
+
+        """
         self._store, self._given = store, documents
         self._declared = {
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
         self._horizons: dict[tuple[str, str], int] = {}
-        self._held: dict[Key, list[_Held]] = {}
+        self._held: dict[UnitGroup, list[_Held]] = {}
         self._load_units()
         rows = store.read("documents").to_pylist()
         self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
@@ -75,25 +93,35 @@ class Intake:
                 raise InputError(f"{self._store.location}: table 'events' was compacted; ingest into a new store")
             pair = row["study"], row["model"]
             self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
-            if row["estimator"] != PLAIN:  # an SWRB unit's replicates are others than a log's
+            if row["estimator"] != PLAIN:  # a log's replicates and those of an SWRB unit do not meet
                 continue
             first = row["first_replicate"]
             held = _Held(first, first + row["replicates"], row["horizon"], row["path"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
 
     def horizon(self, study: str, model: str) -> int | None:
-        """H of a study and model; None before its first unit."""
+        """Return H of a study and model; None before its first unit."""
         pair = study, model
         return self._declared.get(pair, self._horizons.get(pair))
 
     def is_control(self, study: str, action: str) -> bool:
-        """Whether an action is the full-retention control."""
+        """Tell whether an action is the full-retention control."""
         return bool(self._controls.get((study, action), action == CONTROL_ACTION))
 
-    def offer(self, key: Key, rows: EventRows, horizon: int) -> int | Refusal:
-        """Queue what is new of one unit, whose rows are whole replicates in key order.
+    def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
+        """Queue the new replicates of one unit.
 
-        Returns how many replicates are new, the others being there with the same content; or why none goes in.
+        Args:
+            key: The unit's group.
+            rows: Whole replicates in key order.
+            horizon: H of the study and model.
+
+        Returns:
+            How many replicates are new; the store has the others with the same content. Or why none goes in.
+
+        Raises:
+            InputError: The store cannot be read or written.
+
         """
         document = self._document_row(key)
         if isinstance(document, Refusal):
@@ -119,7 +147,12 @@ class Intake:
         return int(new.sum())
 
     def flush(self) -> None:
-        """Commit what is queued, documents and actions first: without them no view shows an event."""
+        """Commit what is queued, documents and actions first: without them no view shows an event.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
         for table, schema, rows in (
             ("documents", DOCUMENTS.schema, self._new_documents),
             ("actions", ACTIONS.schema, self._new_actions),
@@ -131,29 +164,29 @@ class Intake:
             self._store.append_units(self._units)
         self._units, self._events = [], 0
 
-    def _overlapping(self, key: Key, first: int, end: int) -> list[_Held]:
+    def _overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
         return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
 
-    def _queue(self, key: Key, rows: EventRows, first: int, count: int, horizon: int) -> None:
+    def _queue(self, key: UnitGroup, rows: EventRows, first: int, count: int, horizon: int) -> None:
         columns = [pa.repeat(pa.scalar(name), len(rows)) for name in key]
         columns += [pa.array(getattr(rows, name)) for name in VALUES]
         record = {
-            **dict(zip(NAMES, key, strict=True)),
+            **dict(zip(GROUP_KEY, key, strict=True)),
             "first_replicate": first,
             "replicates": count,
             "horizon": horizon,
         }
-        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*NAMES, *VALUES])))
+        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])))
         self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
         self._events += len(rows)
-        if len(self._units) >= _UNITS_AT_ONCE or self._events >= _EVENTS_AT_ONCE:
+        if len(self._units) >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
             self.flush()
 
     def _conflict(self, rows: EventRows, at: int, held: _Held, low: int, horizon: int) -> Refusal | None:
-        """Where ``rows``, replicates from ``low`` on, differ from a stored unit; None where they are the same."""
+        """Say where ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are the same."""
         if held.horizon != horizon:
             return Refusal(
-                "conflict", f"the store has the replicate with horizon {held.horizon}, here it is {horizon}", at
+                "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at
             )
         stored = self._read(str(held.path)).slice((low - held.first) * horizon, len(rows))
         differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
@@ -173,23 +206,24 @@ class Intake:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self._store.location}: events/{path} is damaged ({first_line(error)})") from None
 
-    def _document_row(self, key: Key) -> dict[str, Any] | Refusal:
-        """The ``documents`` row of a unit's document: the store's, or a new one from the documents file."""
+    def _document_row(self, key: UnitGroup) -> dict[str, Any] | Refusal:
+        """Return the ``documents`` row of a unit's document: the store's, or a new one from the documents file."""
         study, model, doc, _ = key
         stored = self._documents.get((study, model, doc))
         given = self._given.find(study, model, doc)
         if given is None:
-            return stored or Refusal("document", "the document is known neither to the store nor from --documents")
+            return stored or Refusal("document", "the document is neither in the store nor in the --documents file")
         if stored is not None:
             return _contradiction(given, stored) or stored
         row = {"cluster": doc, **given.given, "study": study, "model": model}
         other = self._splits.get((study, model, row["cluster"]), row["split"])
         if other != row["split"]:
-            return Refusal("document", f"cluster '{row['cluster']}' is in split '{other}' already ({given.where})")
+            split = f"split is '{row['split']}' ({given.where})"
+            return Refusal("document", f"{split}, but cluster '{row['cluster']}' is in split '{other}'")
         return {field.name: row.get(field.name) for field in DOCUMENTS.schema}
 
-    def _note(self, key: Key, document: dict[str, Any]) -> None:
-        """Queue the rows that a unit's document and action lack."""
+    def _note(self, key: UnitGroup, document: dict[str, Any]) -> None:
+        """Queue rows for a unit's document and action if they have none."""
         study, model, doc, action = key
         if (study, model, doc) not in self._documents:
             self._documents[study, model, doc] = document

@@ -19,9 +19,9 @@ from schema.errors import InputError
 from schema.ingestion import files as event_files
 from schema.ingestion import intake
 from schema.ingestion.documents import read_documents
-from schema.ingestion.ingestion import Finding, IngestReport, ingest
+from schema.ingestion.ingest import Finding, IngestReport, ingest
 from schema.store.store import Store, Unit
-from schema.tables import ACTIONS, EVENTS, PLANS, STUDIES
+from schema.tables import ACTIONS, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLANS, STUDIES
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
 
@@ -29,7 +29,6 @@ H = 12
 EOS = 2
 DOCS = ("d0", "d1", "d2", "d3")
 ACTION_NAMES = ("full", "half")
-PAIR = tuple(name for name in EVENTS.columns if name not in ("kind", "weight"))  # what a log must have
 PAIR_KEY = tuple(name for name in EVENTS.key if name != "kind")
 
 
@@ -61,7 +60,10 @@ def make_log(
                     rows.append((study, model, doc, action, replicate, t, x_token, y_token, delta, f, x_done, y_done))
     columns = list(zip(*rows, strict=True))
     return pa.table(
-        {name: pa.array(column, EVENTS.schema.field(name).type) for name, column in zip(PAIR, columns, strict=True)}
+        {
+            name: pa.array(column, EVENTS.schema.field(name).type)
+            for name, column in zip(PAIR_COLUMNS, columns, strict=True)
+        }
     )
 
 
@@ -232,12 +234,9 @@ def wide(log: pa.Table) -> pa.Table:
     )
 
 
-def ipc(new: Callable[..., Any]) -> Callable[[pa.Table, Path], None]:
-    def save(log: pa.Table, path: Path) -> None:
-        with new(str(path), log.schema) as writer:
-            writer.write_table(log, max_chunksize=100)
-
-    return save
+def save_ipc(log: pa.Table, path: Path) -> None:
+    with pa.ipc.new_file(str(path), log.schema) as writer:
+        writer.write_table(log, max_chunksize=100)
 
 
 def plain(log: pa.Table) -> pa.Table:
@@ -248,20 +247,18 @@ def plain(log: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     "save",
     [
-        ipc(pa.ipc.new_file),
-        ipc(pa.ipc.new_stream),
+        lambda log, path: save_ipc(log.unify_dictionaries(), path),
         lambda log, path: pq.write_table(plain(log), path, row_group_size=77),
-        lambda log, path: ipc(pa.ipc.new_stream)(log.unify_dictionaries(), path),
     ],
-    ids=["IPC file", "IPC stream", "Parquet", "unified"],
+    ids=["IPC", "Parquet"],
 )
 @pytest.mark.parametrize("order", ["sorted", "reversed", "shuffled", "by t"])
 def test_formats_types_and_orders(
     tmp_path: Path, save: Callable[[pa.Table, Path], None], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_files, "WINDOW", 60)
-    monkeypatch.setattr(event_files, "_SLICE", 35)
-    monkeypatch.setattr(intake, "_UNITS_AT_ONCE", 3)
+    monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
+    monkeypatch.setattr(event_files, "_SLICE_ROWS", 35)
+    monkeypatch.setattr(intake, "_UNITS_PER_COMMIT", 3)
     rows = LOG.num_rows
     places = {"sorted": np.arange(rows), "reversed": np.arange(rows)[::-1], "shuffled": np.random.default_rng(1).permutation(rows),
               "by t": np.argsort(LOG["t"].to_numpy(), kind="stable")}  # fmt: skip
@@ -274,22 +271,22 @@ def test_formats_types_and_orders(
     assert stored(tmp_path / "store").equals(canonical(LOG))
 
 
-def test_windows_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "WINDOW", 60)
-    monkeypatch.setattr(event_files, "_SLICE", 35)
+def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
+    monkeypatch.setattr(event_files, "_SLICE_ROWS", 35)
     file = event_files.EventFile(write(tmp_path / "log.parquet", LOG))
-    layout = file.layout()
-    assert layout.clustered
-    assert [len(rows) for rows in file.windows(layout)] == [96] * 4  # a group has 48 rows
+    groups = file.groups()
+    assert groups.clustered
+    assert [len(rows) for rows in file.portions(groups)] == [96] * 4  # a group has 48 rows
     shuffled = event_files.EventFile(
         write(tmp_path / "s.parquet", LOG.take(pa.array(np.random.default_rng(1).permutation(LOG.num_rows))))
     )
-    layout = shuffled.layout()
-    assert not layout.clustered
-    (rows,) = shuffled.windows(layout)
-    names = [layout.groups[group] for group in rows.group]
+    groups = shuffled.groups()
+    assert not groups.clustered
+    (rows,) = shuffled.portions(groups)
+    names = [groups.names[group] for group in rows.group]
     again = pq.read_table(tmp_path / "s.parquet")
-    assert names == list(zip(*(again.column(name).to_pylist() for name in event_files.NAMES), strict=True))
+    assert names == list(zip(*(again.column(name).to_pylist() for name in GROUP_KEY), strict=True))
 
 
 def test_empty_files_and_folders_of_files(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
@@ -323,9 +320,9 @@ def test_the_log_of_our_own_generator_is_right(finished: Path, tmp_path: Path) -
     [
         (pq.write_table, pa.string()),
         (pq.write_table, pa.dictionary(pa.int8(), pa.string())),
-        (ipc(pa.ipc.new_file), pa.large_string()),
-        (ipc(pa.ipc.new_file), pa.string_view()),
-        (ipc(pa.ipc.new_file), pa.dictionary(pa.int32(), pa.large_string())),
+        (save_ipc, pa.large_string()),
+        (save_ipc, pa.string_view()),
+        (save_ipc, pa.dictionary(pa.int32(), pa.large_string())),
     ],
 )
 @pytest.mark.parametrize("weight", [pa.float64(), pa.float16(), pa.null()])
@@ -348,9 +345,9 @@ def test_a_log_may_say_that_its_pairs_are_coupled(
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("kind", "scan", "row 31: kind is 'scan', must be 'coupled': only coupled pairs are taken"),
-        ("kind", None, "row 31: kind is None, must be 'coupled': only coupled pairs are taken"),
-        ("weight", 0.25, "row 31: weight is 0.25, must be null: only coupled pairs are taken"),
+        ("kind", "scan", "row 31: kind is 'scan', must be 'coupled': ingest takes coupled pairs only"),
+        ("kind", None, "row 31: kind is None, must be 'coupled': ingest takes coupled pairs only"),
+        ("weight", 0.25, "row 31: weight is 0.25, must be null: ingest takes coupled pairs only"),
     ],
 )
 def test_other_kinds_of_events_are_refused(
@@ -361,7 +358,7 @@ def test_other_kinds_of_events_are_refused(
     value: Any,
     message: str,
 ) -> None:
-    monkeypatch.setattr(event_files, "_SLICE", 20)
+    monkeypatch.setattr(event_files, "_SLICE_ROWS", 20)
     log = with_kinds(LOG)
     values = log[column].to_pylist()
     values[30:40] = [value] * 10
@@ -491,7 +488,7 @@ def repeated(log: pa.Table, **key: Any) -> pa.Table:
 
 
 CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
-    "duplicate": (lambda: repeated(LOG, **AT), "duplicate", AT, "the key is there more than once"),
+    "duplicate": (lambda: repeated(LOG, **AT), "duplicate", AT, "the key occurs more than once"),
     "gap": (lambda: without(LOG, **AT), "gap", AT, "the position is missing"),
     "wide gap": (lambda: without(without(LOG, **AT), **(AT | {"t": 7})), "gap", AT, "positions 6..7 are missing"),
     "first missing": (lambda: without(LOG, **(AT | {"t": 1})), "gap", AT | {"t": 1}, "the position is missing"),
@@ -507,15 +504,15 @@ CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
     "token null": (lambda: edit(LOG, {"x_token": None}, **AT), "null", AT, "x_token is null"),
     "flag null": (lambda: edit(LOG, {"y_eos": None}, **AT), "null", AT, "y_eos is null"),
     "t null": (lambda: edit(LOG, {"t": None}, **AT), "null", AT | {"t": -1}, "t is null"),
-    "wide token": (lambda: edit(LOG, {"y_token": 2**31}, **AT), "type", AT, "y_token is no int32"),
-    "wide replicate": (lambda: edit(LOG, {"replicate": 2**40}, **AT), "type", AT | {"replicate": -1}, "replicate is no int32"),
+    "wide token": (lambda: edit(LOG, {"y_token": 2**31}, **AT), "type", AT, "y_token does not fit int32"),
+    "wide replicate": (lambda: edit(LOG, {"replicate": 2**40}, **AT), "type", AT | {"replicate": -1}, "replicate does not fit int32"),
     "flag 2": (lambda: edit(LOG, {"x_eos": 2}, **AT), "type", AT, "x_eos is not 0 or 1"),
-    "impossible": (lambda: edit(LOG, {"delta": 0.0, "x_token": 7, "y_token": 8}, **AT), "impossible mismatch", AT, "x_token 7 and y_token 8 differ where delta is 0"),
+    "impossible": (lambda: edit(LOG, {"delta": 0.0, "x_token": 7, "y_token": 8}, **AT), "impossible mismatch", AT, "x_token 7 and y_token 8 differ although delta is 0"),
     "EOS undone": (lambda: edit(LOG, {"x_eos": False}, **BOTH), "EOS undone", BOTH, "x_eos is false after it was true"),
     "delta after EOS": (lambda: edit(LOG, {"delta": 0.1}, **BOTH), "delta after EOS", BOTH, "delta is 0.1 after both sides' EOS, must be 0"),
     "f after EOS": (lambda: edit(make_log(replicates=range(40)), {"f": 0.25}, **ONE), "f after EOS", ONE, "f is 0.25 after X's EOS, must be 0"),
-    "token after EOS": (lambda: edit(LOG, {"y_token": 7, "x_token": 7}, **BOTH), "token after EOS", BOTH, "x_token is 7 after 2, but x has ended and repeats its EOS"),
-    "unknown document": (lambda: pa.concat_tables([LOG, make_log(["d9"], ["half"])]), "document", {"doc": "d9", "action": "half"}, "the document is known neither to the store nor from --documents"),
+    "token after EOS": (lambda: edit(LOG, {"y_token": 7, "x_token": 7}, **BOTH), "token after EOS", BOTH, "x_token is 7 after 2, must repeat it after EOS"),
+    "unknown document": (lambda: pa.concat_tables([LOG, make_log(["d9"], ["half"])]), "document", {"doc": "d9", "action": "half"}, "the document is neither in the store nor in the --documents file"),
 }  # fmt: skip
 
 
@@ -571,7 +568,12 @@ def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Callable[
     assert (finding.kind, finding.key["doc"], finding.count) == ("horizon", "d3", 4)
     assert run(short).findings[0].kind == "horizon", "the stored units' horizon holds"
     assert run(make_log(model="other", horizon=5)).findings == [], "another model has its own"
-    row = {field.name: 3 for field in STUDIES.schema} | {"study": "ext", "model": "third", "study_sha256": ""}
+    row = {field.name: 3 for field in STUDIES.schema} | {
+        "study": "ext",
+        "model": "third",
+        "study_sha256": "",
+        "revision": None,
+    }
     Store.open(tmp_path / "store").append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
     (finding, *_) = run(make_log(model="third", horizon=5)).findings
     assert finding.text == "the replicate ends at 5, but the study and model have horizon 3"
@@ -598,9 +600,7 @@ def test_remarks_keep_nothing_out(run: Callable[..., IngestReport]) -> None:
     assert report.taken.units == 8
     control, first, apart = sorted(report.remarks, key=lambda line: ("control" not in line, "eviction" not in line))
     assert "action=full, replicate=2, t=2: a full-retention control has delta 0.001" in control
-    assert (
-        "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 where eviction follows prefill" in first
-    )
+    assert "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 if eviction follows prefill" in first
     assert "doc=d2, action=half, replicate=2, t=2" in apart
 
 
@@ -675,7 +675,8 @@ def test_documents_that_contradict_the_store(run: Callable[..., IngestReport], t
     report = run(make_log(["d0", "d1"]), documents=rows_of(tmp_path, "jsonl", rows))
     texts = {finding.key["doc"]: finding.text for finding in report.findings}
     assert texts["d0"] == f"split is 'evaluation' ({tmp_path}/documents.jsonl, line 1), but the store has 'development'"
-    assert "cluster 'd0' is in split 'development' already" in texts["d1"]
+    where = f"{tmp_path}/documents.jsonl, line 3"  # an empty line follows each row
+    assert texts["d1"] == f"split is 'evaluation' ({where}), but cluster 'd0' is in split 'development'"
     assert Store.open(tmp_path / "store").read("documents").num_rows == 1
     same = [{"doc": "d0", "stratum": "S0", "split": "development", "task": None}]
     assert run(make_log(["d0"]), documents=rows_of(tmp_path, "jsonl", same)).findings == []
@@ -689,19 +690,22 @@ def test_documents_that_contradict_the_store(run: Callable[..., IngestReport], t
         ("doc,stratum,split\nd0,S,evalution\n", "line 2: split is 'evalution'; did you mean 'evaluation'?"),
         (
             "doc,stratum,split\nd0,pooled,evaluation\n",
-            "line 2: stratum 'pooled' is the name of the rows that pool the strata",
+            "line 2: stratum is 'pooled', which names the rows that pool all strata; choose another",
         ),
-        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' is there already ("),
-        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' is there already ("),
-        ("doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n", "line 3: cluster 'c' is in both splits"),
-        ("doc,stratum,split\n,S,evaluation\n", "line 2: no doc"),
-        ("doc,stratum,split\nd0,S\n", "line 2: not as many fields as the header has"),
+        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' has another row ("),
+        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' has another row ("),
+        (
+            "doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n",
+            "line 3: split is 'development', but cluster 'c' is in split 'evaluation' (",
+        ),
+        ("doc,stratum,split\n,S,evaluation\n", "line 2: doc is missing"),
+        ("doc,stratum,split\nd0,S\n", "line 2: the number of fields differs from the header's"),
         (
             "doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n",
             "line 2: prompt_tokens is 'many', must be a whole number",
         ),
         ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
-        ('{"doc": "d0", "stratum": "S"}\n', "line 1: no split"),
+        ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
         ('{"doc": "d0"\n', "line 1: not JSON"),
         ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
         ("", "no column 'doc', 'stratum', 'split'"),
@@ -761,13 +765,30 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "cut.parquet").write_bytes(good.read_bytes()[:-100])
+    save_ipc(LOG, tmp_path / "whole.arrow")
+    ipc = (tmp_path / "whole.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(ipc[:-100])
+    (tmp_path / "damaged.arrow").write_bytes(ipc[: len(ipc) // 3] + b"\xff" * 5000 + ipc[len(ipc) // 3 + 5000 :])
+    with pa.ipc.new_stream(str(tmp_path / "stream"), LOG.schema) as stream:
+        stream.write_table(LOG)
     write(tmp_path / "lacking.parquet", LOG.drop_columns(["f", "doc"]))
     write(tmp_path / "typed.parquet", LOG.set_column(5, "t", LOG["t"].cast(pa.float64())))
     pairs = [(name, LOG.column(name).combine_chunks()) for name in [*LOG.column_names, "t"]]
     schema = pa.schema([(name, column.type) for name, column in pairs])
     with pa.ipc.new_file(str(tmp_path / "twice"), schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([column for _, column in pairs], schema=schema))
-    names = ["missing", "text", "empty", "cut.parquet", "lacking.parquet", "typed.parquet", "twice"]
+    names = [
+        "missing",
+        "text",
+        "empty",
+        "cut.parquet",
+        "cut.arrow",
+        "stream",
+        "lacking.parquet",
+        "typed.parquet",
+        "twice",
+        "damaged.arrow",
+    ]
     code, out, err = command(
         capsys,
         good,
@@ -780,15 +801,16 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     )
     assert code == 2
     lines = err.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 11
     for line, text in zip(lines, [
-        "missing: no such file", "text: neither Parquet nor Arrow IPC", "empty: neither Parquet nor Arrow IPC (the file is empty)",
-        "cut.parquet: cannot be read as Parquet (", "lacking.parquet: no column 'doc', 'f'; an event has study, model, doc",
-        "typed.parquet: column 't' is double, must be an integer type", "twice: column 't' is there 2 times",
-        "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
+        "missing: no such file", "text: neither Parquet nor an Arrow IPC file", "empty: neither Parquet nor an Arrow IPC file (the file is empty)",
+        "cut.parquet: cannot be read as Parquet (", "cut.arrow: cannot be read as an Arrow IPC file (", "stream: neither Parquet nor an Arrow IPC file",
+        "lacking.parquet: no column 'doc', 'f'; an event has study, model, doc",
+        "typed.parquet: column 't' is double, must be an integer type", "twice: 2 columns are named 't', must be one",
+        "damaged.arrow: cannot be read as an Arrow IPC file (", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
     ], strict=True):  # fmt: skip
         assert line.startswith(f"kvdrift: {tmp_path}/{text}")
-    assert "files:         9, 7 not or not wholly readable" in out
+    assert "files:         12, 10 not or not wholly readable" in out
     assert "went in:       15 units" in out
     assert "kept out:      1 units, 48 events" in out
 
@@ -801,7 +823,7 @@ def test_no_readable_file_makes_no_store(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_a_file_damaged_further_down_gives_its_sound_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size in ("WINDOW", "_SLICE"):
+    for size in ("PORTION_ROWS", "_SLICE_ROWS"):
         monkeypatch.setattr(event_files, size, 48)
     path = tmp_path / "log.parquet"
     pq.write_table(LOG, path, row_group_size=48, compression="none", use_dictionary=False, write_page_checksum=True)
