@@ -1,12 +1,6 @@
-"""Estimates -> figures, tables and one self-contained page. Nothing statistical is computed here.
+"""Estimates -> figures, tables and one self-contained page; nothing statistical is computed here.
 
-from report import build_report
-build_report(views, study="quickstart", model="kvdrift/tiny", folder=Path("report-out"))
+``report.page.build_report`` writes the page. Layers, each reading only those below it: ``page`` and ``sections``;
+``parts``, one file a section; ``printing``, numbers, tables and figures in print; ``reading``, what the views say.
+Matplotlib is imported when the first figure is drawn.
 """
-
-from __future__ import annotations
-
-from report.page import build_report
-from report.reading.source import Provenance, ViewSource
-
-__all__ = ["Provenance", "ViewSource", "build_report"]

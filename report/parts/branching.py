@@ -1,4 +1,4 @@
-"""Residual branching (SWRB) beside plain coupling: what both say of R, what a replicate costs, and where it pays.
+"""The section on residual branching (SWRB) beside plain coupling: what both say of R, what a replicate costs, its gain.
 
 Points are those of the views ``swrb_risk``, ``swrb_efficiency`` and ``swrb_windows``, intervals those of ``estimates``;
 what is computed here is one difference over its error.
@@ -6,169 +6,171 @@ what is computed here is one difference over its error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from report.parts.depth import by_action
-from report.printing.blocks import (
-    Cell,
-    Column,
-    Table,
-    estimate_cell,
-    label_column,
-    quantity_column,
-    status_note,
-    text_cell,
-)
-from report.printing.blocks import Row as Line
-from report.printing.numbers import MISSING, count, decimals_for, decimals_of, fixed, significant
-from report.reading.estimates import Estimate, Estimates
-from report.reading.quantities import POOLED, QUANTITIES, Unit
-from report.reading.source import Row, StudyRows
+from report.parts.depth import by_depth, depth_table, interval_band, read_depths, selected_depths
+from report.printing.canvas import INK, QUIET, ActionStyle, action_styles, legend_line, new_figure
+from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
+from report.printing.section import Drawing, Section
+from report.printing.strokes import WIDTH, action_legend, errors, log_axis, percent_axis, position_axis
+from report.printing.tables import Cell, CellColumn, Column, EstimateColumn, PrintedTable, action_table, columns_of
+from report.reading.content import PageContent
+from report.reading.estimates import Estimate, ReportedEstimates
+from report.reading.source import ViewRow
+from schema.study import POOLED
+from stats.registry import Scale
 
-_ACTION = label_column("action")
-_GAINS = ("variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds")
-_COSTS = (
-    "plain_variance", "swrb_variance", "plain_evaluations", "swrb_evaluations", "plain_seconds", "swrb_seconds",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
 
+_MASS = "swrb_divergence_probability"
+_RISKS = (_MASS, "plain_mismatch", "swrb_mismatch", "swrb_occurrence", "swrb_occupation")
+_GAINS = (_MASS, "variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds")
+_COSTS = (
+    _MASS, "plain_variance", "swrb_variance", "plain_evaluations", "swrb_evaluations", "plain_seconds", "swrb_seconds",
+)  # fmt: skip
+_PANELS = (
+    ("efficiency", "a  By kernel-pair evaluations", "efficiency (log scale)"),
+    ("efficiency_in_seconds", "b  By decoding time", ""),
+)
 
-@dataclass(frozen=True)
-class Branching:
-    """Pooled rows of the branched actions: both risks of each, and its windows by depth; empty without any."""
+TEMPLATE = """
+<h2>Residual branching</h2>
+<p>Survival-weighted residual branching (SWRB) is another estimator of the same R. A replicate walks a prefix that both continuations share, and adds up the probability at each position that the pair diverges there; M is the sum. It starts one branch at a position drawn with these probabilities, and multiplies the mismatches of the branch by M. Pairs that agree to the end contribute 0 to R; SWRB counts them by their probability, where plain coupling has to draw them.</p>
+{% for sentence in pays %}
+<p>{{ sentence }}</p>
+{% endfor %}
+<p class="how">The gain is large where divergence is rare and small where M is near 1, because each replicate pays for its scan and its branch.</p>
+{{ table(tables.swrb_efficiency) }}
+{% if figures.swrb_efficiency is defined %}
+{% call figure("swrb_efficiency") %}<b>Where residual branching pays.</b> Above the line at 1, SWRB has a smaller Monte Carlo variance than coupled pairs for the same budget. Strong points pool the strata{% if content.estimates.have_intervals %}, with intervals{% endif %}; pale points are single strata.{% endcall %}
+{% endif %}
+{% if facts.strata | length > 1 %}
+<details><summary>What residual branching gains in each stratum</summary>
+{{ table(tables.swrb_efficiency_by_stratum, False) }}
+</details>
+{% endif %}
+<p class="how">The next table describes one replicate of each estimator: the variance of R within a document, the kernel pairs that it evaluates, and its decoding time.</p>
+{{ table(tables.swrb_costs) }}
+{{ table(tables.swrb_risk) }}
+{% if figures.swrb_windows is defined %}
+{% call figure("swrb_windows") %}<b>The same window by residual branching.</b> Bands are the interval of R that a window of depth L leaves, from SWRB’s branches and weights. Open markers are its ends from coupled pairs. Both estimate the same interval.{% endcall %}
+<details><summary>The interval by depth, by residual branching</summary>
+{{ table(tables.swrb_windows, False) }}
+</details>
+{% endif %}
+"""  # noqa: E501
 
-    risks: dict[str, Row]
-    windows: dict[str, list[Row]]
 
-    @property
-    def actions(self) -> list[str]:
-        """The branched actions, in the page's order."""
-        return list(self.risks)
-
-
-def read_branching(source: StudyRows, split: str, actions: Sequence[str]) -> Branching:
-    """What of ``actions`` was measured by residual branching."""
-    where = {"split": split, "stratum": POOLED}
-    risks = by_action(source.of("swrb_risk", **where), actions)
-    if not risks:
-        return Branching({}, {})
-    windows = sorted(source.of("swrb_windows", **where), key=lambda row: int(row["depth"]))
-    return Branching({action: rows[0] for action, rows in risks.items()}, by_action(windows, actions))
+def section(content: PageContent) -> Section | None:
+    """What residual branching says, costs and gains; None where no action was branched."""
+    risks = {row["action"]: row for row in content.pooled("swrb_risk")}
+    actions = [action for action in content.actions if action in risks]
+    if not actions:
+        return None
+    estimates, strata = content.estimates, content.facts.strata
+    windows = by_depth(content.pooled("swrb_windows"), actions)
+    title = "What residual branching gains"
+    tables = (
+        risk_table(estimates, {action: risks[action] for action in actions}),
+        *(
+            action_table(name, title, estimates, actions, _gain_columns(estimates, actions, own), strata=own)
+            for name, own in (("swrb_efficiency", [POOLED]), ("swrb_efficiency_by_stratum", strata))
+        ),
+        action_table("swrb_costs", "One replicate of each estimator", estimates, actions, columns_of(*_COSTS)),
+        depth_table(
+            windows, content.windows, name="swrb_windows",
+            title="Identified interval of R by depth, by residual branching",
+        ),
+    )  # fmt: skip
+    styles = {action: style for action, style in action_styles(content.actions).items() if action in actions}
+    drawings = []
+    if len(styles) * len(strata) > 1 and estimates.known("efficiency"):
+        words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
+        drawings.append(Drawing("swrb_efficiency", words, lambda: gain_figure(estimates, styles, strata)))
+    if windows and content.windows.horizon > 1:
+        words = "Interval of R by depth of the branch window, from residual branching and from coupled pairs"
+        drawings.append(Drawing("swrb_windows", words, lambda: windows_figure(windows, styles, content)))
+    values = {"pays": pay_sentences(estimates, actions)}
+    return Section("branching", "Residual branching", TEMPLATE, tables, tuple(drawings), values)
 
 
 def verdict(efficiency: Estimate) -> str:
-    """Whether residual branching pays: the interval of an efficiency lies above 1, below 1, or decides nothing."""
+    """Whether residual branching pays: the interval of an efficiency is above 1, below 1, or includes 1."""
     if efficiency.low is None or efficiency.high is None:
         return OPEN
     return PAYS if efficiency.low > 1 else LOSES if efficiency.high < 1 else OPEN
 
 
-def pay_sentences(estimates: Estimates, actions: Sequence[str]) -> list[str]:
+def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[str]:
     """Where residual branching pays and where it does not, by kernel-pair evaluations and by decoding time."""
     by_verdict: dict[str, list[str]] = {PAYS: [], LOSES: [], OPEN: []}
     for action in actions:
-        by_verdict[verdict(estimates.get("efficiency", action))].append(action)
-    named = {found: _list([_named(estimates, action) for action in own]) for found, own in by_verdict.items()}
+        by_verdict[verdict(estimates.get("efficiency", action))].append(_named(estimates, action))
     sentences = []
     if by_verdict[PAYS]:
         sentences.append(
-            f"Residual branching pays for {named[PAYS]}: for as many kernel-pair evaluations, the Monte Carlo variance "
-            "of R is smaller by that factor."
+            f"Residual branching pays for {_list(by_verdict[PAYS])}: for the same number of kernel-pair evaluations it "
+            "divides the Monte Carlo variance of R by the efficiency."
         )
     if by_verdict[LOSES]:
         subject = "It" if sentences else "Residual branching"
         sentences.append(
-            f"{subject} does not pay for {named[LOSES]}: coupled pairs make better use of as many evaluations."
+            f"{subject} does not pay for {_list(by_verdict[LOSES])}: for the same number of evaluations, coupled pairs "
+            "have the smaller variance."
         )
     if by_verdict[OPEN]:
-        sentences.append(f"Undecided for {named[OPEN]}: no interval of the efficiency leaves out 1.")
+        sentences.append(f"Undecided for {_list(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
     return [*sentences, _in_time(estimates, actions)]
 
 
-def risk_table(branching: Branching, estimates: Estimates) -> Table:
-    """Of each action the risk by both estimators on the same documents, and their difference in Monte Carlo errors."""
-    names = ("swrb_divergence_probability", "plain_mismatch", "swrb_mismatch", "swrb_occurrence", "swrb_occupation")
-    listed = [[estimates.get(name, action) for name in names] for action in branching.actions]
-    lines = [
-        Line((
-            text_cell(action),
-            Cell(count(row["documents"])),
-            Cell(count(row["replicates"])),
-            *cells,
-            *_difference(row),
-        ))
-        for (action, row), cells in zip(branching.risks.items(), _percent_cells(listed), strict=True)
-    ]  # fmt: skip
-    columns = (
-        _ACTION,
-        Column("documents", "", "documents with SWRB replicates"),
-        Column("replicates", "", "SWRB replicates on all of them"),
-        *(quantity_column(name) for name in names),
-        Column("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents"),
-        Column("in errors", "", "the difference over its standard error: ±2 is chance"),
-    )
-    note = f"Both columns of R estimate the same number on the same documents. {_note(listed)}"
-    records = tuple(branching.risks.values())
-    return Table("swrb_risk", "R by coupled pairs and by residual branching", columns, tuple(lines), note, records)
+def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
+    """R of each action by both estimators on the same documents, and their difference in Monte Carlo errors."""
+    differences = {action: _difference(row) for action, row in risks.items()}
 
+    def ready(column: Column, cells: Mapping[str, Cell]) -> CellColumn:
+        return CellColumn(column, {(POOLED, action): cell for action, cell in cells.items()})
 
-def gain_table(
-    estimates: Estimates, actions: Sequence[str], strata: Sequence[str] = (POOLED,), *, name: str = "swrb_efficiency"
-) -> Table:
-    """Variance and cost of an SWRB replicate against a coupled pair's, efficiency, and whether it pays."""
-    columns = [quantity_column(quantity) for quantity in _GAINS]
-    columns.append(Column("so it", "", "by evaluations: the efficiency’s interval above 1 pays, below 1 does not"))
-    title = "What residual branching gains"
-    return _measured(name, title, estimates, actions, strata, _GAINS, columns, decided=True)
+    def counted(name: str, meaning: str) -> CellColumn:
+        return ready(Column(name, "", meaning), {action: Cell(count(row[name])) for action, row in risks.items()})
 
-
-def cost_table(estimates: Estimates, actions: Sequence[str]) -> Table:
-    """Variance, kernel-pair evaluations and decoding time of one replicate of either estimator."""
-    columns = [quantity_column(quantity) for quantity in _COSTS]
-    title = "One replicate of each estimator"
-    return _measured("swrb_costs", title, estimates, actions, (POOLED,), _COSTS, columns)
-
-
-def ratio_cell(entry: Estimate) -> Cell:
-    """A ratio or a cost to three digits with its interval under it."""
-    factor = QUANTITIES[entry.quantity].unit.factor
-    if entry.estimate is None:
-        return Cell(MISSING)
-    return Cell(significant(factor * entry.estimate), _bounds(entry, factor))
-
-
-def _measured(
-    name: str,
-    title: str,
-    estimates: Estimates,
-    actions: Sequence[str],
-    strata: Sequence[str],
-    quantities: Sequence[str],
-    columns: Sequence[Column],
-    *,
-    decided: bool = False,
-) -> Table:
-    """Rows of M and ``quantities``, one per action and stratum; ``decided`` adds the verdict."""
-    mass = "swrb_divergence_probability"
-    places = [(stratum, action) for stratum in strata for action in actions]
-    listed = [
-        [estimates.get(one, action, stratum=stratum) for one in (mass, *quantities)] for stratum, action in places
+    columns: list[EstimateColumn | CellColumn] = [
+        counted("documents", "documents with SWRB replicates"),
+        counted("replicates", "SWRB replicates on all of them"),
+        *columns_of(*_RISKS),
+        ready(
+            Column("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents"),
+            {action: cells[0] for action, cells in differences.items()},
+        ),
+        ready(
+            Column("in errors", "", "the difference over its standard error; values within ±2 are expected by chance"),
+            {action: cells[1] for action, cells in differences.items()},
+        ),
     ]
-    masses = _percent_cells([entries[:1] for entries in listed])
-    lines = []
-    for (stratum, action), entries, shown in zip(places, listed, masses, strict=True):
-        cells = [text_cell(action), *shown, *(ratio_cell(entry) for entry in entries[1:])]
-        if decided:
-            cells.append(Cell(verdict(estimates.get("efficiency", action, stratum=stratum))))
-        lines.append(Line(tuple(cells), "" if stratum == POOLED else stratum))
-    heads = (_ACTION, quantity_column(mass), *columns)
-    records = tuple(entry.as_row() for entries in listed for entry in entries)
-    return Table(name, title, heads, tuple(lines), _note(listed), records)
+    note = "Both columns of R estimate the same number on the same documents."
+    title = "R by coupled pairs and by residual branching"
+    return action_table(
+        "swrb_risk", title, estimates, list(risks), columns, note=note, records=tuple(risks.values())
+    )  # fmt: skip
 
 
-def _difference(row: Row) -> tuple[Cell, Cell]:
+def _gain_columns(
+    estimates: ReportedEstimates, actions: Sequence[str], strata: Sequence[str]
+) -> list[EstimateColumn | CellColumn]:
+    verdicts = {
+        (stratum, action): Cell(verdict(estimates.get("efficiency", action, stratum=stratum)))
+        for stratum in strata
+        for action in actions
+    }
+    meaning = "by evaluations: pays where the interval of the efficiency is above 1, does not pay where it is below 1"
+    return [*columns_of(*_GAINS), CellColumn(Column("verdict", "", meaning), verdicts)]
+
+
+def _difference(row: ViewRow) -> tuple[Cell, Cell]:
     if row["plain_mismatch"] is None:
         return Cell(MISSING), Cell(MISSING)
     difference, error = row["mismatch"] - row["plain_mismatch"], row["monte_carlo_error"]
@@ -178,48 +180,87 @@ def _difference(row: Row) -> tuple[Cell, Cell]:
     return Cell(fixed(100 * difference, places), f"± {fixed(100 * error, places)}"), Cell(fixed(difference / error, 1))
 
 
-def _in_time(estimates: Estimates, actions: Sequence[str]) -> str:
-    known = [action for action in actions if estimates.get("efficiency_in_seconds", action).estimate is not None]
+def _in_time(estimates: ReportedEstimates, actions: Sequence[str]) -> str:
+    in_time = {action: estimates.get("efficiency_in_seconds", action) for action in actions}
+    known = {action: entry for action, entry in in_time.items() if entry.estimate is not None}
     if not known:
-        return "Decoding times are not recorded: what it does to time is not known."
+        return "Decoding times are not recorded, so its effect on time is not known."
     parts = []
     for found in (PAYS, LOSES, OPEN):
-        own = [action for action in known if verdict(estimates.get("efficiency_in_seconds", action)) == found]
-        texts = [f"{action} ({_ratio_text(estimates.get('efficiency_in_seconds', action))})" for action in own]
+        texts = [
+            f"{action} ({in_text(entry, Scale.RATIO)})" for action, entry in known.items() if verdict(entry) == found
+        ]
         if texts:
             parts.append(f"{'is undecided' if found == OPEN else found} for {_list(texts)}")
-    return f"Counted in decoding time as measured, it {'; it '.join(parts)}."
+    return f"By measured decoding time, it {'; it '.join(parts)}."
 
 
-def _named(estimates: Estimates, action: str) -> str:
-    mass = estimates.get("swrb_divergence_probability", action).estimate
+def _named(estimates: ReportedEstimates, action: str) -> str:
+    mass = estimates.get(_MASS, action).estimate
     diverge = "" if mass is None else f"; {fixed(100 * mass, 1)}% of pairs diverge"
-    return f"{action} (efficiency {_ratio_text(estimates.get('efficiency', action))}{diverge})"
-
-
-def _ratio_text(entry: Estimate) -> str:
-    return f"{significant(entry.estimate)} {_bounds(entry, 1.0)}".rstrip()
-
-
-def _bounds(entry: Estimate, factor: float) -> str:
-    if entry.low is None or entry.high is None:
-        return ""
-    return f"[{significant(factor * entry.low)}, {significant(factor * entry.high)}]"
-
-
-def _percent_cells(rows: Sequence[Sequence[Estimate]]) -> list[list[Cell]]:
-    """Percentages with their intervals, every column with one count of decimals."""
-    decimals = [decimals_for(column, Unit.PERCENT) for column in zip(*rows, strict=True)]
-    return [
-        [estimate_cell(entry, Unit.PERCENT, places) for entry, places in zip(row, decimals, strict=True)]
-        for row in rows
-    ]  # fmt: skip
-
-
-def _note(rows: Sequence[Sequence[Estimate]]) -> str:
-    return status_note([entry for entries in rows for entry in entries])
+    return f"{action} (efficiency {in_text(estimates.get('efficiency', action), Scale.RATIO)}{diverge})"
 
 
 def _list(parts: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle], strata: Sequence[str]) -> Figure:
+    """Efficiency against the share of pairs that diverge: pooled with intervals, single strata pale."""
+    figure = new_figure(WIDTH, 3.7)
+    known = [panel for panel in _PANELS if estimates.known(panel[0])]
+    grid = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
+    for axes, (quantity, title, label) in zip(grid, known, strict=True):
+        for action, style in styles.items():
+            for stratum in (*strata, POOLED):
+                _gain(axes, estimates, quantity, action, stratum, style)
+        log_axis(axes)
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.set_xlim(-3, 103)
+        axes.set_title(title)
+        axes.set_xlabel("mean M: pairs that diverge (%)")
+        axes.set_ylabel(label)
+    action_legend(figure, dict(styles), marker=True)
+    return figure
+
+
+def windows_figure(
+    intervals: Mapping[str, list[ViewRow]], styles: Mapping[str, ActionStyle], content: PageContent
+) -> Figure:
+    """The interval of each action's R by depth from residual branching; ends from coupled pairs as open markers."""
+    windows, coupled = content.windows, read_depths(content).intervals
+    figure = new_figure(WIDTH, 3.7)
+    axes = figure.add_subplot()
+    wanted = set(selected_depths(windows))
+    for action, style in styles.items():
+        interval_band(axes, intervals.get(action, []), "lower", "upper", style)
+        rows = [row for row in coupled.get(action, []) if row["depth"] in wanted]
+        for end in ("lower", "upper"):
+            axes.plot([row["depth"] for row in rows], [100 * row[end] for row in rows], linestyle="none",
+                      marker=style.marker, markersize=6, markerfacecolor="none", markeredgecolor=style.colour,
+                      markeredgewidth=1.1, clip_on=False, zorder=4)  # fmt: skip
+    percent_axis(axes, "R that fits the window (%)")
+    position_axis(axes, windows.horizon, "depth L (tokens)")
+    sample = [
+        legend_line("least R, SWRB", color=QUIET, linewidth=1.8),
+        legend_line("most R, SWRB", color=QUIET, linewidth=0.9),
+        legend_line("both, coupled pairs", linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=QUIET),
+    ]
+    axes.legend(handles=sample, loc="upper right", fontsize=8)
+    action_legend(figure, dict(styles))
+    return figure
+
+
+def _gain(
+    axes: Axes, estimates: ReportedEstimates, quantity: str, action: str, stratum: str, style: ActionStyle
+) -> None:
+    mass, gain = (estimates.get(name, action, stratum=stratum) for name in (_MASS, quantity))
+    if mass.estimate is None or gain.estimate is None or gain.estimate <= 0:
+        return
+    x, y = 100 * mass.estimate, gain.estimate
+    if stratum == POOLED:
+        axes.errorbar([x], [y], xerr=errors(mass), yerr=errors(gain, 1.0), fmt=style.marker,
+                      color=style.colour, markersize=6.5, linewidth=1.2, capsize=2.5, zorder=4)  # fmt: skip
+    else:
+        axes.plot([x], [y], linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.4)

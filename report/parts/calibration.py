@@ -1,45 +1,79 @@
-"""How well an observation that is cheaper than R predicts the gap: candidates, their errors, and the decisions."""
+"""The section on predictions of the gap from an observation that is cheaper than R: candidates, errors, decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-
-from report.printing.blocks import Cell, Column, Table, label_column
-from report.printing.blocks import Row as Line
-from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.canvas import INK, QUIET, legend_patch, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level
+from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, published_handle, zero_line
+from report.printing.tables import Cell, Column, PrintedTable, TableRow, contrast_rows_table, label_column
+from report.reading.content import PageContent
 from report.reading.published import PublishedStudy, PublishedVerdict
-from report.reading.source import Row, StudyRows
+from report.reading.source import ViewRow
 from schema.windows import Windows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": "#0072b2", "different": "#d55e00"}
+_UNCALIBRATED = (
+    "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
+    "full_minus_flat_extrapolation",
+)  # fmt: skip
+
+TEMPLATE = """
+<h2>Predicting the gap</h2>
+{% if tables.calibration is defined %}
+{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it. The filled marker is the predictor that development selected. A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
+{{ table(tables.calibration) }}
+{% else %}
+<p class="absent">No predictor has been judged: the view <code>calibration</code> has no row for these contrasts. <code>kvdrift analyze</code> makes the rows from development and evaluation documents.</p>
+{% endif %}
+{% if tables.uncalibrated is defined %}
+<p class="how">The next table needs no fitting. It has the gap in R (TV), the gap in F, and the gap of block 1 extrapolated flat to H. The last two rows are what F and the extrapolation miss. Where the interval of such a row excludes 0, the replacement misses part of the gap.</p>
+{{ table(tables.uncalibrated) }}
+{% endif %}
+"""  # noqa: E501
 
 
-def read_calibration(source: StudyRows, actions: Sequence[str], baseline: str) -> list[Row]:
-    """Every candidate's row for the contrasts to ``baseline``: by action, observation, candidate."""
-    order = {action: place for place, action in enumerate(actions)}
-    found = [row for row in source.of("calibration", baseline=baseline) if row["action"] in order]
+def section(content: PageContent) -> Section | None:
+    """How well each predictor does, and what the observations miss without fitting; None without a contrast."""
+    if not content.others:
+        return None
+    estimates, baseline, windows = content.estimates, content.baseline, content.windows
+    rows, tables, drawings = read_calibration(content), [], []
+    if rows:
+        tables.append(calibration_table(rows, baseline, windows, content.published))
+        words = "Error of each predictor of the gap with its interval against the margin"
+        drawings.append(Drawing("calibration", words, lambda: calibration_figure(rows, windows, content.published)))
+    names = [name for name in _UNCALIBRATED if estimates.known(name)]
+    if "flat_extrapolation_gap" in names:
+        title = "Uncalibrated predictions"
+        tables.append(contrast_rows_table("uncalibrated", title, estimates, names, content.others, baseline))
+    return Section("calibration", "Prediction", TEMPLATE, tuple(tables), tuple(drawings))
+
+
+def read_calibration(content: PageContent) -> list[ViewRow]:
+    """Every candidate's row for the contrasts to the baseline: by action, observation, candidate."""
+    order = {action: place for place, action in enumerate(content.actions)}
+    found = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
     candidates = list(_CANDIDATES)
-    return sorted(
-        found,
-        key=lambda row: (order[row["action"]], row["observation"], candidates.index(row["candidate"])),
-    )
+    return sorted(found, key=lambda row: (order[row["action"]], row["observation"], candidates.index(row["candidate"])))
 
 
-def calibration_table(rows: list[Row], baseline: str, windows: Windows, published: PublishedStudy) -> Table:
-    """Every candidate of every observation and contrast: what it predicts, its error, the decision, its spread."""
+def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, published: PublishedStudy) -> PrintedTable:
+    """Every candidate of every observation and contrast: its prediction, error, decision and spread."""
     numbers = ("predicted_gap", "mae", "rmse")
     gaps = {row["action"]: f"ΔR = {_points(row['gap'], 2)} pp" for row in rows}
     places = {name: decimals_of([row[name] for row in rows], 100.0) for name in numbers} | {"error": 2}
     lines = [
-        Line(
+        TableRow(
             (
                 Cell(observation_label(row["observation"], windows), left=True),
                 Cell(_CANDIDATES[row["candidate"]], "selected" if row["selected"] else "", left=True),
@@ -57,15 +91,17 @@ def calibration_table(rows: list[Row], baseline: str, windows: Windows, publishe
         Column("CV error", "pp", "root of the cross-validated mean squared error of document contrasts"),
         Column("predicted ΔR", "pp", "the contrast of token mismatch on evaluation documents, predicted"),
         Column("error", "pp", "ΔR less the prediction"),
-        Column("decision", "", "equivalent inside the margin, different outside it, else unresolved"),
+        Column("decision", "", "equivalent: interval inside the margin; different: wholly outside; else unresolved"),
         Column("MAE", "pp", "mean absolute error of document contrasts"),
         Column("RMSE", "pp", "root mean squared error of document contrasts"),
     )
-    return Table("calibration", f"Predicting the gap to {baseline}", columns, tuple(lines), _note(rows), tuple(rows))
+    return PrintedTable(
+        "calibration", f"Predicting the gap to {baseline}", columns, tuple(lines), _note(rows), tuple(rows)
+    )
 
 
-def calibration_figure(rows: list[Row], windows: Windows, published: PublishedStudy) -> Figure:
-    """Every candidate's error with its interval against the margin; the selected ones filled, with their decision."""
+def calibration_figure(rows: list[ViewRow], windows: Windows, published: PublishedStudy) -> Figure:
+    """Every candidate's error with its interval against the margin; selected ones are filled, with their decision."""
     several = len({row["action"] for row in rows}) > 1
     figure = new_figure(WIDTH, 1.3 + 0.3 * len(rows))
     axes = figure.add_subplot()
@@ -89,7 +125,7 @@ def calibration_figure(rows: list[Row], windows: Windows, published: PublishedSt
     axes.margins(x=0.12)
     zero_line(axes, upright=True)
     axes.set_xlabel("error of the predicted gap, ΔR − prediction (percentage points)")
-    band = Patch(color="#111827", alpha=0.07, linewidth=0, label=f"margin ±{fixed(margin, 0)} pp")
+    band = legend_patch(f"margin ±{fixed(margin, 0)} pp", color="#111827", alpha=0.07, linewidth=0)
     handles: list[Patch | Line2D] = [band]
     if any(_printed(row, published) for row in rows):
         handles.append(published_handle("D"))
@@ -104,7 +140,7 @@ def observation_label(observation: str, windows: Windows) -> str:
     return observation.replace("_", " ")
 
 
-def _error(axes: Axes, row: Row, place: int) -> None:
+def _error(axes: Axes, row: ViewRow, place: int) -> None:
     if row["error"] is None:
         return
     colour = _COLOURS.get(row["decision"], QUIET)
@@ -118,8 +154,8 @@ def _error(axes: Axes, row: Row, place: int) -> None:
         )
 
 
-def _judged(row: Row, places: dict[str, int], published: PublishedStudy) -> list[Cell]:
-    """Error with its interval, decision, MAE, RMSE; the paper's under the predictor that it selected."""
+def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> list[Cell]:
+    """Error with its interval, decision, MAE, RMSE; the paper's numbers under the predictor that the paper selected."""
     printed = _printed(row, published)
     beside = dict.fromkeys(("error", "decision", "mae", "rmse"), "")
     if printed is not None:
@@ -138,13 +174,13 @@ def _judged(row: Row, places: dict[str, int], published: PublishedStudy) -> list
     ]
 
 
-def _printed(row: Row, published: PublishedStudy) -> PublishedVerdict | None:
+def _printed(row: ViewRow, published: PublishedStudy) -> PublishedVerdict | None:
     """What the paper prints for this contrast, observation and predictor."""
     found = published.verdicts.get((row["action"], row["baseline"], row["observation"]))
     return found if found is not None and found.candidate == row["candidate"] else None
 
 
-def _note(rows: list[Row]) -> str:
+def _note(rows: list[ViewRow]) -> str:
     levels = " and ".join(level(value) for value in sorted({row["level"] for row in rows}))
     margins = " and ".join(fixed(100 * value, 0) for value in sorted({row["margin"] for row in rows}))
     documents = " and ".join(count(value) for value in sorted({row["documents"] for row in rows}))

@@ -1,4 +1,4 @@
-"""What a branch window of depth L leaves open: the identified interval of R, and whether two actions are ordered.
+"""The section on branch windows of depth L: the identified interval of R, and whether two actions are ordered.
 
 The rows are those of the views ``identified_interval`` and ``action_ordering``, pooled; nothing is computed here.
 """
@@ -7,29 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
-from report.printing.blocks import Cell, Column, Table, label_column, text_cell
-from report.printing.blocks import Row as Line
-from report.printing.canvas import QUIET, ActionStyle, new_figure, shown
+from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, new_figure, shown
 from report.printing.numbers import count, decimals_of, fixed, level
+from report.printing.section import Drawing, Section
 from report.printing.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
-from report.reading.quantities import POOLED
-from report.reading.source import Row, StudyRows
+from report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, text_cell
+from report.reading.content import PageContent
+from report.reading.source import ViewRow
 from schema.windows import Windows
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _FEW = 5
+
+TEMPLATE = """
+<h2>What a branch window leaves open</h2>
+{% if tables %}
+{% call figure("depth") %}<b>How deep a window must be.</b> The first L positions of each branch, τ included, determine R only up to the shaded interval. At its lower edge all later positions agree, and at its upper edge all of them differ.{% if content.others %} The right panel has the same interval for the difference to {{ content.baseline }}. Where a band excludes 0 (from the marker on), the order of the two actions is certain.{% endif %} At L = {{ windows.horizon }} R is known.{% endcall %}
+<p class="how">The error of the midpoint is at most the half-width, and no estimate from the same window has a smaller bound. The realized tail is the part of R beyond the window. The enclosure also counts the sampling of documents.</p>
+{{ table(tables.identified_interval) }}
+{% if tables.action_ordering is defined %}
+<p class="how">An interval on one side of 0 orders the two actions, whatever happens beyond the window.</p>
+{{ table(tables.action_ordering) }}
+{% endif %}
+{% else %}{{ absent("identified intervals") }}{% endif %}
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Depths:
-    """The pooled rows of both views, by action and depth."""
+    """The pooled rows of both views by action, in the order of depths."""
 
-    intervals: dict[str, list[Row]]
-    orderings: dict[str, list[Row]]
+    intervals: dict[str, list[ViewRow]]
+    orderings: dict[str, list[ViewRow]]
 
     def ordered_from(self, action: str) -> int | None:
         """The least depth from which on the action and the baseline are ordered at every depth; None if never."""
@@ -41,38 +55,54 @@ class Depths:
         return found
 
 
-def read_depths(source: StudyRows, split: str, actions: Sequence[str], baseline: str) -> Depths:
-    """The rows of ``actions``, and of their contrasts to ``baseline``."""
-    where = {"split": split, "stratum": POOLED}
-    intervals, orderings = (
-        sorted(source.of(view, **where, **extra), key=lambda row: int(row["depth"]))
-        for view, extra in (("identified_interval", {}), ("action_ordering", {"baseline": baseline}))
-    )
-    return Depths(by_action(intervals, actions), by_action(orderings, actions))
+def section(content: PageContent) -> Section:
+    """What a window of each depth leaves open."""
+    depths = read_depths(content)
+    if not depths.intervals:
+        return Section("depth", "Windows", TEMPLATE)
+    tables = [depth_table(depths.intervals, content.windows)]
+    if depths.orderings:
+        tables.append(ordering_table(depths, content))
+    words = "Identified interval of R and of its contrasts by depth of the branch window"
+    drawing = Drawing("depth", words, lambda: depth_figure(depths, content))
+    return Section("depth", "Windows", TEMPLATE, tuple(tables), (drawing,))
+
+
+def read_depths(content: PageContent) -> Depths:
+    """The rows of the page's actions, and of their contrasts to the baseline."""
+    intervals = by_depth(content.pooled("identified_interval"), content.actions)
+    return Depths(intervals, by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions))
+
+
+def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
+    """Rows by depth of each action that has some, in the order of ``actions``."""
+    ordered = sorted(rows, key=lambda row: int(row["depth"]))
+    found = {action: [row for row in ordered if row["action"] == action] for action in actions}
+    return {action: own for action, own in found.items() if own}
 
 
 def selected_depths(windows: Windows) -> list[int]:
-    """The depths of the tables: 1, H/8, H/4, H/2, H; all of them where they are so few."""
+    """The depths of the tables: 1, H/8, H/4, H/2 and H; all depths where the horizon is at most 5."""
     if windows.horizon <= _FEW:
         return list(range(1, windows.horizon + 1))
     return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
 
 
 def depth_table(
-    intervals: Mapping[str, Sequence[Row]],
+    intervals: Mapping[str, Sequence[ViewRow]],
     windows: Windows,
     *,
     name: str = "identified_interval",
     title: str = "Identified interval of R by depth",
-) -> Table:
-    """Of each action at selected depths: the identified interval, its minimax point and risk, what the tail was."""
+) -> PrintedTable:
+    """The identified interval of each action at selected depths, its minimax point and risk, and the realized tail."""
     wanted = set(selected_depths(windows))
     listed = [row for rows in intervals.values() for row in rows]
     ends = ("lower", "upper", "midpoint", "half_width", "realized_tail")
     shown_rows = [row for row in listed if row["depth"] in wanted]
     places = {end: decimals_of([row[end] for row in shown_rows], 100.0) for end in ends}
     lines = [
-        Line(
+        TableRow(
             (
                 Cell(count(row["depth"])),
                 *(Cell(fixed(100 * row[end], places[end])) for end in ends),
@@ -93,12 +123,12 @@ def depth_table(
     )
     levels = sorted({row["level"] for row in listed})
     note = f"The enclosure holds with probability {' and '.join(level(value) for value in levels)}." if levels else ""
-    return Table(name, title, columns, tuple(lines), note, tuple(listed))
+    return PrintedTable(name, title, columns, tuple(lines), note, tuple(listed))
 
 
-def ordering_table(depths: Depths, baseline: str, windows: Windows) -> Table:
-    """What R(action) − R(baseline) can be at selected depths, and from which depth on its sign is certain."""
-    wanted = selected_depths(windows)
+def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
+    """The range of R(action) − R(baseline) at selected depths, and the depth from which on its sign is certain."""
+    wanted, baseline = selected_depths(content.windows), content.baseline
     lines = []
     for action, rows in depths.orderings.items():
         at = {row["depth"]: row for row in rows}
@@ -109,19 +139,20 @@ def ordering_table(depths: Depths, baseline: str, windows: Windows) -> Table:
             for depth in wanted
         ]
         first = depths.ordered_from(action)
-        lines.append(Line((text_cell(action), *cells, Cell("never" if first is None else f"L = {count(first)}"))))
+        lines.append(TableRow((text_cell(action), *cells, Cell("never" if first is None else f"L = {count(first)}"))))
     columns = (
         label_column("action"),
         *(Column(f"L = {count(depth)}", "pp") for depth in wanted),
         Column("ordered from", "", "least depth from which on the interval excludes 0"),
     )
     listed = tuple(row for rows in depths.orderings.values() for row in rows)
-    note = f"Every value of R(action) − R({baseline}) that fits the window; on the documents both have."
-    return Table("action_ordering", f"Order against {baseline} by depth", columns, tuple(lines), note, listed)
+    note = f"The range of R(action) − R({baseline}) given the window, on the documents of both actions."
+    return PrintedTable("action_ordering", f"Order against {baseline} by depth", columns, tuple(lines), note, listed)
 
 
-def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, windows: Windows) -> Figure:
-    """Left the interval of each action's R by depth, right that of each contrast with the baseline."""
+def depth_figure(depths: Depths, content: PageContent) -> Figure:
+    """The interval of each action's R by depth on the left, of each contrast with the baseline on the right."""
+    styles, windows = action_styles(content.actions), content.windows
     figure = new_figure(WIDTH, 3.9)
     others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
     grid = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
@@ -131,8 +162,8 @@ def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, 
     percent_axis(grid[0], "R (%)")
     position_axis(grid[0], windows.horizon, "depth L (tokens)")
     sample = [
-        Line2D([], [], color=QUIET, linewidth=1.8, label="least R"),
-        Line2D([], [], color=QUIET, linewidth=0.9, label="most R"),
+        legend_line("least R", color=QUIET, linewidth=1.8),
+        legend_line("most R", color=QUIET, linewidth=0.9),
     ]
     grid[0].legend(handles=sample, loc="upper right", fontsize=8)
     if others:
@@ -144,23 +175,17 @@ def depth_figure(depths: Depths, styles: dict[str, ActionStyle], baseline: str, 
             if first is not None:
                 axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
         zero_line(axes, upright=False)
-        axes.set_title(f"b  R less that of {shown(baseline)}")
+        axes.set_title(f"b  R less that of {shown(content.baseline)}")
         percent_axis(axes, "difference in R (percentage points)")
         position_axis(axes, windows.horizon, "depth L (tokens)")
     action_legend(figure, styles, marker=True)
     return figure
 
 
-def interval_band(axes: Axes, rows: Sequence[Row], low: str, high: str, style: ActionStyle) -> None:
-    """Intervals by depth as a shaded band, its lower edge the stronger line."""
+def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, style: ActionStyle) -> None:
+    """Intervals by depth as a shaded band with a stronger line at its lower edge."""
     depth = [row["depth"] for row in rows]
     least, most = ([100 * row[end] for row in rows] for end in (low, high))
     axes.fill_between(depth, least, most, color=style.colour, alpha=BAND, linewidth=0)
     axes.plot(depth, least, color=style.colour, linestyle=style.dashes, linewidth=1.8)
     axes.plot(depth, most, color=style.colour, linestyle=style.dashes, linewidth=0.9)
-
-
-def by_action(rows: Sequence[Row], actions: Sequence[str]) -> dict[str, list[Row]]:
-    """Rows of each action that has some, in the order of ``actions``."""
-    found = {action: [row for row in rows if row["action"] == action] for action in actions}
-    return {action: own for action, own in found.items() if own}

@@ -1,8 +1,8 @@
 """The page's first sentences, made from the numbers: what differs, by how much, and which term explains it.
 
-A direction is claimed only where an interval bears it: "longer" where the exposure term's interval excludes zero,
-"earlier" where that of the paired difference in mean entry does, or, where there is none, where the intervals of the
-two means do not meet. Without intervals no direction is claimed.
+A direction is claimed only where an interval supports it: "longer" where the interval of the exposure term excludes
+zero, "earlier" where that of the paired difference in mean entry does, or, where there is none, where the intervals of
+the two means do not overlap. Without intervals no direction is claimed.
 """
 
 from __future__ import annotations
@@ -10,63 +10,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from report.printing.numbers import MISSING, fixed, in_text
-from report.reading.estimates import Estimate, Estimates
+from report.reading.content import PageContent
+from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import Facts
-from report.reading.quantities import DIFFERENCE, Unit
+from stats.registry import DIFFERENCE, Scale
 
-_HALF = 0.5
 _TERMS = {
-    "exposure_share": "exposure, the time spent apart",
-    "rate_share": "rate, mismatches while apart",
+    "exposure_share": "exposure, the time after the first mismatch",
+    "rate_share": "rate, the mismatch rate in that time",
     "occurrence_share": "occurrence, the first mismatch itself",
 }
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One finding: what stands in large print, and the numbers behind it."""
+    """One finding: the sentence in large print, and the numbers behind it."""
 
     lead: str
     detail: str
 
 
-def sentences(estimates: Estimates, facts: Facts, actions: list[str], baseline: str) -> list[Sentence]:
+def sentences(content: PageContent) -> list[Sentence]:
     """One sentence per contrast with the baseline; for a single action, what it does."""
-    others = [action for action in actions if action != baseline]
-    if not others:
+    estimates, facts, baseline = content.estimates, content.facts, content.baseline
+    if not content.others:
         return [_alone(estimates, facts, baseline)]
-    return [_contrast(estimates, facts, action, baseline, first=action == others[0]) for action in others]
+    return [
+        _contrast(estimates, facts, action, baseline, first=action == content.others[0]) for action in content.others
+    ]
 
 
-def exposure_sentence(estimates: Estimates, actions: list[str], baseline: str, strata: list[str]) -> str:
-    """In how many of the stratum-level decompositions exposure is the larger part, and the range of its share."""
-    shares = [
-        estimates.get("exposure_share", action, baseline, stratum=stratum).estimate
-        for action in actions for stratum in strata
-    ]  # fmt: skip
-    known = [share for share in shares if share is not None]
-    if not known:
-        return ""
-    larger = sum(share > _HALF for share in known)
-    low, high = (fixed(100 * share, 1) for share in (min(known), max(known)))
-    return (
-        f"In {larger} of {len(known)} decompositions by stratum and contrast exposure is more than half of the gap; "
-        f"its share goes from {low}% to {high}%."
-    )
-
-
-def _alone(estimates: Estimates, facts: Facts, action: str) -> Sentence:
-    mismatch = in_text(estimates.get("mismatch", action), Unit.PERCENT)
-    itself = "the reference" if facts.finite else "its full-cache self"
+def _alone(estimates: ReportedEstimates, facts: Facts, action: str) -> Sentence:
+    mismatch = in_text(estimates.get("mismatch", action), Scale.PERCENT)
+    itself = "the reference" if facts.finite else "the full cache"
     return Sentence(
         f"{action} disagrees with {itself} on {mismatch} of positions.",
         _capital(_entry(estimates, facts, action)) + ".",
     )
 
 
-def _contrast(estimates: Estimates, facts: Facts, action: str, baseline: str, *, first: bool) -> Sentence:
+def _contrast(estimates: ReportedEstimates, facts: Facts, action: str, baseline: str, *, first: bool) -> Sentence:
     gap = estimates.get("gap", action, baseline)
-    mine, other = (in_text(estimates.get("mismatch", name), Unit.PERCENT) for name in (action, baseline))
+    mine, other = (in_text(estimates.get("mismatch", name), Scale.PERCENT) for name in (action, baseline))
     bytes_ = _bytes(facts, action, baseline)
     whole = "the reference" if facts.finite else "the full cache"
     rates = f"it disagrees with {whole} on {mine} of positions against {other}"
@@ -74,54 +59,54 @@ def _contrast(estimates: Estimates, facts: Facts, action: str, baseline: str, *,
         return Sentence(f"The gap between {action} and {baseline} is not estimated.", "")
     if not gap.has_interval:
         lead = f"{action} disagrees with {whole} on {mine} of positions, {baseline} on {other}{bytes_}."
-        return Sentence(lead, f"The gap is {in_text(gap, Unit.POINTS)}; without an interval it may be chance.")
+        return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}; without an interval it may be due to chance.")
     if not gap.excludes_zero():
-        lead = f"{action} and {baseline} are not told apart{bytes_}: {rates}."
-        return Sentence(lead, f"The gap is {in_text(gap, Unit.POINTS)}.")
+        lead = f"{action} and {baseline} are not distinguishable{bytes_}: {rates}."
+        return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}.")
     verbs = (_entry_verb(estimates, action, baseline), _exposure_verb(estimates, action, baseline))
     does = " and ".join(verb for verb in verbs if verb) or f"disagrees {'more' if gap.estimate > 0 else 'less'}"
     share = _largest_share(estimates, action, baseline)
     lead = f"{action} {does} than {baseline}{bytes_}: {rates}{f'; {share}' if share else ''}."
     detail = (
-        f"The gap is {in_text(gap, Unit.POINTS)}. {_capital(_entry(estimates, facts, action))}"
+        f"The gap is {in_text(gap, Scale.POINTS)}. {_capital(_entry(estimates, facts, action))}"
         f"{f'; {_entry(estimates, facts, baseline)}' if first else ''}."
     )
     return Sentence(lead, detail)
 
 
-def _entry(estimates: Estimates, facts: Facts, action: str) -> str:
-    parted = in_text(estimates.get("divergence_probability", action), Unit.PERCENT)
+def _entry(estimates: ReportedEstimates, facts: Facts, action: str) -> str:
+    parted = in_text(estimates.get("divergence_probability", action), Scale.PERCENT)
     entry = estimates.get("mean_entry", action)
     when = ""
     if entry.estimate is not None:
-        when = f", on average at position {in_text(entry, Unit.TOKENS).replace(' tokens', '')}"
+        when = f", on average at position {in_text(entry, Scale.TOKENS).replace(' tokens', '')}"
     return f"under {action}, {parted} of continuations diverge within {facts.windows.horizon} tokens{when}"
 
 
-def _entry_verb(estimates: Estimates, action: str, baseline: str) -> str:
+def _entry_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:
     mine, other = estimates.get("mean_entry", action), estimates.get("mean_entry", baseline)
     if mine.estimate is None or other.estimate is None or mine.estimate == other.estimate:
         return ""
     difference = estimates.get(f"mean_entry{DIFFERENCE}", action, baseline)
-    if not difference.excludes_zero() if difference.has_interval else _meet(mine, other):
+    if not difference.excludes_zero() if difference.has_interval else _overlap(mine, other):
         return ""
     return "diverges earlier" if mine.estimate < other.estimate else "diverges later"
 
 
-def _exposure_verb(estimates: Estimates, action: str, baseline: str) -> str:
+def _exposure_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:
     term = estimates.get("exposure_term", action, baseline)
     if term.estimate is None or not term.excludes_zero():
         return ""
     return "stays apart longer" if term.estimate > 0 else "stays apart for less time"
 
 
-def _meet(first: Estimate, second: Estimate) -> bool:
+def _overlap(first: Estimate, second: Estimate) -> bool:
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return True
     return first.low <= second.high and second.low <= first.high
 
 
-def _largest_share(estimates: Estimates, action: str, baseline: str) -> str:
+def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> str:
     shares = {name: estimates.get(name, action, baseline).estimate for name in _TERMS}
     known = {name: share for name, share in shares.items() if share is not None}
     if not known:

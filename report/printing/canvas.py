@@ -1,11 +1,13 @@
 """One look for all figures, and files that are byte for byte the same for the same input.
 
 Text stays text, so that it can be found, selected and read aloud. Every action has one colour, line style and marker
-on all figures: the colours are told apart by colour-blind readers, the line styles in greyscale.
+on all figures: the colours are told apart by colour-blind readers, the line styles in greyscale. This is the one module
+that imports matplotlib, when the first figure is drawn.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import warnings
@@ -13,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 INK = "#1f2328"
 QUIET = "#6b7280"
@@ -76,13 +79,11 @@ class ActionStyle:
 
     def handle(self, label: str, *, marker: bool = False) -> Line2D:
         """A legend entry."""
-        return Line2D(
-            [], [], color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "", label=shown(label)
-        )
+        return legend_line(shown(label), color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "")
 
 
 def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
-    """A style for each action by its place in the list; from the seventh on the colours return with other dashes."""
+    """A style for each action by its place in the list; from the seventh on colours repeat with other dashes."""
     turn = len(_COLOURS)
     return {
         action: ActionStyle(_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
@@ -91,21 +92,46 @@ def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
 
 
 def shown(label: str) -> str:
-    """A label that matplotlib does not take for a private one, which it would leave out of the legend."""
+    """A label with a space before a leading underscore, with which matplotlib leaves a label out of the legend."""
     return f" {label}" if label.startswith("_") else label
+
+
+@functools.cache
+def library() -> Any:
+    """Matplotlib with the modules used here, imported on the first call."""
+    # Imported here because it takes half a second, and only figures need it.
+    import matplotlib.figure  # noqa: PLC0415
+    import matplotlib.lines  # noqa: PLC0415
+    import matplotlib.patches  # noqa: PLC0415
+    import matplotlib.ticker  # noqa: PLC0415
+
+    return matplotlib
+
+
+def legend_line(label: str, **look: Any) -> Line2D:
+    """A legend entry with a line or a marker."""
+    line: Line2D = library().lines.Line2D([], [], label=label, **look)
+    return line
+
+
+def legend_patch(label: str, **look: Any) -> Patch:
+    """A legend entry with an area."""
+    patch: Patch = library().patches.Patch(label=label, **look)
+    return patch
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The look, and silence about glyphs that the measuring font lacks: a reader's browser has its own."""
-    with mpl.rc_context(_LOOK), warnings.catch_warnings():
+    """Draw with this look, without warnings of glyphs that the measuring font lacks: a browser has its own fonts."""
+    with library().rc_context(_LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure in inches, on the Agg canvas: no window system, no global state."""
-    return Figure(figsize=(width, height), layout="constrained")
+    figure: Figure = library().figure.Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def save(figure: Figure, name: str, folder: Path, description: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from report.printing.blocks import Cell, Table
+from report.printing.tables import Cell, PrintedTable
 
 _SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -26,7 +26,7 @@ _MANY_COLUMNS = 7
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX prints it; a sign that is not known stands as it is, for engines that read Unicode."""
+    """Text as LaTeX prints it; a sign without a known command is kept, for engines that read Unicode."""
     written: list[str] = []
     place = 0
     while place < len(text):
@@ -42,12 +42,12 @@ def escape(text: str) -> str:
     return "".join(written)
 
 
-def write_tex(table: Table, folder: Path) -> None:
+def write_tex(table: PrintedTable, folder: Path) -> None:
     """Write ``NAME.tex``."""
     (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8", newline="\n")
 
 
-def latex(table: Table) -> str:
+def latex(table: PrintedTable) -> str:
     """The table as a float with its title and note as caption."""
     kinds = "".join("l" if column.left else "r" for column in table.columns)
     size = r"\scriptsize" if len(kinds) > _MANY_COLUMNS else r"\small"
@@ -76,7 +76,7 @@ def latex(table: Table) -> str:
 
 
 def _row(cells: Sequence[Cell]) -> list[str]:
-    """A row with its intervals and published numbers under it; words under a label go on in the label's line."""
+    """A row with its intervals and published numbers under it; words under a label stand in the label's line."""
     first = [
         _guarded(escape(cell.text + cell.mark + (f" ({cell.under})" if cell.left and cell.under else "")))
         for cell in cells
@@ -95,7 +95,7 @@ def _row(cells: Sequence[Cell]) -> list[str]:
 
 
 def _guarded(text: str) -> str:
-    """A cell after a line break must not begin with a bracket: LaTeX would read an option of the break."""
+    """The cell in braces where it begins with a bracket or a star, which LaTeX reads as an option of a line break."""
     return f"{{{text}}}" if text.startswith(("[", "*")) else text
 
 

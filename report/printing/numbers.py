@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable
 
 from report.reading.estimates import Estimate
-from report.reading.quantities import Unit
+from stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024
 _MINUTE = 60
+_LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # a column of them has one count of decimals
 _HOUR = 3600
 
 
@@ -28,47 +29,53 @@ def fixed(value: float | None, decimals: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """A number to so many digits, for ratios and costs that go over orders of magnitude; no exponent."""
+    """A number to so many significant digits, without an exponent."""
     if value is None or not value:
         return MISSING if value is None else "0"
     return fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
 
 
-def decimals_for(estimates: Iterable[Estimate], unit: Unit) -> int:
-    """Decimals for a column: one from 10 on, two below, so that small fractions keep three digits."""
-    return decimals_of([row.estimate for row in estimates], unit.factor)
+def decimals_for(estimates: Iterable[Estimate], scale: Scale) -> int:
+    """Decimals for a column of estimates: one where a printed value reaches 10, else two."""
+    return decimals_of([row.estimate for row in estimates], scale.factor)
 
 
 def decimals_of(values: Iterable[float | None], factor: float) -> int:
-    """The same for plain values, each printed times ``factor``."""
+    """Decimals for a column of values that are printed times ``factor``: one where one reaches 10, else two."""
     sizes = [abs(value) * factor for value in values if value is not None]
     return 2 if sizes and max(sizes) < 10 else 1
 
 
-def point(estimate: Estimate, unit: Unit, decimals: int) -> str:
+def scaled(value: float | None, scale: Scale, decimals: int) -> str:
+    """A stored value without its unit: percentages, points and tokens to ``decimals``, ratios and costs to 3 digits."""
+    times = None if value is None else value * scale.factor
+    return fixed(times, decimals) if scale in _LINED_UP else significant(times)
+
+
+def point(estimate: Estimate, scale: Scale, decimals: int) -> str:
     """The point alone, without its unit."""
-    return fixed(None if estimate.estimate is None else estimate.estimate * unit.factor, decimals)
+    return scaled(estimate.estimate, scale, decimals)
 
 
-def interval(estimate: Estimate, unit: Unit, decimals: int) -> str:
+def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
     """``[low, high]`` without unit; empty where there is no interval."""
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"[{fixed(estimate.low * unit.factor, decimals)}, {fixed(estimate.high * unit.factor, decimals)}]"
+    return f"[{scaled(estimate.low, scale, decimals)}, {scaled(estimate.high, scale, decimals)}]"
 
 
-def published(estimate: Estimate, unit: Unit, decimals: int) -> str:
+def published(estimate: Estimate, scale: Scale, decimals: int) -> str:
     """The paper's number as it stands under ours; empty where there is none."""
-    return "" if estimate.published is None else f"published {fixed(estimate.published * unit.factor, decimals)}"
+    return "" if estimate.published is None else f"published {scaled(estimate.published, scale, decimals)}"
 
 
-def in_text(estimate: Estimate, unit: Unit) -> str:
-    """Point, unit and interval as they stand in a sentence: ``41.2% [38.0, 44.1]``."""
-    decimals = decimals_for([estimate], unit)
+def in_text(estimate: Estimate, scale: Scale) -> str:
+    """Point, unit and interval as they stand in a sentence: ``41.2% [38.0, 44.1]``; ratios have no unit."""
+    decimals = decimals_for([estimate], scale)
     if estimate.estimate is None:
         return MISSING
-    sign = unit.sign if unit is Unit.PERCENT else f" {unit.sign}"
-    return f"{point(estimate, unit, decimals)}{sign} {interval(estimate, unit, decimals)}".rstrip()
+    sign = {Scale.PERCENT: "%", Scale.RATIO: ""}.get(scale, f" {scale.sign}")
+    return f"{point(estimate, scale, decimals)}{sign} {interval(estimate, scale, decimals)}".rstrip()
 
 
 def level(value: float | None) -> str:
@@ -82,7 +89,7 @@ def count(value: float | None) -> str:
 
 
 def count_range(values: Iterable[int | None]) -> str:
-    """``12`` or ``12–48``: all values at once."""
+    """The range of the known values, such as ``12–48``, or ``12`` where all are equal."""
     known = [value for value in values if value is not None]
     if not known:
         return MISSING
@@ -102,7 +109,7 @@ def size(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """Seconds, from two minutes on minutes, from two hours on hours."""
+    """A duration in seconds; in minutes from two minutes on, in hours from two hours on."""
     if value is None:
         return MISSING
     if value < 2 * _MINUTE:

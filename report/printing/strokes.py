@@ -1,16 +1,18 @@
-"""How estimates are drawn: curves with bands, points with bars, axes in percent, and the paper's as open markers."""
+"""How estimates are drawn: curves with bands, points with bars, axes in percent; open markers are the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-from report.printing.canvas import INK, QUIET, ActionStyle
+from report.printing.canvas import INK, QUIET, ActionStyle, legend_line, library
 from report.reading.estimates import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 WIDTH = 9.0
 BAND = 0.16
@@ -37,14 +39,14 @@ def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
 
 
 def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
-    """Distances from the point to both ends, never below zero: a percentile interval may leave its point outside."""
+    """Distances from the point to both ends; zero where a percentile interval leaves its point outside."""
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
     return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
-    """An estimate as a point on a horizontal scale with its interval, and the paper's around or beside it."""
+    """An estimate as a point on a horizontal scale with its interval, and the paper's number."""
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
@@ -53,7 +55,7 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
 
 
 def upright(axes: Axes, places: list[float], rows: list[Estimate], style: ActionStyle) -> None:
-    """Estimates joined by a line on a vertical scale with their intervals, and the paper's beside them."""
+    """Estimates joined by a line on a vertical scale with their intervals, and the paper's numbers beside them."""
     values = [100 * (row.estimate or 0.0) for row in rows]
     axes.plot(places, values, color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=4.5,
               linewidth=1.2)  # fmt: skip
@@ -65,14 +67,14 @@ def upright(axes: Axes, places: list[float], rows: list[Estimate], style: Action
 
 
 def published_points(axes: Axes, rows: list[Estimate], style: ActionStyle, *, every: int = 1) -> None:
-    """The paper's numbers along a profile, ``every`` so many positions."""
+    """The paper's numbers along a profile: each ``every``-th of them, and the last."""
     known = [row for row in rows if row.published is not None]
     kept = [row for place, row in enumerate(known) if place % every == 0 or row is known[-1]]
     open_markers(axes, [float(row.x or 0) for row in kept], [100 * (row.published or 0.0) for row in kept], style)
 
 
 def open_markers(axes: Axes, x: Sequence[float], y: Sequence[float], style: ActionStyle) -> None:
-    """Markers without a filling: what the paper prints."""
+    """Draw the paper's numbers as markers without a filling."""
     if x:
         axes.plot(x, y, linestyle="none", marker=style.marker, markersize=_OPEN_SIZE, markerfacecolor="none",
                   markeredgecolor=style.colour, markeredgewidth=1.1, zorder=4, clip_on=False)  # fmt: skip
@@ -80,8 +82,8 @@ def open_markers(axes: Axes, x: Sequence[float], y: Sequence[float], style: Acti
 
 def published_handle(marker: str = "o") -> Line2D:
     """The legend entry of open markers."""
-    return Line2D([], [], linestyle="none", marker=marker, markersize=_OPEN_SIZE, markerfacecolor="none",
-                  markeredgecolor=QUIET, markeredgewidth=1.1, label="open: published")  # fmt: skip
+    return legend_line("open: published", linestyle="none", marker=marker, markersize=_OPEN_SIZE,
+                       markerfacecolor="none", markeredgecolor=QUIET, markeredgewidth=1.1)  # fmt: skip
 
 
 def action_legend(
@@ -97,7 +99,12 @@ def action_legend(
 def percent_axis(axes: Axes, label: str) -> None:
     """A vertical axis of percent with few, round ticks."""
     axes.set_ylabel(label)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    round_ticks(axes.yaxis)
+
+
+def round_ticks(axis: Axis) -> None:
+    """About five ticks at round numbers."""
+    axis.set_major_locator(library().ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def position_axis(axes: Axes, last: int, label: str, first: int = 1) -> None:
@@ -113,13 +120,14 @@ def log_axis(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    ticker = library().ticker
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def headroom(axes: Axes, share: float) -> None:
-    """Room for words above the curves; no tick above 100%."""
+    """Leave room for words above the curves; no tick is above 100%."""
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
     axes.set_ylim(low, min(high, 102.0) + share * (min(high, 102.0) - low))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from report.reading.quantities import EXPLORATORY, POINT_VIEWS, POOLED, PRESPECIFIED, PRIMARY, PointView
-from report.reading.source import Row, StudyRows
+from report.reading.source import StudyRows, ViewRow
+from schema.study import POOLED
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import Quantity
+
+PRESPECIFIED = "prespecified"
+EXPLORATORY = "exploratory"
+PRIMARY = "primary"
 
 _Series = tuple[str, str, str, str | None]
 _Place = tuple[str, str, str, str | None, int | None]
@@ -57,15 +63,16 @@ class Estimate:
         """Whether zero is outside the interval; not so without one."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def as_row(self) -> Row:
+    def as_row(self) -> ViewRow:
         """All fields by name, for a CSV file."""
         return asdict(self)
 
 
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
+_STORED = tuple(name for name in ESTIMATE_COLUMNS if not name.startswith("published"))
 
 
-class Estimates:
+class ReportedEstimates:
     """Estimates by quantity. What is missing comes back with no number, so that a page can show that it is missing."""
 
     def __init__(self, rows: Iterable[Estimate]) -> None:
@@ -109,7 +116,7 @@ class Estimates:
             for row in series.values()
         )  # fmt: skip
 
-    def compared(self, published: Mapping[_Place, Published]) -> Estimates:
+    def compared(self, published: Mapping[_Place, Published]) -> ReportedEstimates:
         """The same with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
         rows = []
         for row in self.all():
@@ -118,7 +125,7 @@ class Estimates:
                 rows.append(row)
             else:
                 rows.append(replace(row, published=found.value, published_low=found.low, published_high=found.high))
-        made = Estimates(rows)
+        made = ReportedEstimates(rows)
         made.stale = self.stale
         return made
 
@@ -133,56 +140,69 @@ class Estimates:
         return any(row.has_interval for series in self._series.values() for row in series.values())
 
 
-def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> Estimates:
-    """Estimates of a split for ``actions``; without a plan (``planned`` false) nothing counts as prespecified.
+def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> ReportedEstimates:
+    """Read the estimates of a split.
 
-    A quantity that ``estimates`` lacks for some action is taken from its view, as a point without an interval.
+    Args:
+        source: the study's views.
+        split: ``evaluation`` or ``development``.
+        actions: the actions to read.
+        planned: whether the study has a plan; without one nothing counts as prespecified.
+
+    Returns:
+        The rows of ``estimates``; a quantity that it lacks for some action is a point of its view, without an interval.
+
     """
     wanted = set(actions)
-    analyzed = Estimates(
+    analyzed = ReportedEstimates(
         _from_stored(row, planned=planned)
         for row in source.of("estimates", split=split)
         if row["action"] in wanted and (row["baseline"] is None or row["baseline"] in wanted)
     )
     points: list[Estimate] = []
-    for view in POINT_VIEWS:
-        if _covers(analyzed, view, actions) and view.view != "decomposition":
-            continue
-        pooled = {view.one_of_many: None} if view.one_of_many else {}
-        rows = source.of(view.view, split=split, **pooled)
-        points += [point for row in rows for point in _from_view(row, view) if point.action in wanted]
-    merged = Estimates([*points, *analyzed.all()])
+    for view, quantities in quantities_by_view().items():
+        # The decomposition is always read: where its R is not the stored one, the estimates are stale.
+        if view == "decomposition" or not _covers(analyzed, quantities, actions):
+            rows = [row for row in source.of(view, split=split) if row.get("doc") is None]  # not of one document
+            points += [_from_view(row, quantity) for row in rows if row["action"] in wanted for quantity in quantities]
+    merged = ReportedEstimates([*points, *analyzed.all()])
     merged.stale = _stale(points, analyzed)
     return merged
 
 
-def _from_stored(row: Row, *, planned: bool) -> Estimate:
-    values: Row = {name: row.get(name) for name in ESTIMATE_COLUMNS}
+def quantities_by_view() -> dict[str, list[Quantity]]:
+    """The registered quantities by the view that has their points."""
+    found: dict[str, list[Quantity]] = {}
+    for quantity in ALL_QUANTITIES.values():
+        if quantity.view is not None:
+            found.setdefault(quantity.view, []).append(quantity)
+    return found
+
+
+def _from_stored(row: ViewRow, *, planned: bool) -> Estimate:
+    values = {name: row[name] for name in _STORED}
     if not planned:
         values["status"] = EXPLORATORY
     return Estimate(**values)
 
 
-def _from_view(row: Row, view: PointView) -> list[Estimate]:
-    x = row[view.x] if view.x else None
-    baseline = row["baseline"] if view.contrast else None
-    return [
-        Estimate(row["stratum"], row["action"], baseline, quantity, x, row.get(column), documents=row.get("documents"))
-        for column, quantity in view.columns.items()
-    ]
+def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
+    baseline = row["baseline"] if quantity.kind == "contrast" else None
+    x = row[quantity.axis] if quantity.axis else None
+    value, documents = row[quantity.column], row.get("documents")  # profiles do not say how many documents
+    return Estimate(row["stratum"], row["action"], baseline, quantity.name, x, value, documents=documents)
 
 
-def _covers(analyzed: Estimates, view: PointView, actions: list[str]) -> bool:
-    if view.contrast:
-        return any(
-            all(analyzed.has(name, action, baseline) for name in view.columns.values() for action in actions
-                if action != baseline)
-            for baseline in actions
-        )  # fmt: skip
-    return all(analyzed.has(name, action) for name in view.columns.values() for action in actions)
+def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
+    """Whether every action has all of them, of contrasts against at least one baseline."""
+    baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
+    return any(
+        all(analyzed.has(one.name, action, base) for one in quantities for action in actions if action != base)
+        for base in baselines
+    )
 
 
-def _stale(points: list[Estimate], analyzed: Estimates) -> list[str]:
+def _stale(points: list[Estimate], analyzed: ReportedEstimates) -> list[str]:
     """Actions whose stored R (token) is not the one that the view has now: events came after the analysis."""
     stale = set()
     for point in points:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from report.reading.source import Row, StudyRows
+from report.reading.source import StudyRows, ViewRow
 from schema.errors import InputError, nearest
 from schema.study import FINITE_STATE
 from schema.tables import PLAIN, SWRB
@@ -20,9 +20,18 @@ DEVELOPMENT = "development"
 
 @dataclass(frozen=True)
 class Storage:
-    """What one action keeps of the prompts, from its units: one value per document.
+    """What one action keeps of the prompts and costs, from its units.
 
-    ``replicates`` are coupled pairs, ``branchings`` those of residual branching.
+    Attributes:
+        prompt_entries: one value per document.
+        kept_entries: one value per document.
+        replicates: coupled pairs of each document that has some.
+        branchings: replicates of residual branching of each document that has some.
+        resident: bytes by document: payload, index, metadata, resident.
+        prefill_seconds: of all units.
+        decode_seconds: of all units.
+        kernel_evaluations: of all units.
+
     """
 
     prompt_entries: list[int | None]
@@ -52,40 +61,40 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The frozen plan as stored."""
+class StoredPlan:
+    """The frozen plan; ``content`` is its JSON."""
 
     sha256: str
     frozen_at: str
     events_version: int | None
-    content: Any
-
-    @property
-    def baseline(self) -> str | None:
-        """The plan's baseline action, where its JSON names one at the top or one level below."""
-        if not isinstance(self.content, dict):
-            return None
-        for part in (self.content, *(value for value in self.content.values() if isinstance(value, dict))):
-            if isinstance(part.get("baseline"), str):
-                return str(part["baseline"])
-        return None
+    content: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it, read once. ``documents`` are those with events; ``unmeasured`` counts the others."""
+    """What is known about a study, read once.
+
+    Attributes:
+        documents: the documents with events.
+        unmeasured: how many documents have no events.
+        actions: rows of the view ``actions``, controls included.
+        storage: what each action keeps and costs.
+        devices: device and dtype of the units.
+        libraries: versions that the units were generated with.
+
+    """
 
     study: str
     model: str
     seed: int | None
     study_sha256: str | None
     windows: Windows
-    documents: list[Row]
+    documents: list[ViewRow]
     unmeasured: int
-    actions: list[Row]
+    actions: list[ViewRow]
     storage: dict[str, Storage]
     controls: list[Control]
-    plan: Plan | None
+    plan: StoredPlan | None
     devices: list[str]
     libraries: dict[str, str]
 
@@ -125,14 +134,19 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def read_facts(source: StudyRows) -> Facts:
-    """Read a study's facts; ``InputError`` where the store has no such study and model."""
+    """Read a study's facts.
+
+    Raises:
+        InputError: the store has no such study and model.
+
+    """
     # Events that another generator made have no row in studies; their windows follow from their horizon.
-    found = source.of("studies") or source.of("windows")
-    if not found:
+    studies, windows = source.of("studies"), source.of("windows")
+    if not windows:
         known = [f"{row['study']} / {row['model']}" for row in source.views.rows("windows").to_pylist()]
         tail = nearest(f"{source.study} / {source.model}", known) if known else "the store has no study"
         raise InputError(f"no study '{source.study}' with model '{source.model}' in this store; {tail}")
-    row = found[0]
+    stored = studies[0] if studies else dict.fromkeys(("seed", "study_sha256"))
     actions = sorted(source.of_study("actions"), key=lambda action: natural(action["action"]))
     units = sorted(source.of("units"), key=lambda unit: (unit["doc"], unit["action"], unit["first_replicate"]))
     listed = sorted(source.of("documents"), key=lambda document: natural(document["doc"]))
@@ -143,9 +157,9 @@ def read_facts(source: StudyRows) -> Facts:
     return Facts(
         study=source.study,
         model=source.model,
-        seed=row.get("seed"),
-        study_sha256=row.get("study_sha256"),
-        windows=Windows.from_row(row),
+        seed=stored["seed"],
+        study_sha256=stored["study_sha256"],
+        windows=Windows.from_row(windows[0]),
         documents=documents,
         unmeasured=len(listed) - len(documents),
         actions=actions,
@@ -157,8 +171,8 @@ def read_facts(source: StudyRows) -> Facts:
     )
 
 
-def _storage(units: list[Row]) -> dict[str, Storage]:
-    by_action: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+def _storage(units: list[ViewRow]) -> dict[str, Storage]:
+    by_action: dict[str, dict[str, list[ViewRow]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         by_action[unit["action"]][unit["doc"]].append(unit)
     parts = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
@@ -178,13 +192,13 @@ def _storage(units: list[Row]) -> dict[str, Storage]:
     return stored
 
 
-def _replicates(documents: dict[str, list[Row]], estimator: str) -> list[int]:
+def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int]:
     """Replicates of an estimator, of each document that has some."""
     counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
     return [total for total in counts if total]
 
 
-def _sum(rows: list[Row], column: str) -> Any:
+def _sum(rows: list[ViewRow], column: str) -> Any:
     values = [row[column] for row in rows if row[column] is not None]
     return sum(values) if values else None
 
@@ -195,21 +209,21 @@ def _control(source: StudyRows, action: str) -> Control:
     return Control(action, len({pair["doc"] for pair in pairs}), len(pairs), zero)
 
 
-def _plan(source: StudyRows) -> Plan | None:
+def _plan(source: StudyRows) -> StoredPlan | None:
     rows = source.of("plans")
     if not rows:
         return None
     row = rows[0]
     frozen = row["frozen_at"]
-    return Plan(
+    return StoredPlan(
         sha256=row["plan_sha256"],
         frozen_at=frozen.strftime("%Y-%m-%d %H:%M:%S UTC") if frozen else "",
-        events_version=row.get("events_version"),
+        events_version=row["events_version"],
         content=json.loads(row["plan"]),
     )
 
 
-def _libraries(units: list[Row]) -> dict[str, str]:
+def _libraries(units: list[ViewRow]) -> dict[str, str]:
     """Library versions that the units were made with; several versions of one library stand side by side."""
     seen: dict[str, set[str]] = defaultdict(set)
     for text in sorted({unit["versions"] for unit in units if unit["versions"]}):

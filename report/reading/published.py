@@ -1,21 +1,22 @@
-"""The paper's numbers for the study at hand, in our names and units, where model, action, baseline and horizon agree.
+"""The source paper's numbers for the study at hand, in our names, as fractions.
 
-The view ``published`` has them as printed. A model matches by the end of its id (``meta-llama/Llama-3.1-8B-Instruct``),
-an action and a stratum by equal names. Windows scale with the horizon, so a study of another horizon measures other
-quantities of the same names: then nothing is set beside them, and the page says why.
+The view ``published`` has them as printed. They stand beside a study of the same model (by the end of its id:
+``meta-llama/Llama-3.1-8B-Instruct``), the same horizon and the same windows, action and stratum by equal names. Where
+only the horizon or a window differs nothing is set beside the study's numbers, and the page says why.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from report.printing.numbers import count
 from report.reading.estimates import Published
 from report.reading.facts import Facts
-from report.reading.quantities import POOLED
-from report.reading.source import Row, StudyRows
+from report.reading.source import StudyRows, ViewRow
+from schema.study import POOLED
+from schema.windows import Windows
 
-HORIZON = 128  # the paper's, in both of its studies
+_WINDOWS = Windows.of(128)  # the paper's, in both of its studies
+_BLOCKS = {f"{first}-{last}": place for place, (first, last) in enumerate(_WINDOWS.blocks, 1)}
 
 _SCALE = {"%": 0.01, "pp": 0.01, "steps": 1.0, "fraction": 1.0, "count": 1.0}
 _FIGURE = "_figure"  # the same number as printed in a figure, perhaps with an interval that the text leaves out
@@ -64,11 +65,19 @@ class PublishedVerdict:
 
 @dataclass(frozen=True)
 class PublishedStudy:
-    """Everything printed for this model's actions; empty where nothing matches, ``mismatch`` saying why if it might."""
+    """What the paper prints for this model's actions; empty where nothing matches.
+
+    Attributes:
+        numbers: by quantity, stratum, action, baseline and x.
+        verdicts: by action, baseline and observation.
+        support: documents and paths of a branch cohort, by stratum and action.
+        mismatch: a sentence for the page where the paper has this model and these actions, but other windows.
+
+    """
 
     numbers: dict[tuple[str, str, str, str | None, int | None], Published] = field(default_factory=dict)
     verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
-    support: dict[tuple[str, str], str] = field(default_factory=dict)
+    support: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     mismatch: str = ""
 
 
@@ -80,12 +89,13 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
         for row in source.views.rows("published").to_pylist()
         if is_model(facts.model, row["model"]) and row["action"] in actions and row["baseline"] in {None, *actions}
     ]
-    if rows and facts.windows.horizon != HORIZON:
+    if rows and facts.windows != _WINDOWS:
+        what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
         return PublishedStudy(
-            mismatch=f"The paper has this model and actions of these names, but at a horizon of {HORIZON} tokens: "
-            "its numbers are of other windows and do not stand beside these."
+            mismatch=f"The source paper has this model and actions of these names, measured with {what} and a horizon "
+            f"of {_WINDOWS.horizon} tokens. Its numbers are not shown, because this study measures other quantities."
         )
-    return PublishedStudy(_numbers(rows, facts), _verdicts(rows), _support(rows))
+    return PublishedStudy(_numbers(rows), _verdicts(rows), _support(rows))
 
 
 def is_model(model: str, published: str | None) -> bool:
@@ -93,17 +103,16 @@ def is_model(model: str, published: str | None) -> bool:
     return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
 
 
-def _numbers(rows: list[Row], facts: Facts) -> dict[tuple[str, str, str, str | None, int | None], Published]:
+def _numbers(rows: list[ViewRow]) -> dict[tuple[str, str, str, str | None, int | None], Published]:
     found: dict[tuple[str, str, str, str | None, int | None], Published] = {}
-    blocks = {f"{first}-{last}": place for place, (first, last) in enumerate(facts.windows.blocks, 1)}
     for row in rows:
         name = _NAMES.get(row["quantity"].removesuffix(_FIGURE))
         if name is None:
             continue
-        x = None if row["x"] is None else blocks[row["x"]] if row["x"] in blocks else int(row["x"])
+        x = None if row["x"] is None else _BLOCKS[row["x"]] if row["x"] in _BLOCKS else int(row["x"])
         number = _number(row)
         places = [(name, x)]
-        if name == "entry_cdf" and x == facts.windows.horizon:
+        if name == "entry_cdf" and x == _WINDOWS.horizon:
             places.append(("divergence_probability", None))
         for quantity, place in places:
             key = (quantity, row["stratum"] or POOLED, row["action"], row["baseline"], place)
@@ -112,17 +121,16 @@ def _numbers(rows: list[Row], facts: Facts) -> dict[tuple[str, str, str, str | N
     return found
 
 
-def _support(rows: list[Row]) -> dict[tuple[str, str], str]:
-    """Documents / paths of a branch cohort, by stratum and action."""
+def _support(rows: list[ViewRow]) -> dict[tuple[str, str], tuple[float, float]]:
     counts = {(row["stratum"], row["action"], row["quantity"]): row["value"] for row in rows}
     return {
-        (stratum, action): f"{count(documents)} / {count(counts.get((stratum, action, 'branch_cohort_paths')))}"
+        (stratum, action): (documents, counts[stratum, action, "branch_cohort_paths"])
         for (stratum, action, quantity), documents in counts.items()
         if quantity == "branch_cohort_documents"
     }
 
 
-def _verdicts(rows: list[Row]) -> dict[tuple[str, str, str], PublishedVerdict]:
+def _verdicts(rows: list[ViewRow]) -> dict[tuple[str, str, str], PublishedVerdict]:
     errors = {(row["action"], row["baseline"], row["quantity"]): _number(row).value for row in rows}
     verdicts = {}
     for row in rows:
@@ -140,7 +148,7 @@ def _verdicts(rows: list[Row]) -> dict[tuple[str, str, str], PublishedVerdict]:
     return verdicts
 
 
-def _number(row: Row) -> Published:
+def _number(row: ViewRow) -> Published:
     scale = _SCALE[row["unit"]]
     low, high = (None if row[end] is None else row[end] * scale for end in ("low", "high"))
     return Published(row["value"] * scale, low, high)

@@ -1,9 +1,7 @@
 """Where a report's numbers come from: SQL views by name, and what the caller knows about the store behind them.
 
-The report does not know how a view is computed or stored. It reads these views, by their contract columns:
-``studies``, ``documents``, ``actions``, ``units``, ``plans``, ``trajectories`` and ``events`` for facts and examples,
-``estimates`` for everything with an interval, and the point views named in ``report.reading.quantities`` where
-estimates lack.
+The report does not know how a view is computed or stored. Columns are read strictly: a view without a column of its
+contract is a ``KeyError``, never a dash on the page.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-Row = dict[str, Any]
+ViewRow = dict[str, Any]
 
 
 class ViewSource(Protocol):
@@ -27,7 +25,7 @@ class ViewSource(Protocol):
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the libraries that the page's numbers and figures are made with, as installed here."""
+    """Installed versions of the libraries that the page's numbers and figures are made with."""
     found = {}
     for name in ("duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
         try:
@@ -39,7 +37,7 @@ def installed_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What stands in the page's last section: the store as its reader knows it, and versions."""
+    """What the page's last section says: the store's name, the version of each of its tables, library versions."""
 
     store: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -54,12 +52,12 @@ class StudyRows:
     study: str
     model: str
 
-    def of(self, view: str, **equal: object) -> list[Row]:
+    def of(self, view: str, **equal: object) -> list[ViewRow]:
         """Rows of ``view`` for this study and model."""
-        rows: list[Row] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
+        rows: list[ViewRow] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
         return rows
 
-    def of_study(self, view: str, **equal: object) -> list[Row]:
+    def of_study(self, view: str, **equal: object) -> list[ViewRow]:
         """Rows of a view that has no model column."""
-        rows: list[Row] = self.views.rows(view, study=self.study, **equal).to_pylist()
+        rows: list[ViewRow] = self.views.rows(view, study=self.study, **equal).to_pylist()
         return rows

@@ -33,15 +33,15 @@ from fixtures.report_views import (
     pair,
 )
 
-from report import build_report
-from report.parts.plan_rows import plan_rows
-from report.parts.trajectories_text import visible
+from report.page import build_report
+from report.parts.examples import visible
 from report.printing.canvas import action_styles
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
 from report.reading.published import is_model
-from report.reading.quantities import QUANTITIES, known_quantity
 from schema.errors import InputError
+from schema.windows import Windows
+from stats.quantities import QUANTITIES
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_printed_numbers_are_the_estimates(three: tuple[Path, str], table: str) 
     for cell, record in zip(cells, records, strict=True):
         row = stored[record["action"], record["quantity"], record["baseline"] or None]
         assert float(record["estimate"]) == row["estimate"]
-        factor = QUANTITIES[record["quantity"]].unit.factor
+        factor = QUANTITIES[record["quantity"]].scale.factor
         shown, bounds = cell.split(" ", 1)
         assert number(shown) == pytest.approx(factor * row["estimate"], abs=0.0501)
         assert ends(bounds) == pytest.approx((factor * row["low"], factor * row["high"]), abs=0.0501)
@@ -116,7 +116,7 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
     assert "recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes" in html
     assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
     assert f"{100 * share:.0f}% of the gap is exposure" in html
-    assert "full: δ and f exactly 0 in 18 pairs on 18 documents" in html
+    assert "full: δ and f are exactly 0 in 18 pairs on 18 documents" in html
     assert "stays apart longer than snapkv-half with 0.20 times its prompt-cache bytes" in html
 
 
@@ -127,7 +127,7 @@ def test_overlapping_intervals_claim_nothing(tmp_path: Path) -> None:
         if row["quantity"] in {"gap", "exposure_term"}:
             row["low"], row["high"] = -0.5, 0.5
     html = build(tmp_path, views)
-    assert "recent-half and snapkv-half are not told apart at the same bytes" in html
+    assert "recent-half and snapkv-half are not distinguishable at the same bytes" in html
     assert "stays apart longer" not in html
 
 
@@ -147,7 +147,7 @@ def test_missing_intervals_are_said(tmp_path: Path) -> None:
 def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     """A horizon too short for lag windows and for the first block: their quantities are null."""
     views = make_views(("snapkv-half", "recent-half"), strata=("NIAH-4K",))
-    views.views["studies"][0] |= {"early_last": 0, "late_first": 33, "first_block_last": 0, "second_block_last": 0}
+    views.set_windows(Windows.of(H, early_last=0, late_first=33, first_block_last=0, second_block_last=0))
     for row in views.views["estimates"]:
         if "early" in row["quantity"] or "late" in row["quantity"] or row["quantity"].startswith("generation_"):
             row["estimate"] = row["low"] = row["high"] = None
@@ -163,7 +163,7 @@ def test_standing_of_estimates_is_said(tmp_path: Path) -> None:
     marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
     assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
     assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
-    assert "Actions that came after the plan: recent-10." in html
+    assert "Actions added after the plan: recent-10." in html
     without = build(tmp_path, make_views(actions, planned=False))
     assert "†" not in without
     assert "table-primary" not in check(without).ids
@@ -176,14 +176,14 @@ def test_stale_estimates_are_said(tmp_path: Path) -> None:
     for row in views.views["decomposition"]:
         if row["action"] == "recent-half":
             row["mismatch"] += 0.01
-    assert "after the last analysis of recent-half:" in build(tmp_path, views)
+    assert "after the last analysis of recent-half;" in build(tmp_path, views)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_action_alone(tmp_path: Path) -> None:
     html = build(tmp_path, make_views(("snapkv-half",), strata=("NIAH-4K",)))
     checker = check(html)
-    assert "snapkv-half disagrees with its full-cache self on" in html
+    assert "snapkv-half disagrees with the full cache on" in html
     assert "table-gap" not in checker.ids
     assert not {"figure-gap_terms", "figure-eos_terms", "gap", "calibration"} & set(checker.ids)
 
@@ -192,7 +192,7 @@ def test_one_action_alone(tmp_path: Path) -> None:
 def test_six_actions_seven_strata(tmp_path: Path) -> None:
     strata = tuple(f"RULER-{length}K" for length in (4, 8, 16, 32, 64, 128, 256))
     html = build(tmp_path, make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")
-    assert "Contrasts are to <b>knorm-half</b> (as asked for)" in html
+    assert "Contrasts subtract <b>knorm-half</b> (as requested)" in html
     assert html.index("RULER-8K") < html.index("RULER-16K")
     styles = action_styles(list(HAZARD))
     assert len({style.colour for style in styles.values()}) == len({str(s.dashes) for s in styles.values()}) == 6
@@ -251,7 +251,7 @@ def test_control_that_moved_is_a_notice(tmp_path: Path) -> None:
     next(row for row in views.views["trajectories"] if row["action"] == CONTROL)["sum_f"] = 1e-7
     html = build(tmp_path, views)
     assert "The control full keeps the whole cache" in html
-    assert "full: δ and f NOT 0" in html
+    assert "full: δ and f are NOT 0" in html
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -306,11 +306,6 @@ def test_wrong_names_are_one_line_errors(tmp_path: Path) -> None:
         build_report(views, STUDY, MODEL, tmp_path)
 
 
-def test_every_registered_quantity_has_a_label() -> None:
-    stats = pytest.importorskip("stats.quantities")
-    assert [name for name in stats.QUANTITIES if known_quantity(name) is None] == []
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -331,7 +326,8 @@ def test_plan_section_has_spreads_and_what_precision_costs(tmp_path: Path) -> No
     assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp"]  # roots of the components, in points
     assert [row[:2] for row in tables["table-cost_curve"][1:]] == [["4", "48"], ["16", "12"], ["64", "3"]]
     assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
-    assert html.index("plan section sha256") > html.index("Everything else in the plan") > html.index("<dt>alpha</dt>")
+    assert html.index("windows] SHA-256") > html.index("What the plan was made from") > html.index("<dt>alpha</dt>")
+    assert "<dd>folds: 6; margin: −0.02; observations: positions</dd>" in html
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -375,6 +371,7 @@ def test_sections_without_rows_say_so_in_a_line(tmp_path: Path) -> None:
     assert "No predictor has been judged" in html
 
 
+PAPERS_WINDOWS = Windows.of(128)
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -403,14 +400,14 @@ PAPER = [
 ]
 
 
-def as_paper(views: FakeViews, *, horizon: int = 128) -> FakeViews:
-    """The study as if it were of the paper's model and horizon, beside the paper's numbers."""
+def as_paper(views: FakeViews, windows: Windows = PAPERS_WINDOWS) -> FakeViews:
+    """The study as if it were of the paper's model and windows, beside the paper's numbers."""
     for rows in views.views.values():
         for row in rows:
             if "model" in row:
                 row["model"] = LLAMA
     views.views["published"] = PAPER
-    views.views["studies"][0] |= {"horizon": horizon, "first_block_last": 32, "second_block_last": 64}
+    views.set_windows(windows)
     return views
 
 
@@ -448,9 +445,18 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_published_numbers_of_another_horizon_are_not_compared(tmp_path: Path) -> None:
-    html = build_paper(tmp_path, horizon=64)
-    assert "but at a horizon of 128 tokens" in html
+@pytest.mark.parametrize(
+    ("windows", "named"),
+    [
+        (Windows.of(64), "another horizon"),
+        (Windows.of(128, first_block_last=16), "the default windows"),  # "1-32" is no block of this study
+        (Windows.of(128, saturation_threshold=0.9), "the default windows"),
+    ],
+)
+def test_published_numbers_of_other_windows_are_not_compared(tmp_path: Path, windows: Windows, named: str) -> None:
+    html = build_paper(tmp_path, windows=windows)
+    assert f"measured with {named} and a horizon of 128 tokens" in html
+    assert "published</small>" not in html
     assert "published 2" not in html
 
 
@@ -496,12 +502,3 @@ def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_signs_become_latex(text: str, expected: str) -> None:
     assert escape(text) == expected
-
-
-def test_plan_of_any_shape_becomes_rows() -> None:
-    rows = plan_rows({"a": {"b_c": [1, 2]}, "list": [{"x": 1}, {"y": True}], "empty": {}, "none": None})
-    assert [(row.key, row.text) for row in rows] == [("a › b c", "1, 2"), ("list", ""), ("empty", "–"), ("none", "–")]
-    assert rows[1].heads == ("x", "y")
-    assert rows[1].lines == (("1", "–"), ("–", "yes"))
-    chosen_first = plan_rows({"alpha": 0.05, "zeta": 1, "replicates": 16})
-    assert [row.key for row in chosen_first] == ["replicates", "alpha", "zeta"]

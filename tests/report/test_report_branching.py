@@ -6,7 +6,6 @@ import csv
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from fixtures.report_views import (
     number,
 )
 
-from report import build_report
+from report.page import build_report
 from report.parts.branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
-from report.reading.quantities import QUANTITIES, Unit, known_quantity
 from schema.windows import Windows
 from stats.branching_quantities import BRANCHING_QUANTITIES
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import Scale
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")
 # Share of pairs that diverge, variance ratio, evaluations ratio, time ratio; intervals are +- 8% and 0.002.
@@ -102,9 +102,9 @@ def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> N
         "Residual branching pays for snapkv-half (efficiency 32.0 [29.4, 34.6]; 5.0% of pairs diverge)",
         "It does not pay for recent-10 (efficiency 0.680 [0.624, 0.736]; 99.0% of pairs diverge)",
         "Undecided for recent-half (efficiency 1.00 [0.918, 1.08]; 70.0% of pairs diverge)",
-        "Counted in decoding time as measured, it pays for snapkv-half (20.0 [18.4, 21.6]); it does not pay for recent-10",
+        "By measured decoding time, it pays for snapkv-half (20.0 [18.4, 21.6]); it does not pay for recent-10",
         "recent-10 (0.510 [0.467, 0.553]) and recent-half (0.680 [0.624, 0.736]).",
-        "large where divergence is rare, next to none where M is near 1",
+        "large where divergence is rare and small where M is near 1",
     ]
     places = [part.index(text) for text in said]
     assert places == sorted(places)
@@ -123,11 +123,11 @@ def test_printed_numbers_are_the_estimates(drawn: tuple[Path, str], table: str) 
     for cell, record in zip(cells, records, strict=True):
         value = branching_numbers(record["action"])[record["quantity"]]
         assert float(record["estimate"]) == value
-        unit = QUANTITIES[record["quantity"]].unit
+        scale = ALL_QUANTITIES[record["quantity"]].scale
         shown, bounds = cell.split(" ", 1)
         low, high = (number(end) for end in ENDS.fullmatch(bounds).groups())  # type: ignore[union-attr]
-        expected = [unit.factor * float(record[name]) for name in ("estimate", "low", "high")]
-        rounding = {"abs": 0.0501} if unit is Unit.PERCENT else {"rel": 0.0051}  # one decimal, or three digits
+        expected = [scale.factor * float(record[name]) for name in ("estimate", "low", "high")]
+        rounding = {"abs": 0.0501} if scale is Scale.PERCENT else {"rel": 0.0051}  # one decimal, or three digits
         assert [number(shown), low, high] == pytest.approx(expected, **rounding)
 
 
@@ -210,10 +210,6 @@ def test_an_interval_beside_one_decides(low: float | None, high: float | None, e
     assert verdict(Estimate("pooled", "a", None, "efficiency", None, 1.5, low, high)) == expected
 
 
-def test_every_quantity_of_branching_has_a_label() -> None:
-    assert [name for name in BRANCHING_QUANTITIES if known_quantity(name) is None] == []
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(52.71, "52.7"), (0.0123456, "0.0123"), (1234.5, "1,234"), (289.0, "289"), (1.0, "1.00"), (0.0, "0"),
@@ -236,7 +232,7 @@ def finite_views(*, horizon: int = 3, model: str = SYSTEMS) -> FakeViews:
         views.views[name] = [row for row in rows if row.get("action", "full") in keep]
     for row in views.views["actions"]:
         row["selector"] = "finite-state"
-    views.views["studies"][0] |= asdict(Windows.of(horizon))
+    views.set_windows(Windows.of(horizon))
     keys = {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "binary", "action": "snapkv-half"}
     enumerated: list[Row] = []
     for c in range(1, 6):
@@ -332,7 +328,7 @@ def test_systems_of_another_kind_stand_alone(tmp_path: Path, make: Callable[[], 
     tables = check(html).tables
     assert tables["table-swrb_validation"][0] == ["of all systems", "this study", "exact"]
     assert [row[0] for row in tables["table-swrb_systems"][1:]] == [f"system-{c} · snapkv-half" for c in range(1, 6)]
-    assert "Open markers" not in html
+    assert "paper’s systems" not in html
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,7 +1,7 @@
-"""Systems whose risk is known by enumeration: both estimators against it, beside the paper's (fig. "swrb-validation").
+"""The section on systems whose risk is known by enumeration: both estimators against it, beside the paper's.
 
-The paper's systems are draws of the same family, not these ones: its points are compared as a whole, never one by one.
-They stand beside a study whose model has the paper's name of them (``binary-24``), at the paper's horizon.
+The paper's systems (fig. "swrb-validation") are other draws of the same family: its points are compared as a whole,
+never one by one. They are shown for a model that has the paper's name of them (``binary-24``), at the paper's horizon.
 """
 
 from __future__ import annotations
@@ -10,27 +10,60 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from report.parts.branching import ratio_cell
-from report.printing.blocks import Cell, Column, Table, label_column, text_cell
-from report.printing.blocks import Row as Line
+from report.printing.canvas import INK, QUIET, legend_line, library, new_figure
 from report.printing.numbers import MISSING, count, fixed, significant
-from report.reading.estimates import Estimates
-from report.reading.facts import Facts, natural
+from report.printing.section import Drawing, Section
+from report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
+from report.printing.tables import Cell, Column, PrintedTable, TableRow, estimate_cells, label_column, text_cell
+from report.reading.content import PageContent
+from report.reading.estimates import ReportedEstimates
+from report.reading.facts import natural
 from report.reading.published import is_model
-from report.reading.source import Row, StudyRows
+from report.reading.source import ViewRow
 from schema.tables import PLAIN, SWRB
+from stats.registry import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _STUDY, _HORIZON = "finite-state", 3  # the paper's, in the view ``published``
 _ESTIMATORS = (PLAIN, SWRB)
 _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
+_STYLES = {PLAIN: ("#d55e00", "s", "coupled pairs"), SWRB: ("#0072b2", "o", "SWRB")}
+
+TEMPLATE = """
+<h2>Systems of known risk</h2>
+{% call figure("swrb_systems") %}<b>Systems of known risk.</b> Estimates of each system against its exact R; on the dashed line the error is 0.{% if tables.swrb_validation is defined %} The right panel has the variance of a coupled pair divided by the variance of an SWRB replicate, sorted, with its median as a dashed line.{% endif %}{% if published %} Open markers are the paper’s systems, which are other draws of the same family and are comparable only as a whole.{% endif %}{% endcall %}
+{% if tables.swrb_validation is defined %}{{ table(tables.swrb_validation) }}{% endif %}
+<details><summary>Every system</summary>
+{{ table(tables.swrb_systems, False) }}
+</details>
+{% if tables.swrb_ratios is defined %}
+<details><summary>Variance ratios by rank</summary>
+{{ table(tables.swrb_ratios, False) }}
+</details>
+{% endif %}
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class System:
-    """One system under one action: exact risk; by estimator the mean, a replicate's variance, the mean's error.
+    """One system under one action.
 
-    ``enumerated`` are its other exact values by name: variances and evaluations of one replicate among them.
+    Attributes:
+        action: empty for a system of the paper.
+        doc: the system's name.
+        stratum: its stratum.
+        exact: its exact R.
+        estimates: the mean of its replicates, by estimator.
+        variances: the variance of one replicate, by estimator.
+        errors: the standard error of the mean, by estimator.
+        variance_ratio: variance of a coupled pair / of an SWRB replicate.
+        enumerated: its other exact values by name, such as variances and evaluations of one replicate.
+
     """
 
     action: str
@@ -66,12 +99,26 @@ class Systems:
 
     @property
     def exact_ratios(self) -> list[float]:
-        """The exact ones, ascending."""
+        """Exact variance ratios of the systems that have one, ascending."""
         return sorted(ratio for ratio in (system.exact_ratio for system in self.own) if ratio is not None)
 
 
-def read_systems(source: StudyRows, split: str, facts: Facts) -> Systems:
-    """The systems of a split in natural order, and the paper's where they are of the same kind."""
+def section(content: PageContent) -> Section | None:
+    """The systems of known risk; None where there are none."""
+    systems = read_systems(content)
+    if not systems.own:
+        return None
+    made = (validation_table(systems, content.estimates), systems_table(systems), ratios_table(systems))
+    words = "Estimates against exact risks, and sorted variance ratios, of systems known by enumeration"
+    drawing = Drawing("swrb_systems", words, lambda: systems_figure(systems))
+    values = {"published": bool(systems.published)}
+    tables = tuple(table for table in made if table is not None)
+    return Section("systems", "Known risk", TEMPLATE, tables, (drawing,), values)
+
+
+def read_systems(content: PageContent) -> Systems:
+    """The systems of the page's split in natural order, and the paper's where they are of the same kind."""
+    source, split = content.source, content.split
     rows = [row for row in source.of("swrb", split=split) if row["exact_risk"] is not None]
     if not rows:
         return Systems()
@@ -79,17 +126,17 @@ def read_systems(source: StudyRows, split: str, facts: Facts) -> Systems:
     exact: dict[tuple[str, str], dict[str, float]] = {}
     for row in source.of("exact_values", x=None):
         exact.setdefault((row["action"], row["doc"]), {})[row["quantity"]] = row["value"]
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[ViewRow]] = {}
     for row in rows:
         found.setdefault((row["action"], row["doc"]), []).append(row)
     own = [
         _system(action, doc, members, gains.get((action, doc)), exact.get((action, doc), {}))
         for (action, doc), members in sorted(found.items(), key=lambda item: tuple(map(natural, item[0])))
     ]
-    return _with_published(own, source, facts)
+    return _with_published(own, content)
 
 
-def validation_table(systems: Systems, estimates: Estimates) -> Table | None:
+def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedTable | None:
     """Variance ratios, the evaluations ratio and the efficiency: measured, exact, the paper's; None without SWRB."""
     if not systems.ratios:
         return None
@@ -115,27 +162,29 @@ def validation_table(systems: Systems, estimates: Estimates) -> Table | None:
         ):
             beside = (significant(enumerated_value), significant(systems.printed.get(key)))
             of_action = f"of {action}" if len(actions) > 1 else ""
-            rows.append((name, of_action, ratio_cell(estimates.get(quantity, action)), *beside))
+            rows.append(
+                (name, of_action, estimate_cells([estimates.get(quantity, action)], Scale.RATIO, {})[0], *beside)
+            )
     kept = [True, True, bool(exact), bool(systems.printed)]
     heads = (
         label_column("of all systems"),
         Column("this study"),
-        Column("exact", "", "the same of these systems by enumeration"),
+        Column("exact", "", "of these systems, by enumeration"),
         Column("published"),
     )
     lines = [
-        Line(tuple(itertools.compress((Cell(name, under, left=True), cell, Cell(enumerated), Cell(printed)), kept)))
+        TableRow(tuple(itertools.compress((Cell(name, under, left=True), cell, Cell(enumerated), Cell(printed)), kept)))
         for name, under, cell, enumerated, printed in rows
     ]
     title = "Residual branching on systems of known risk"
-    return Table("swrb_validation", title, tuple(itertools.compress(heads, kept)), tuple(lines))
+    return PrintedTable("swrb_validation", title, tuple(itertools.compress(heads, kept)), tuple(lines))
 
 
-def systems_table(systems: Systems) -> Table:
+def systems_table(systems: Systems) -> PrintedTable:
     """Exact and estimated risks of every system, each estimate's distance in its own standard errors."""
     groups = [("this study", systems.own), ("published", systems.published)]
     lines = [
-        Line(
+        TableRow(
             (
                 text_cell(f"{one.doc} · {one.action}" if one.action and one.action != one.doc else one.doc),
                 Cell(fixed(100 * one.exact, 2)),
@@ -152,7 +201,11 @@ def systems_table(systems: Systems) -> Table:
         Column("exact R", "%", "by enumeration"),
         Column("R (coupled)", "%", "mean of its replicates; under it the error in standard errors"),
         Column("R (SWRB)", "%", "mean of its replicates; under it the error in standard errors"),
-        Column("variance ratio", "×", "variance of a coupled pair / of an SWRB replicate; of the published, see ranks"),
+        Column(
+            "variance ratio",
+            "×",
+            "variance of a coupled pair / of an SWRB replicate",
+        ),
     )
     records = [
         {
@@ -168,10 +221,10 @@ def systems_table(systems: Systems) -> Table:
         for group, members in groups
         for one in members
     ]
-    return Table("swrb_systems", "Every system", columns, tuple(lines), "", tuple(records))
+    return PrintedTable("swrb_systems", "Every system", columns, tuple(lines), "", tuple(records))
 
 
-def ratios_table(systems: Systems) -> Table | None:
+def ratios_table(systems: Systems) -> PrintedTable | None:
     """Variance ratios by rank, beside the paper's of the same rank; None without SWRB."""
     if not systems.ratios:
         return None
@@ -186,16 +239,16 @@ def ratios_table(systems: Systems) -> Table | None:
         for rank in ranks
     ]
     lines = [
-        Line((
+        TableRow((
             Cell(count(row["rank"])), Cell(significant(row["variance_ratio"])), Cell(significant(row["published"])),
         ))
         for row in records
     ]  # fmt: skip
     columns = (Column("rank"), Column("this study", "×"), Column("published", "×"))
-    return Table("swrb_ratios", "Variance ratios by rank", columns, tuple(lines), "", tuple(records))
+    return PrintedTable("swrb_ratios", "Variance ratios by rank", columns, tuple(lines), "", tuple(records))
 
 
-def _system(action: str, doc: str, members: list[Row], ratio: float | None, exact: dict[str, float]) -> System:
+def _system(action: str, doc: str, members: list[ViewRow], ratio: float | None, exact: dict[str, float]) -> System:
     known = [row for row in members if row["risk_variance"] is not None]
     return System(
         action,
@@ -210,11 +263,13 @@ def _system(action: str, doc: str, members: list[Row], ratio: float | None, exac
     )
 
 
-def _with_published(own: list[System], source: StudyRows, facts: Facts) -> Systems:
+def _with_published(own: list[System], content: PageContent) -> Systems:
+    if content.windows.horizon != _HORIZON:
+        return Systems(own)
     rows = [
         row
-        for row in source.views.rows("published").to_pylist()
-        if row["study"] == _STUDY and is_model(facts.model, row["model"]) and facts.windows.horizon == _HORIZON
+        for row in content.source.views.rows("published", study=_STUDY).to_pylist()
+        if is_model(content.facts.model, row["model"])
     ]
     by_system: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -234,7 +289,7 @@ def _share(ratios: Sequence[float]) -> str:
 
 
 def _ratio_of_means(systems: Sequence[System], above: str, below: str) -> float | None:
-    """Ratio of exact values' means: systems of a stratum with equal weight, then strata with equal weight."""
+    """Ratio of the exact values' means, over systems of a stratum with equal weight, then over strata."""
     if any(name not in system.enumerated for system in systems for name in (above, below)):
         return None
     means = []
@@ -256,3 +311,72 @@ def _estimate_cell(one: System, estimator: str) -> Cell:
         return Cell(MISSING)
     apart = f"{fixed((value - one.exact) / error, 1)} errors" if error else ""
     return Cell(fixed(100 * value, 2), apart)
+
+
+def systems_figure(systems: Systems) -> Figure:
+    """Estimates against exact risks on the left, sorted variance ratios on the right; open markers are the paper's.
+
+    Systems without replicates of residual branching have the left panel alone.
+    """
+    figure = new_figure(WIDTH, 4.1)
+    grid = figure.subplots(1, 2 if systems.ratios else 1, squeeze=False)[0]
+    _risks(grid[0], systems)
+    if systems.ratios:
+        _ratios(grid[1], systems)
+    used = {estimator for one in (*systems.own, *systems.published) for estimator in one.estimates}
+    handles = [
+        legend_line(label, linestyle="none", marker=marker, color=colour, markersize=5.5)
+        for estimator, (colour, marker, label) in _STYLES.items() if estimator in used
+    ]  # fmt: skip
+    if systems.published:
+        handles.append(published_handle())
+    dashed = "identity; median" if systems.ratios else "identity"
+    handles.append(legend_line(dashed, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3))))
+    figure.legend(handles=handles, loc="outside upper left", ncols=4)
+    return figure
+
+
+def _risks(axes: Axes, systems: Systems) -> None:
+    seen = [100 * value for one in (*systems.own, *systems.published) for value in (one.exact, *one.estimates.values())]
+    top = 1.05 * max(seen)
+    axes.plot([0, top], [0, top], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
+    for estimator, (colour, marker, _) in _STYLES.items():
+        for members, filled in ((systems.published, False), (systems.own, True)):
+            points = [
+                (100 * one.exact, 100 * one.estimates[estimator]) for one in members if estimator in one.estimates
+            ]
+            axes.plot(*zip(*points, strict=True) if points else ([], []), linestyle="none", marker=marker, color=colour,
+                      markersize=4.5 if filled else 6.5, markerfacecolor=colour if filled else "none",
+                      markeredgewidth=0.9, zorder=4 if filled else 3)  # fmt: skip
+    axes.set_xlim(0, top)
+    axes.set_ylim(0, top)
+    for axis in (axes.xaxis, axes.yaxis):
+        round_ticks(axis)
+    axes.set_title("a  Estimates and exact risks")
+    axes.set_xlabel("exact R (%)")
+    axes.set_ylabel("estimated R (%)")
+
+
+def _ratios(axes: Axes, systems: Systems) -> None:
+    colour, marker, _ = _STYLES[SWRB]
+    for ratios, filled in ((systems.published_ratios, False), (systems.ratios, True)):
+        if not ratios:
+            continue
+        middle = statistics.median(ratios)
+        axes.plot(range(1, len(ratios) + 1), ratios, color=colour, marker=marker, linewidth=1.2 if filled else 0.7,
+                  markersize=4.5 if filled else 6.5, markerfacecolor=colour if filled else "none", markeredgewidth=0.9,
+                  zorder=4 if filled else 3)  # fmt: skip
+        dash = (0, (4, 3)) if filled else (0, (1.5, 2.5))
+        axes.axhline(middle, color=INK if filled else QUIET, linewidth=1.0, linestyle=dash)
+        what = "median" if filled else "published median"
+        # Below a median at the right, above it at the left: the sorted points are on the other side of it.
+        axes.annotate(f"{what} {significant(middle)}×", (0.015 if filled else 0.985, middle), (0, 3 if filled else -3),
+                      xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=8,
+                      ha="left" if filled else "right", va="bottom" if filled else "top",
+                      color=INK if filled else QUIET)  # fmt: skip
+    log_axis(axes)
+    axes.axhline(1, color=INK, linewidth=0.8)
+    axes.xaxis.set_major_locator(library().ticker.MaxNLocator(nbins=6, integer=True))
+    axes.set_title("b  Variance of a coupled pair over SWRB’s")
+    axes.set_xlabel("system, sorted")
+    axes.set_ylabel("variance ratio (log scale)")

@@ -1,20 +1,26 @@
-"""Differences to the baseline as stacked bars of their terms: the gap in R, and the gap in R − F by EOS."""
+"""Differences to the baseline as stacked bars of their terms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-
-from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.canvas import INK, QUIET, legend_patch, new_figure
 from report.printing.numbers import MISSING, decimals_for, fixed, interval, point
+from report.printing.section import Drawing
 from report.printing.strokes import WIDTH, errors, published_handle
-from report.reading.estimates import Estimate, Estimates
-from report.reading.quantities import POOLED, Unit
+from report.reading.content import PageContent
+from report.reading.estimates import Estimate, ReportedEstimates
+from schema.study import POOLED
+from stats.registry import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a bar stacks: (quantity, label, colour, hatch) of each term, what they add up to, and the share in print."""
+    """What a bar stacks.
+
+    Attributes:
+        total: the quantity that the terms add up to.
+        share: the quantity that is printed beside the total.
+        share_label: its head.
+        axis: the label of the axis.
+        terms: (quantity, label, colour, hatch) of each term.
+
+    """
 
     total: str
     share: str
@@ -38,30 +53,24 @@ class Terms:
     terms: tuple[tuple[str, str, str, str], ...]
 
 
-GAP = Terms(
-    "gap",
-    "exposure_share",
-    "exposure share",
-    "gap in token mismatch to the baseline (percentage points)",
-    (
-        ("exposure_term", "exposure: apart longer", "#3e8191", ""),
-        ("rate_term", "rate: apart more often", "#e3bd85", "////"),
-        ("occurrence_term", "occurrence: first mismatch", "#343a46", ""),
-    ),
-)
-EOS = Terms(
-    "history_gap",
-    "eos_share",
-    "EOS share",
-    "difference in R (TV) − F to the baseline (percentage points)",
-    (
-        ("pre_eos", "before either EOS", "#3e8191", ""),
-        ("eos_related", "at or after an EOS", "#e3bd85", "////"),
-    ),
-)
+def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> tuple[Drawing, ...]:
+    """The figure of all contrasts with the baseline; and, of several strata, ``NAME_by_stratum``."""
+    pooled = [Bar(action, action, content.baseline) for action in content.others]
+    drawings = [Drawing(name, words, partial(term_bars, content.estimates, pooled, terms))]
+    strata = content.facts.strata
+    if len(strata) > 1:
+        several = len(content.others) > 1
+        bars = [
+            Bar(f"{stratum} · {action}" if several else stratum, action, content.baseline, stratum)
+            for action in content.others
+            for stratum in strata
+        ]
+        draw = partial(term_bars, content.estimates, bars, terms)
+        drawings.append(Drawing(f"{name}_by_stratum", f"{words}, in each stratum", draw))
+    return tuple(drawings)
 
 
-def term_bars(estimates: Estimates, bars: Sequence[Bar], terms: Terms) -> Figure:
+def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -> Figure:
     """Each difference as a stacked bar of its terms with its interval; its value and one share in print beside it."""
     figure = new_figure(WIDTH, 1.35 + 0.42 * len(bars))
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 1.3))
@@ -77,7 +86,7 @@ def term_bars(estimates: Estimates, bars: Sequence[Bar], terms: Terms) -> Figure
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(terms.axis)
-    decimals = decimals_for(totals, Unit.POINTS)
+    decimals = decimals_for(totals, Scale.POINTS)
     beside.set_axis_off()
     beside.set_xlim(0, 1)
     beside.set_ylim(axes.get_ylim())
@@ -85,11 +94,11 @@ def term_bars(estimates: Estimates, bars: Sequence[Bar], terms: Terms) -> Figure
     beside.text(1, -0.62, terms.share_label, va="bottom", ha="right", color=QUIET)
     for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         share = estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum)
-        value = f"{point(total, Unit.POINTS, decimals)} {interval(total, Unit.POINTS, decimals)}".rstrip()
+        value = f"{point(total, Scale.POINTS, decimals)} {interval(total, Scale.POINTS, decimals)}".rstrip()
         beside.text(0, place, value, va="center")
         beside.text(1, place, _share(share), va="center", ha="right", fontweight="bold")
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label) for _, label, colour, hatch in terms.terms
+        legend_patch(label, facecolor=colour, hatch=hatch, edgecolor="white") for _, label, colour, hatch in terms.terms
     ]
     if any(total.published is not None for total in totals):
         handles.append(published_handle("D"))
@@ -97,7 +106,7 @@ def term_bars(estimates: Estimates, bars: Sequence[Bar], terms: Terms) -> Figure
     return figure
 
 
-def _stack(axes: Axes, estimates: Estimates, bar: Bar, place: int, terms: Terms) -> None:
+def _stack(axes: Axes, estimates: ReportedEstimates, bar: Bar, place: int, terms: Terms) -> None:
     right, left = 0.0, 0.0
     for quantity, _, colour, hatch in terms.terms:
         value = estimates.get(quantity, bar.action, bar.baseline, stratum=bar.stratum).estimate

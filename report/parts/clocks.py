@@ -1,0 +1,244 @@
+"""The section on the two clocks: position in the text, and time since the first mismatch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, library, new_figure, shown
+from report.printing.numbers import MISSING, count
+from report.printing.section import Drawing, Section
+from report.printing.strokes import (
+    WIDTH,
+    across,
+    action_legend,
+    curve,
+    headroom,
+    percent_axis,
+    points,
+    position_axis,
+    published_points,
+    upright,
+    zero_line,
+)
+from report.printing.tables import Cell, CellColumn, Column, EstimateColumn, action_table, action_tables, columns_of
+from report.reading.content import PageContent
+from report.reading.estimates import Estimate, ReportedEstimates
+from schema.study import POOLED
+from schema.windows import Windows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PRE_EOS = (
+    "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
+)  # fmt: skip
+_LEAST_SPAN = 10.0  # percentage points on the branch clock
+_EVERY = 8  # lags between two open markers on a curve
+_STEP = 0.62  # of a stratum's height, for its actions
+
+TEMPLATE = """
+<h2>Two clocks</h2>
+{% if figures.two_clocks is defined %}
+{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> The left panels average over all continuations at each position t: thick lines are δ, and thin lines are f, with the compressed model forced along the reference. The panel below shows {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks. The right panels have the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members. The early lags (1–{{ windows.early_last }}) and the late lags ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. The panel below shows late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes on the left while δ stays high on the right, the baseline diverges too; the branches do not come back together.{% endcall %}
+<p class="how">Where late − early is above 0, the two laws move further apart along the branch; where it is below 0, they come closer.</p>
+{{ table(tables.branch) }}
+<p class="how">The next table has the same lags, from the steps before either EOS alone. Its last two columns are the shares of the cohort’s steps that come before either EOS. Each mean is over the continuations that last so long.</p>
+{{ table(tables.branch_pre_eos) }}
+{% if content.others %}
+<p class="how">Where Δg is below 0, the gap closes with position; where it is above 0, the gap opens.</p>
+{{ table(tables.generation_gaps) }}
+{% endif %}
+<p class="how">The next table has δ and f of each action in the same blocks. The part of δ above f is due to histories that have already diverged.</p>
+{{ table(tables.generation_blocks) }}
+{% if facts.strata | length > 1 %}
+{% call figure("clocks_by_stratum") %}<b>Both clocks in each stratum.</b> Each row is a stratum; the first row pools the strata. Values above 0 mean growth: of the gap in δ from the first block to the last (Δg), and of δ from early to late lags on the branch. The two can have opposite signs.{% endcall %}
+<details><summary>Both clocks in each stratum, as tables</summary>
+{{ table(tables.branch_by_stratum) }}
+{{ table(tables.branch_pre_eos_by_stratum) }}
+{% if content.others %}{{ table(tables.generation_gaps_by_stratum) }}{% endif %}
+</details>
+{% endif %}
+{% else %}{{ absent("clocks") }}{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section | None:
+    """Both clocks; finite-state systems without lag windows have no such section."""
+    finite, windows, baseline = content.facts.finite, content.windows, content.baseline
+    drawn = content.estimates.known("generation_delta", "branch_delta", "late_minus_early")
+    if finite and not (drawn and windows.early_last >= 1):
+        return None
+    tables = [
+        *action_tables("branch", "Branch clock", content, _branch_columns(content)),
+        *action_tables("branch_pre_eos", "Branch clock before either EOS", content, columns_of(*PRE_EOS)),
+        action_table(
+            "generation_blocks", "Generation clock: blocks of positions", content.estimates, content.actions,
+            [column for letter, name in (("δ", "delta"), ("f", "f"))
+             for column in _block_columns(windows, f"generation_block_{name}", letter)],
+        ),
+    ]  # fmt: skip
+    if content.others:
+        columns = [*_block_columns(windows, "generation_gap", "g"), EstimateColumn("generation_gap_change")]
+        title = "Generation clock: gaps by block"
+        note = f"Differences to {baseline}; Δg is the gap of the last block less the gap of the first block."
+        tables += action_tables("generation_gaps", title, content, columns, contrasts=True, note=note)
+    words = "Total variation by generation position and by lag after divergence, with block gaps and late minus early"
+    drawings = [Drawing("two_clocks", words, lambda: clocks_figure(content))] if drawn else []
+    if drawn and len(content.facts.strata) > 1:
+        words = "Change of the gap over generation blocks and late minus early on the branch, in each stratum"
+        drawings.append(Drawing("clocks_by_stratum", words, lambda: strata_figure(content)))
+    return Section("clocks", "Two clocks", TEMPLATE, tuple(tables), tuple(drawings))
+
+
+def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
+    """The windows of the branch clock, and after the first column the cohort's support, ours and the paper's."""
+    printed = content.published.support
+    cells = {}
+    for row in content.source.of("branch_windows", split=content.split):
+        place = row["stratum"], row["action"]
+        beside = f"published {_support(*printed[place])}" if place in printed else ""
+        cells[place] = Cell(_support(row["documents"], row["paths"]), published=beside)
+    support = CellColumn(Column("documents / paths", "", "support of the cohort"), cells)
+    return [EstimateColumn("cohort_fraction"), support, *columns_of("early", "late", "late_minus_early")]
+
+
+def _support(documents: float, paths: float) -> str:
+    return f"{count(documents)} / {count(paths)}"
+
+
+def _block_columns(windows: Windows, quantity: str, symbol: str) -> list[EstimateColumn]:
+    return [EstimateColumn(quantity, x, f"{symbol}, {_span(block)}") for x, block in enumerate(windows.blocks, 1)]
+
+
+def _span(block: tuple[int, int]) -> str:
+    first, last = block
+    return f"{first}–{last}" if last >= first else MISSING
+
+
+def clocks_figure(content: PageContent) -> Figure:
+    """The generation clock on the left, the branch clock on the right; curves above, summaries below."""
+    estimates, windows, styles = content.estimates, content.windows, action_styles(content.actions)
+    figure = new_figure(WIDTH, 6.6)
+    grid = figure.subplots(2, 2, height_ratios=(3, 2))
+    _generation_curves(grid[0, 0], estimates, styles, windows)
+    _branch_curves(grid[0, 1], estimates, styles, windows)
+    others = {action: styles[action] for action in content.others}
+    _block_points(grid[1, 0], estimates, others or styles, windows, content.baseline if others else None)
+    _late_minus_early(grid[1, 1], estimates, styles)
+    action_legend(figure, styles, marker=True, published=estimates.have_published)
+    return figure
+
+
+def strata_figure(content: PageContent) -> Figure:
+    """Both clocks in each stratum and pooled: Δg of each contrast, late − early of each action, all and pre-EOS."""
+    estimates, styles = content.estimates, action_styles(content.actions)
+    others = {action: styles[action] for action in content.others}
+    rows = [POOLED, *content.facts.strata]
+    figure = new_figure(WIDTH, 1.5 + len(rows) * max(0.34, 0.13 * len(styles) + 0.1))
+    panels: list[tuple[str, str, str | None, dict[str, ActionStyle]]] = [
+        ("late_minus_early", "Late − early δ", None, styles),
+        ("late_minus_early_pre_eos", "Late − early δ, pre-EOS", None, styles),
+    ]
+    if others:
+        panels.insert(
+            0, ("generation_gap_change", f"Δg, gap in δ to {shown(content.baseline)}", content.baseline, others)
+        )
+    grid = figure.subplots(1, len(panels), sharey=True)
+    for axes, letter, (quantity, title, base, drawn) in zip(grid, "abc", panels, strict=False):
+        for place, stratum in enumerate(rows):
+            _stratum(axes, [estimates.get(quantity, action, base, stratum=stratum) for action in drawn], place, drawn)
+        axes.axhline(0.5, color=QUIET, linewidth=0.7)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(library().ticker.MaxNLocator(nbins=5))
+        axes.set_title(f"{letter}  {title}")
+        axes.set_xlabel("percentage points")
+        zero_line(axes, upright=True)
+    both = [end for axes in grid[-2:] for end in axes.get_xlim()]  # all lags and pre-EOS on one scale
+    for axes in grid[-2:]:
+        axes.set_xlim(min(both), max(both))
+    grid[0].set_yticks(range(len(rows)), [shown(stratum) for stratum in rows])
+    grid[0].set_ylim(len(rows) - 0.5, -0.5)
+    action_legend(figure, styles, marker=True, published=estimates.have_published)
+    return figure
+
+
+def _stratum(axes: Axes, entries: list[Estimate], place: int, styles: dict[str, ActionStyle]) -> None:
+    step = _STEP / max(len(styles), 2)
+    for turn, (row, style) in enumerate(zip(entries, styles.values(), strict=True)):
+        across(axes, row, place + step * (turn - (len(styles) - 1) / 2), style)
+
+
+def _generation_curves(
+    axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows
+) -> None:
+    for action, style in styles.items():
+        forced = estimates.profile("generation_f", action)
+        axes.plot(*points(forced), color=style.colour, linestyle=style.dashes, linewidth=0.8, alpha=0.8)
+        curve(axes, estimates.profile("generation_delta", action), style)
+    axes.set_title("a  Generation clock")
+    percent_axis(axes, "total variation (%)")
+    axes.set_ylim(bottom=0)
+    position_axis(axes, windows.horizon, "generation position t (tokens)")
+    sample = [
+        legend_line("δ, each on its own history", color=QUIET, linewidth=1.8),
+        legend_line("f, forced along the reference", color=QUIET, linewidth=0.8),
+    ]
+    headroom(axes, 0.24)
+    axes.legend(handles=sample, loc="upper right", fontsize=8, borderaxespad=0.2)
+
+
+def _branch_curves(axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows) -> None:
+    bound = windows.cohort_bound
+    for action, style in styles.items():
+        rows = estimates.profile("branch_delta", action)
+        curve(axes, rows, style)
+        published_points(axes, rows, style, every=_EVERY)
+    low, high = axes.get_ylim()
+    room = max(0.0, _LEAST_SPAN - (high - low)) / 2  # a flat curve should look flat
+    axes.set_ylim(max(0.0, low - room), high + room)
+    axes.set_title("b  Branch clock")
+    percent_axis(axes, "total variation (%)")
+    if windows.early_last >= 1:
+        for first, last in ((1, windows.early_last), (windows.late_first, bound)):
+            axes.axvspan(first - 0.5, last + 0.5, color="#111827", alpha=0.06, linewidth=0)
+        headroom(axes, 0.1)
+        top = axes.get_xaxis_transform()
+        early, late = (1 + windows.early_last) / 2, (windows.late_first + bound) / 2
+        axes.text(early, 0.985, "early", transform=top, ha="center", va="top", color=QUIET, fontsize=8)
+        axes.text(late, 0.985, "late", transform=top, ha="center", va="top", color=QUIET, fontsize=8)
+    position_axis(axes, max(bound, 2), "lag after the first mismatch (tokens)")
+
+
+def _block_points(
+    axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows, baseline: str | None
+) -> None:
+    quantity = "generation_gap" if baseline else "generation_block_delta"
+    for place, (action, style) in enumerate(styles.items()):
+        rows = estimates.profile(quantity, action, baseline)
+        shift = 0.09 * (place - (len(styles) - 1) / 2)
+        upright(axes, [(row.x or 0) + shift for row in rows], rows, style)
+    axes.set_xticks((1, 2, 3), [_span(block) for block in windows.blocks])
+    axes.set_xlim(0.6, 3.4)
+    axes.set_xlabel("block of generation positions (tokens)")
+    axes.grid(visible=False, axis="x")
+    if baseline:
+        axes.set_title(f"c  Gap in δ to {shown(baseline)}")
+        axes.set_ylabel("gap (percentage points)")
+        zero_line(axes, upright=False)
+    else:
+        axes.set_title("c  δ by block")
+        axes.set_ylabel("total variation (%)")
+        axes.set_ylim(bottom=0)
+
+
+def _late_minus_early(axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle]) -> None:
+    for place, (action, style) in enumerate(styles.items()):
+        across(axes, estimates.get("late_minus_early", action), place - 0.11, style)
+        across(axes, estimates.get("late_minus_early_pre_eos", action), place + 0.2, style, pale=True)
+    axes.set_yticks(range(len(styles)), [shown(action) for action in styles])
+    axes.set_ylim(len(styles) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    zero_line(axes, upright=True)
+    axes.set_title("d  Late minus early on the branch")
+    axes.set_xlabel("late − early δ (percentage points)")

@@ -1,0 +1,142 @@
+"""The section with example trajectories as aligned text: the reference above the compressed model, by position.
+
+Examples are chosen by a rule: of each of the first strata in order the first document by id, of the split that the page
+shows, replicate 0, every compared action. Positions after the EOS of both sides are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from report.printing.section import Section
+from report.reading.content import PageContent, TokenReader
+from report.reading.source import StudyRows, ViewRow
+
+REPLICATE = 0
+_STRATA = 3
+_VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "⇥"})
+
+TEMPLATE = """
+<h2>Examples</h2>
+<p>The examples are chosen by a rule, not by hand: of {% if documents | length > 1 %}each of the first {{ documents | length }} strata{% else %}the first stratum{% endif %}, the first {{ content.split }} document by id, with replicate 0 of each action. Positions are aligned: the reference is above, the compressed model below. Mismatches are shaded, with the lower token in bold, and <b>τ</b> marks the first one. The EOS of a side is boxed, and what follows it is grey.</p>
+{% for document in documents %}
+<h3>{{ document.stratum }} <span class="quiet">· {{ document.doc }}{% if document.task %} · {{ document.task }}{% endif %}</span></h3>
+{% if document.answers %}<p class="answers">Answers: {% for answer in document.answers %}<code>{{ answer }}</code>{% if not loop.last %}, {% endif %}{% endfor %}</p>
+{% endif %}
+{% for example in document.examples %}
+<p class="answers"><b>{{ example.action }}</b> <span class="quiet">– {{ example.summary }}</span></p>
+<div class="pair"><span class="sides"><u>t</u><b>reference X</b><i>compressed Y</i></span>
+{%- for pair in example.pairs %}<span class="{% if pair.mismatch %}m{% endif %}{% if pair.entry %} e{% endif %}"><u>{% if pair.entry %}τ{% elif pair.t == 1 or pair.t % 10 == 0 %}{{ pair.t }}{% endif %}</u><b{% if pair.x_mark %} class="{{ pair.x_mark }}"{% endif %}>{{ pair.x }}</b><i{% if pair.y_mark %} class="{{ pair.y_mark }}"{% endif %}>{{ pair.y }}</i></span>{% endfor -%}
+</div>
+{% endfor %}
+{% endfor %}
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One position: both tokens as text, and what happens there. A mark is ``s`` at a side's EOS, ``z`` after it."""
+
+    t: int
+    x: str
+    y: str
+    mismatch: bool
+    entry: bool
+    x_mark: str
+    y_mark: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One coupled pair of continuations."""
+
+    action: str
+    tau: int | None
+    eos_x: int | None
+    eos_y: int | None
+    mismatches: int
+    horizon: int
+    pairs: tuple[Pair, ...]
+
+    @property
+    def summary(self) -> str:
+        """What happens, in one line."""
+        if self.tau is None:
+            story = f"agrees through position {self.horizon}"
+        else:
+            story = f"first mismatch at τ = {self.tau}, {self.mismatches} of {self.horizon} positions differ"
+        return f"{story}; {_end('reference', self.eos_x)}, {_end('compressed', self.eos_y)}"
+
+
+@dataclass(frozen=True)
+class ExampleDocument:
+    """One document with its examples."""
+
+    doc: str
+    stratum: str
+    task: str
+    answers: tuple[str, ...]
+    examples: tuple[Example, ...]
+
+
+def section(content: PageContent) -> Section | None:
+    """Examples of the first strata; finite-state systems, whose two tokens are no text, have none."""
+    facts = content.facts
+    if facts.finite:
+        return None
+    chosen = []
+    for stratum in facts.strata[:_STRATA]:
+        own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
+        chosen += own[:1]
+    found = [_document(content.source, row, content.actions, content.token_text) for row in chosen]
+    documents = [document for document in found if document.examples]
+    return Section("examples", "Examples", TEMPLATE, values={"documents": documents}) if documents else None
+
+
+def visible(text: str) -> str:
+    """A token's text with line breaks and tabs as symbols; an empty token is ∅."""
+    return text.translate(_VISIBLE) or "∅"
+
+
+def _document(source: StudyRows, row: ViewRow, actions: list[str], token_text: TokenReader) -> ExampleDocument:
+    where = {"doc": row["doc"], "replicate": REPLICATE}
+    trajectories = {found["action"]: found for found in source.of("trajectories", **where)}
+    events: dict[str, list[ViewRow]] = {}
+    for event in source.of("events", **where):
+        events.setdefault(event["action"], []).append(event)
+    examples = tuple(
+        _example(trajectories[action], sorted(events[action], key=lambda event: int(event["t"])), token_text)
+        for action in actions
+        if action in trajectories and action in events
+    )
+    answers = tuple(row["answers"] or ())
+    return ExampleDocument(row["doc"], row["stratum"], row["task"] or "", answers, examples)
+
+
+def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader) -> Example:
+    tau, eos_x, eos_y = trajectory["tau"], trajectory["eos_x"], trajectory["eos_y"]
+    last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
+    pairs = tuple(
+        Pair(
+            t=event["t"],
+            x=visible(token_text(event["x_token"])),
+            y=visible(token_text(event["y_token"])),
+            mismatch=event["x_token"] != event["y_token"],
+            entry=event["t"] == tau,
+            x_mark=_mark(event["t"], eos_x),
+            y_mark=_mark(event["t"], eos_y),
+        )
+        for event in events
+        if event["t"] <= last
+    )
+    return Example(trajectory["action"], tau, eos_x, eos_y, trajectory["mismatches"], trajectory["horizon"], pairs)
+
+
+def _mark(t: int, eos: int | None) -> str:
+    if eos is None or t < eos:
+        return ""
+    return "s" if t == eos else "z"
+
+
+def _end(side: str, position: int | None) -> str:
+    return f"{side} does not end" if position is None else f"{side} ends at {position}"

@@ -1,0 +1,81 @@
+"""The section on the gap in R to the baseline: its terms, and paired differences of other quantities."""
+
+from __future__ import annotations
+
+from report.printing.numbers import fixed
+from report.printing.section import Section
+from report.printing.tables import action_tables, columns_of, contrast_rows_table
+from report.printing.term_bars import Terms, term_drawings
+from report.reading.content import PageContent
+from schema.study import POOLED
+from stats.quantities import QUANTITIES
+from stats.registry import DIFFERENCE
+
+GAP = ("gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share")
+TERMS = Terms(
+    "gap",
+    "exposure_share",
+    "exposure share",
+    "gap in token mismatch to the baseline (percentage points)",
+    (
+        ("exposure_term", "exposure: apart longer", "#3e8191", ""),
+        ("rate_term", "rate: apart more often", "#e3bd85", "////"),
+        ("occurrence_term", "occurrence: first mismatch", "#343a46", ""),
+    ),
+)
+TEMPLATE = """
+<h2>What the gap is made of</h2>
+{% if shown %}
+{% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points.{% endif %}{% endcall %}
+<p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.</p>
+{{ table(tables.gap) }}
+{% if tables.differences is defined %}
+<p class="how">A difference is paired: both actions are measured on the same documents. Where its interval excludes 0, the two actions differ.</p>
+{{ table(tables.differences) }}
+{% endif %}
+{% if facts.strata | length > 1 %}
+<p>{{ exposure }}</p>
+<details><summary>The gap in each stratum</summary>
+{% call figure("gap_terms_by_stratum") %}<b>Gap in R to {{ content.baseline }} in each stratum, and its terms.</b>{% endcall %}
+{{ table(tables.gap_by_stratum, False) }}
+</details>
+{% endif %}
+{% else %}{{ absent("gaps") }}{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section | None:
+    """The gap of each other action, its terms and their shares; None without another action."""
+    if not content.others:
+        return None
+    estimates, baseline = content.estimates, content.baseline
+    note = f"Differences to {baseline}."
+    tables = [*action_tables("gap", f"Gap to {baseline}", content, columns_of(*GAP), contrasts=True, note=note)]
+    differences = sorted(
+        {row.quantity for row in estimates.all() if row.baseline == baseline and row.stratum == POOLED}
+        & {name for name in QUANTITIES if name.endswith(DIFFERENCE)}
+    )
+    if differences:
+        title = f"Other differences to {baseline}"
+        tables.append(contrast_rows_table("differences", title, estimates, differences, content.others, baseline))
+    shown = estimates.known("gap")
+    words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
+    drawings = term_drawings("gap_terms", words, content, TERMS) if shown else ()
+    values = {"shown": shown, "exposure": exposure_sentence(content)}
+    return Section("gap", "Gap", TEMPLATE, tuple(tables), drawings, values)
+
+
+def exposure_sentence(content: PageContent) -> str:
+    """In how many of the decompositions by stratum exposure is the larger part, and the range of its share."""
+    shares = [
+        content.estimates.get("exposure_share", action, content.baseline, stratum=stratum).estimate
+        for action in content.others for stratum in content.facts.strata
+    ]  # fmt: skip
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ""
+    low, high = (fixed(100 * share, 1) for share in (min(known), max(known)))
+    return (
+        f"Exposure is more than half of the gap in {sum(share > 0.5 for share in known)} of {len(known)} combinations "
+        f"of stratum and contrast; its share ranges from {low}% to {high}%."
+    )

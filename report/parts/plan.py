@@ -1,0 +1,267 @@
+"""The section on the frozen plan, and on the estimates that it named.
+
+Endpoints and the cost curve are tables; the curve is a figure too. What the plan chose is listed before what it was
+made from. A plan without one of these entries is shown without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.numbers import MISSING, count, duration, fixed, level
+from report.printing.section import Drawing, Section
+from report.printing.strokes import WIDTH
+from report.printing.tables import (
+    Cell,
+    Column,
+    PrintedTable,
+    TableRow,
+    estimate_cells,
+    label_column,
+    status_note,
+    text_cell,
+)
+from report.reading.content import PageContent
+from report.reading.estimates import PRIMARY, Estimate
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Labels of the plan's entries: what it decided, and what it was decided from.
+_CHOSEN = {
+    "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
+    "actions": "actions", "target_half_width": "target half-width", "reachable": "targets reachable",
+    "reason": "reason", "alpha": "alpha", "family_size": "family size", "level": "level of primary intervals",
+    "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
+    "expected_seconds": "expected time",
+}  # fmt: skip
+_REST = {
+    "seed": "seed", "horizon": "horizon H", "strata": "strata", "windows": "windows", "calibration": "calibration",
+    "residual_branching": "residual branching", "development": "development",
+    "study_sha256": "study file SHA-256", "plan_section_sha256": "[plan] and [windows] SHA-256",
+}  # fmt: skip
+
+TEMPLATE = """
+<h2>Plan</h2>
+{% if facts.plan %}
+<p>Frozen {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from events version {{ facts.plan.events_version }}{% endif %}, before the first evaluation event. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
+{{ facts_list(chosen) }}
+{% if tables.plan_endpoints is defined %}{{ table(tables.plan_endpoints) }}{% endif %}
+{% if figures.cost_curve is defined %}
+{% call figure("cost_curve") %}<b>What precision costs.</b> Each point is a number of replicates K with the documents per stratum N that it needs. The filled point is the plan’s choice.{% endcall %}
+{{ table(tables.cost_curve) }}
+{% endif %}
+<details><summary>What the plan was made from</summary>
+{{ facts_list(rest) }}
+</details>
+{% else %}
+<p>No plan was frozen for this study, so every estimate on this page is exploratory.</p>
+{% endif %}
+{% if tables.primary is defined %}
+{{ table(tables.primary) }}
+{% elif facts.plan %}
+<p>No primary endpoint has been estimated yet.</p>
+{% endif %}
+{% if facts.plan %}
+<p>The plan names the primary endpoints (†), and their levels are adjusted for their number. The plan also fixes how predictions of the gap are judged. Every other estimate on this page is exploratory: its interval is pointwise, and holds for one estimate at a time.{% if added %} Actions added after the plan: {{ added | join(", ") }}.{% endif %}</p>
+{% endif %}
+{% if tables.other is defined %}
+{{ table(tables.other) }}
+{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section:
+    """The plan, its primary endpoints, and estimates of unknown quantities."""
+    plan = content.facts.plan.content if content.facts.plan else {}
+    estimates = content.estimates.all()
+    primary = [row for row in estimates if row.standing == PRIMARY]
+    other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
+    made = (
+        endpoints_table(plan),
+        cost_table(plan),
+        _listing("primary", "Primary endpoints", primary),
+        _listing("other", "Other estimates", other),
+    )
+    tables = tuple(table for table in made if table is not None)
+    drawings = []
+    if any(table.name == "cost_curve" for table in tables):
+        words = "Widest half-width and expected time by number of replicates"
+        drawings.append(Drawing("cost_curve", words, lambda: cost_figure(plan)))
+    values = {
+        "chosen": plan_rows(plan, _CHOSEN),
+        "rest": plan_rows(plan, _REST),
+        "added": [row["action"] for row in content.facts.actions if not (row["prespecified"] or row["control"])],
+    }
+    return Section("plan", "Plan", TEMPLATE, tables, tuple(drawings), values)
+
+
+def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
+    """The entries that ``labels`` names and the plan has, as labels and texts."""
+    return [
+        (label, duration(plan[name]) if name.endswith("seconds") else plan_text(plan[name]))
+        for name, label in labels.items()
+        if name in plan
+    ]
+
+
+def plan_text(value: Any) -> str:
+    """A value on one line."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{'−' if value < 0 else ''}{abs(value):.4g}"
+    if isinstance(value, list):
+        return ", ".join(plan_text(entry) for entry in value) or MISSING
+    if isinstance(value, dict):
+        return "; ".join(f"{name.replace('_', ' ')}: {plan_text(entry)}" for name, entry in value.items()) or MISSING
+    return str(value)
+
+
+def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
+    """Primary endpoints with what development says of each, in the endpoint's own unit; None where there are none.
+
+    The spreads are the square roots of the plan's variance components.
+    """
+    rows = []
+    for entry in plan.get("primary_endpoints", []):
+        known = ALL_QUANTITIES.get(entry["quantity"])
+        scale = known.scale if known else Scale.PERCENT
+        spread = Scale.POINTS if scale is Scale.PERCENT else scale
+        numbers = (
+            (entry.get("development_value"), scale),
+            (_root(entry.get("variance_between_documents")), spread),
+            (_root(entry.get("variance_between_replicates")), spread),
+            (entry.get("expected_half_width"), spread),
+        )
+        rows.append(
+            TableRow((
+                Cell(entry["quantity"], known.meaning if known else "", left=True),
+                text_cell(_subject(entry["action"], entry.get("baseline"))),
+                *(
+                    Cell(MISSING if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}")
+                    for value, unit in numbers
+                ),
+            ))
+        )  # fmt: skip
+    if not rows:
+        return None
+    columns = (
+        label_column("endpoint"),
+        label_column("action"),
+        Column("development", "", "value on development documents"),
+        Column("sd, documents", "", "standard deviation between documents: variance component of the plan"),
+        Column("sd, replicates", "", "standard deviation between replicates of a document"),
+        Column("expected half-width", "", "of the interval, at the plan’s K and N"),
+    )
+    note = "From development documents, before any evaluation document; the standard deviations decided K and N."
+    return PrintedTable("plan_endpoints", "Planned endpoints and variance components", columns, tuple(rows), note)
+
+
+def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
+    """The cost curve as rows; None where it has fewer than two points."""
+    curve = cost_curve(plan)
+    if len(curve) < 2:
+        return None
+    rows = tuple(
+        TableRow((
+            Cell(count(entry["replicates"])),
+            Cell(count(entry["documents_per_stratum"])),
+            Cell(plan_text(entry["widest_half_width"])),
+            Cell(duration(entry["seconds"])),
+            Cell(plan_text(entry["reachable"])),
+        ))
+        for entry in curve
+    )  # fmt: skip
+    columns = (Column("K"), Column("N per stratum"), Column("widest half-width", "", "fraction, or tokens"),
+               Column("expected time"), Column("all targets met"))  # fmt: skip
+    return PrintedTable("cost_curve", "Cost curve", columns, rows, records=tuple(curve))
+
+
+def cost_curve(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points of the plan's cost curve whose half-width is known, by K."""
+    known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
+    return sorted(known, key=lambda entry: int(entry["replicates"]))
+
+
+def cost_figure(plan: dict[str, Any]) -> Figure:
+    """Half-width and time of each K with the N that it needs; the chosen K is filled."""
+    curve = cost_curve(plan)
+    figure = new_figure(WIDTH, 3.0)
+    widths, times = figure.subplots(1, 2)
+    known = [ALL_QUANTITIES.get(entry["quantity"]) for entry in plan.get("primary_endpoints", [])]
+    tokens = any(quantity is not None and quantity.scale is Scale.TOKENS for quantity in known)
+    factor = 1.0 if tokens else 100.0
+    seconds = max(entry["seconds"] for entry in curve)
+    scale, unit = next((s, name) for s, name in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+                       if seconds >= 2 * s or s == 1.0)  # fmt: skip
+    panels = (
+        (widths, "a  Widest half-width", "" if tokens else "percentage points", "widest_half_width", factor),
+        (times, "b  Expected time", unit, "seconds", 1 / scale),
+    )
+    for axes, title, label, name, times_by in panels:
+        x = [entry["replicates"] for entry in curve]
+        y = [entry[name] * times_by for entry in curve]
+        axes.plot(x, y, color=QUIET, linewidth=1.2)
+        for entry, height in zip(curve, y, strict=True):
+            chosen = entry["replicates"] == plan["replicates"]
+            axes.plot([entry["replicates"]], [height], marker="o", markersize=6.5, color=INK,
+                      markerfacecolor=INK if chosen else "white")  # fmt: skip
+            axes.annotate(f"N {count(entry['documents_per_stratum'])}", (entry["replicates"], height), (0, 8),
+                          textcoords="offset points", ha="center", fontsize=8, color=QUIET)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, [count(value) for value in x], minor=False)
+        axes.minorticks_off()
+        axes.margins(x=0.08, y=0.25)
+        axes.set_title(title)
+        axes.set_ylabel(label)
+        axes.set_xlabel("replicates K")
+    target = plan.get("target_half_width")
+    if target is not None:
+        widths.axhline(target * factor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
+        place = widths.get_yaxis_transform()
+        widths.text(0.995, target * factor, "target", transform=place, ha="right", va="bottom", fontsize=8, color=QUIET)
+    return figure
+
+
+def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None:
+    """A table with an estimate in each row; None without estimates."""
+    if not rows:
+        return None
+    lines = []
+    for row in rows:
+        known = ALL_QUANTITIES.get(row.quantity)
+        scale = known.scale if known else Scale.PERCENT
+        where = "" if row.x is None else f" ({row.x})"
+        shown = estimate_cells([row], scale, {})[0]
+        lines.append(
+            TableRow((
+                Cell(f"{row.quantity}{where}", known.meaning if known else "", left=True),
+                text_cell(_subject(row.action, row.baseline)),
+                text_cell(row.stratum),
+                Cell(f"{shown.text} {scale.sign}" if row.estimate is not None else MISSING, shown.under),
+                Cell(level(row.level)),
+                Cell(count(row.draws)),
+                Cell(count(row.documents)),
+                text_cell(row.family or ""),
+                text_cell(row.standing),
+            ))
+        )  # fmt: skip
+    columns = (
+        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"),
+        Column("level"), Column("draws"), Column("documents"), label_column("family"), label_column("status"),
+    )  # fmt: skip
+    return PrintedTable(name, title, columns, tuple(lines), status_note(rows), tuple(row.as_row() for row in rows))
+
+
+def _subject(action: str, baseline: str | None) -> str:
+    return f"{action} − {baseline}" if baseline else action
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else value**0.5

@@ -1,0 +1,179 @@
+"""The section on the study: what was run, what each action keeps and costs, and the documents."""
+
+from __future__ import annotations
+
+from report.printing.numbers import MISSING, count, count_range, duration, level, size
+from report.printing.section import Section
+from report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, text_cell
+from report.reading.content import PageContent
+from report.reading.estimates import ReportedEstimates
+from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage
+
+TEMPLATE = """
+<h2>The study</h2>
+{% if facts.finite %}
+<p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
+{% else %}
+<p>Each document’s prompt is prefilled once. An action then evicts part of its key–value cache. The reference X continues with the full cache, and the compressed model Y continues with the rest of it. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
+{% endif %}
+{{ facts_list(rows) }}
+{% if content.estimates.have_published or content.published.verdicts %}
+<p>The source paper has this model and actions of these names. Where it prints the same quantity, its number stands under ours as <small class="inline-published">published</small>, and as an open marker in a figure. The paper’s documents, replicates and strata are not those of this study, so the numbers need not agree.</p>
+{% elif content.published.mismatch %}
+<p>{{ content.published.mismatch }}</p>
+{% endif %}
+{{ table(tables.actions) }}
+{{ table(tables.documents) }}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section:
+    """What was run."""
+    tables = (actions_table(content.facts, content.actions), documents_table(content.facts))
+    rows = study_rows(content.facts, content.estimates, content.actions)
+    return Section("study", "", TEMPLATE, tables, values={"rows": rows})
+
+
+def documents_table(facts: Facts) -> PrintedTable:
+    """Documents per stratum and split."""
+    places = [*facts.strata, None]
+    columns = [label_column("stratum"), Column("development"), Column("evaluation")]
+    cells = [
+        [
+            text_cell(stratum or "all"),
+            *(Cell(count(facts.count(split, stratum))) for split in (DEVELOPMENT, EVALUATION)),
+        ]
+        for stratum in places
+    ]
+    if not facts.finite:
+        columns.append(Column("prompt length n", "tokens"))
+        for stratum, row in zip(places, cells, strict=True):
+            own = [document for document in facts.documents if stratum in {None, document["stratum"]}]
+            row.append(Cell(count_range(document["prompt_tokens"] for document in own)))
+    rows = tuple(TableRow(tuple(row)) for row in cells)
+    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), rows)
+
+
+def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
+    """What each action keeps, the bytes it holds and the time it took: actions in ``order``, then controls."""
+    if facts.finite:
+        return _laws_table(facts, order)
+    rows = []
+    places = {name: place for place, name in enumerate(order)}
+    for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
+        added = "control" if action["control"] else "" if action["prespecified"] else "added after the plan"
+        label = (Cell(action["action"], added, left=True), Cell(action["selector"], left=True), Cell(action["keep"]))
+        stored = facts.storage.get(action["action"])
+        rows.append(TableRow((*label, *(_held(stored) if stored else [Cell(MISSING)] * 6))))
+    columns = (
+        label_column("action"),
+        label_column("selector"),
+        Column("keeps", "", "retention rule: entries, or a fraction of n"),
+        Column("entries m", "", "kept prompt entries per KV head and layer"),
+        Column("keys, values", "", "mean bytes of kept keys and values per document"),
+        Column("index, metadata", "", "mean bytes of indices, lengths and positions per document"),
+        Column("resident", "", "mean bytes per document that stay for decoding all replicates, before the first step"),
+        Column("K", "", "replicates per document"),
+        Column("time", "", "prefill and decoding of all units"),
+    )
+    return PrintedTable("actions", "Actions", columns, tuple(rows), "Measured; means over documents.")
+
+
+def _held(stored: Storage) -> list[Cell]:
+    overhead = [value for value in (stored.mean_bytes(1), stored.mean_bytes(2)) if value is not None]
+    return [
+        Cell(count_range(stored.kept_entries)),
+        Cell(size(stored.mean_bytes(0))),
+        Cell(size(sum(overhead) if overhead else None)),
+        Cell(size(stored.mean_bytes(3))),
+        _replicates(stored),
+        Cell(duration(_seconds([stored]))),
+    ]
+
+
+def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
+    """The actions of finite-state systems, which keep and hold nothing: replicates and time."""
+    rows = [
+        TableRow((text_cell(action), _replicates(stored), Cell(duration(_seconds([stored])))))
+        for action in order if (stored := facts.storage.get(action))
+    ]  # fmt: skip
+    columns = (label_column("action"), Column("K", "", "replicates per system"), Column("time", "", "of all units"))
+    return PrintedTable("actions", "Actions", columns, tuple(rows))
+
+
+def _replicates(stored: Storage) -> Cell:
+    """Coupled pairs per document, and under them the replicates of residual branching."""
+    return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
+
+
+def _seconds(stored: list[Storage]) -> float | None:
+    seconds = [value for row in stored for value in (row.prefill_seconds, row.decode_seconds) if value is not None]
+    return sum(seconds) if seconds else None
+
+
+def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -> list[tuple[str, str]]:
+    """What was run, as labels and texts."""
+    stored = [facts.storage[action] for action in actions if action in facts.storage]
+    seconds = _seconds(list(facts.storage.values()))
+    laws = [row.kernel_evaluations for row in facts.storage.values() if row.kernel_evaluations is not None]
+    cost = "not recorded" if seconds is None else duration(seconds)
+    branched = [total for row in stored for total in row.branchings]
+    equal = _equal_bytes(facts, actions)
+    plan = "none; all estimates are exploratory"
+    if facts.plan:
+        plan = f"frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
+    rows = [
+        ("Model", facts.model),
+        ("Device", "; ".join(facts.devices) or "not recorded"),
+        ("Documents", _documents(facts)),
+        ("Horizon H", f"{facts.windows.horizon} tokens"),
+        ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
+        ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
+         if branched else ""),
+        ("Equal bytes", equal),
+        ("Controls", "; ".join(_control(control) for control in facts.controls) or "none"),
+        ("Plan", plan),
+        ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
+        ("Intervals", _intervals(estimates)),
+        ("Time", f"{cost} for these documents" + (f", {count(sum(laws))} next-token laws" if laws else "")),
+    ]  # fmt: skip
+    return [(label, text) for label, text in rows if text]
+
+
+def _equal_bytes(facts: Facts, actions: list[str]) -> str:
+    found = []
+    for place, action in enumerate(actions):
+        for other in actions[place + 1 :]:
+            shared = facts.same_bytes(action, other)
+            if shared:
+                each = size(facts.storage[action].mean_bytes(3))
+                found.append(
+                    f"{action} and {other} hold the same bytes on all {count(shared)} documents ({each} resident)"
+                )
+    return "; ".join(found)
+
+
+def _intervals(estimates: ReportedEstimates) -> str:
+    kinds: dict[tuple[str, int | None], set[float]] = {}
+    for row in estimates.all():
+        if row.has_interval and row.level is not None:
+            kinds.setdefault((row.standing, row.draws), set()).add(row.level)
+    return "; ".join(
+        f"{status}: {count(draws)} bootstrap draws, {' and '.join(level(value) for value in sorted(levels))}"
+        for (status, draws), levels in sorted(kinds.items(), key=str)
+    ) or "missing"  # fmt: skip
+
+
+def _documents(facts: Facts) -> str:
+    strata = f"{len(facts.strata)} {'strata' if len(facts.strata) > 1 else 'stratum'}"
+    text = f"{count(facts.count(EVALUATION))} evaluation, {count(facts.count(DEVELOPMENT))} development, {strata}"
+    return f"{text}; {count(facts.unmeasured)} more are listed but not measured" if facts.unmeasured else text
+
+
+def _control(control: Control) -> str:
+    if not control.pairs:
+        return f"{control.action}: no pairs yet"
+    found = "exactly 0" if control.zero else "NOT 0"
+    return (
+        f"{control.action}: δ and f are {found} in {count(control.pairs)} pairs on {count(control.documents)} documents"
+    )

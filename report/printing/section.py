@@ -1,0 +1,51 @@
+"""One section of the page: its words as a template, its tables and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from report.printing.tables import PrintedTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that is yet to be drawn.
+
+    Attributes:
+        name: also that of its files.
+        words: what it shows, for readers who do not see it.
+        draw: draws it; this is what imports matplotlib.
+
+    """
+
+    name: str
+    words: str
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page.
+
+    Attributes:
+        name: its anchor.
+        link: what the page's navigation calls it; empty for a section that it leaves out.
+        template: its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by
+            name, and ``values``; macros are in ``templates/macros.html.j2``.
+        tables: its tables; each is a CSV file too.
+        drawings: its figures.
+        values: what else the template reads.
+
+    """
+
+    name: str
+    link: str
+    template: str
+    tables: tuple[PrintedTable, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,265 @@
+"""A table as the page, a CSV file and a LaTeX file take it: plain cells, no markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from report.printing.numbers import MISSING, decimals_for, interval, level, point, published
+from report.reading.content import PageContent
+from report.reading.estimates import ESTIMATE_COLUMNS, EXPLORATORY, PRIMARY, Estimate, ReportedEstimates
+from schema.study import POOLED
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import DIFFERENCE, Scale
+
+_STANDINGS = {
+    PRIMARY: "prespecified primary endpoints, family-adjusted",
+    EXPLORATORY: "exploratory, pointwise",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text, a quieter line under it, a mark for its standing in the plan, and the paper's number."""
+
+    text: str
+    under: str = ""
+    mark: str = ""
+    left: bool = False
+    published: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's head: symbol, unit, and what it means in words."""
+
+    head: str
+    unit: str = ""
+    meaning: str = ""
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row; ``group`` is a heading that stands above it where it differs from the row before."""
+
+    cells: tuple[Cell, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """One table.
+
+    Attributes:
+        name: also that of its files.
+        title: its caption.
+        columns: their heads.
+        rows: each with as many cells as there are columns.
+        note: sentences under it.
+        records: what its CSV file has in place of the printed cells.
+
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    note: str = ""
+    records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    def write_csv(self, folder: Path) -> None:
+        """Write the table's numbers unrounded: one estimate per line, or the cells of a table without estimates."""
+        if self.records:
+            write_records(folder / f"{self.name}.csv", self.records)
+            return
+        heads = [f"{column.head} ({column.unit})" if column.unit else column.head for column in self.columns]
+        lines = [dict(zip(heads, (cell.text for cell in row.cells), strict=True)) for row in self.rows]
+        write_records(folder / f"{self.name}.csv", lines, heads)
+
+
+@dataclass(frozen=True)
+class EstimateColumn:
+    """A column of estimates: a quantity, of a profile at ``x``; head and meaning are the quantity's unless given."""
+
+    quantity: str
+    x: int | None = None
+    head: str = ""
+    meaning: str = ""
+
+    @property
+    def scale(self) -> Scale:
+        """How its values are printed."""
+        return ALL_QUANTITIES[self.quantity].scale
+
+    @property
+    def column(self) -> Column:
+        """Its head."""
+        known = ALL_QUANTITIES[self.quantity]
+        return Column(self.head or known.label, known.scale.sign, self.meaning or known.meaning)
+
+
+@dataclass(frozen=True)
+class CellColumn:
+    """A column of ready cells by stratum and action, missing ones as a dash."""
+
+    column: Column
+    cells: Mapping[tuple[str, str], Cell]
+
+
+def write_records(path: Path, records: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Write records as CSV; None is an empty field, floats keep every digit."""
+    names = list(columns or (records[0] if records else ()))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
+
+
+def text_cell(text: str) -> Cell:
+    """A left-aligned cell of words."""
+    return Cell(text or MISSING, left=True)
+
+
+def label_column(head: str) -> Column:
+    """A left-aligned column of words."""
+    return Column(head, left=True)
+
+
+def columns_of(*quantities: str) -> list[EstimateColumn]:
+    """Columns of scalar quantities."""
+    return [EstimateColumn(quantity) for quantity in quantities]
+
+
+def action_table(
+    name: str,
+    title: str,
+    estimates: ReportedEstimates,
+    actions: Sequence[str],
+    columns: Sequence[EstimateColumn | CellColumn],
+    *,
+    baseline: str | None = None,
+    strata: Sequence[str] = (POOLED,),
+    note: str = "",
+    records: tuple[dict[str, Any], ...] = (),
+) -> PrintedTable:
+    """A table with a row for each action, grouped by stratum; a column has one count of decimals for all its rows.
+
+    Args:
+        name: also that of its files.
+        title: its caption.
+        estimates: where the numbers come from.
+        actions: its rows.
+        columns: after the action's name.
+        baseline: what the columns' quantities are contrasts to; None for quantities of an action.
+        strata: one group of rows each; that of the pooled rows has no heading.
+        note: stands before the note on the intervals.
+        records: what its CSV file has in place of the estimates.
+
+    """
+    places = [(stratum, action) for stratum in strata for action in actions]
+    found = [
+        [estimates.get(column.quantity, action, baseline, stratum=stratum, x=column.x) for stratum, action in places]
+        if isinstance(column, EstimateColumn) else []
+        for column in columns
+    ]  # fmt: skip
+    listed = [entry for row in zip(*(entries for entries in found if entries), strict=True) for entry in row]
+    mark = marks(listed)
+    cells = [
+        estimate_cells(entries, column.scale, mark)
+        if isinstance(column, EstimateColumn)
+        else [column.cells.get(place, Cell(MISSING)) for place in places]
+        for column, entries in zip(columns, found, strict=True)
+    ]
+    rows = [
+        TableRow((text_cell(action), *own), "" if stratum == POOLED else stratum)
+        for (stratum, action), own in zip(places, zip(*cells, strict=True), strict=True)
+    ]
+    records = records or tuple(entry.as_row() for entry in listed) or (dict.fromkeys(ESTIMATE_COLUMNS),)
+    heads = (label_column("action"), *(column.column for column in columns))
+    return PrintedTable(name, title, heads, tuple(rows), f"{note} {status_note(listed)}".strip(), records)
+
+
+def action_tables(
+    name: str,
+    title: str,
+    content: PageContent,
+    columns: Sequence[EstimateColumn | CellColumn],
+    *,
+    contrasts: bool = False,
+    note: str = "",
+) -> tuple[PrintedTable, PrintedTable]:
+    """The table of all actions, or of the contrasts with the baseline, pooled; and ``NAME_by_stratum``."""
+    actions, baseline = (content.others, content.baseline) if contrasts else (content.actions, None)
+    found = [
+        action_table(full, title, content.estimates, actions, columns, baseline=baseline, strata=strata, note=note)
+        for full, strata in ((name, (POOLED,)), (f"{name}_by_stratum", content.facts.strata))
+    ]
+    return found[0], found[1]
+
+
+def contrast_rows_table(
+    name: str,
+    title: str,
+    estimates: ReportedEstimates,
+    quantities: Sequence[str],
+    actions: Sequence[str],
+    baseline: str,
+) -> PrintedTable:
+    """A table with a row for each contrast and a column for each action."""
+    series = [[estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities]
+    listed = [entry for entries in series for entry in entries]
+    mark = marks(listed)
+    rows = []
+    for quantity, entries in zip(quantities, series, strict=True):
+        known, of = ALL_QUANTITIES[quantity], ALL_QUANTITIES[quantity.removesuffix(DIFFERENCE)]
+        labels = (Cell(known.label, of.meaning, left=True), Cell(known.scale.sign, left=True))
+        rows.append(TableRow((*labels, *estimate_cells(entries, known.scale, mark))))
+    columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
+    note = f"Differences to {baseline}. {status_note(listed)}"
+    return PrintedTable(name, title, columns, tuple(rows), note, tuple(entry.as_row() for entry in listed))
+
+
+def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:
+    """Estimates with their intervals and the paper's numbers under them, all to the same count of decimals."""
+    decimals = decimals_for(entries, scale)
+    return [
+        Cell(MISSING)
+        if entry.estimate is None
+        else Cell(
+            point(entry, scale, decimals),
+            interval(entry, scale, decimals),
+            mark.get(entry.standing, ""),
+            published=published(entry, scale, decimals),
+        )
+        for entry in entries
+    ]
+
+
+def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
+    """The mark for each standing in one table: primary always has one, exploratory where others stand beside it."""
+    present = {row.standing for row in estimates if row.has_interval}
+    return {PRIMARY: "†", EXPLORATORY: "‡" if len(present) > 1 else ""}
+
+
+def status_note(estimates: Iterable[Estimate]) -> str:
+    """One sentence on the intervals of these estimates: levels, and what was prespecified."""
+    known = [row for row in estimates if row.estimate is not None]
+    if not known:
+        return "No estimates."
+    bounded = [row for row in known if row.has_interval]
+    if not bounded:
+        return "Points only: intervals are missing."
+    mark = marks(bounded)
+    parts = []
+    for standing, words in _STANDINGS.items():
+        levels = sorted({row.level for row in bounded if row.standing == standing and row.level is not None})
+        if levels:
+            parts.append(f"{mark[standing]} {words} {' and '.join(map(level, levels))} intervals".lstrip())
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,122 @@
+"""Everything that the sections of one page are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from report.reading.estimates import ReportedEstimates, read_estimates
+from report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
+from report.reading.published import PublishedStudy, read_published
+from report.reading.source import Provenance, StudyRows, ViewRow
+from schema.errors import InputError, nearest
+from schema.study import POOLED
+from schema.windows import Windows
+
+TokenReader = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """What was read of one study and model.
+
+    Attributes:
+        source: the study's views, for what one section alone shows.
+        split: the split that the page reports.
+        facts: documents, actions, plan.
+        estimates: points, intervals, and the paper's numbers beside them.
+        published: what else the paper prints.
+        actions: the compared actions, the baseline first.
+        baseline_reason: why it is the baseline, as the end of a sentence.
+        token_text: turns a token id into what a person reads.
+        provenance: the store and library versions.
+        latex: whether the tables are written as LaTeX too.
+
+    """
+
+    source: StudyRows
+    split: str
+    facts: Facts
+    estimates: ReportedEstimates
+    published: PublishedStudy
+    actions: list[str]
+    baseline_reason: str
+    token_text: TokenReader
+    provenance: Provenance
+    latex: bool
+
+    @property
+    def baseline(self) -> str:
+        """The action that contrasts subtract."""
+        return self.actions[0]
+
+    @property
+    def others(self) -> list[str]:
+        """The other actions."""
+        return self.actions[1:]
+
+    @property
+    def windows(self) -> Windows:
+        """The study's horizon and windows."""
+        return self.facts.windows
+
+    def pooled(self, view: str, **equal: object) -> list[ViewRow]:
+        """Rows of ``view`` that pool the strata of the page's split."""
+        return self.source.of(view, split=self.split, stratum=POOLED, **equal)
+
+
+def read_content(
+    source: StudyRows,
+    *,
+    baseline: str | None,
+    token_text: TokenReader | None,
+    provenance: Provenance,
+    latex: bool,
+) -> PageContent:
+    """Read what the page shows; the arguments are those of ``report.page.build_report``.
+
+    Raises:
+        InputError: no such study, no action to compare, nothing derived yet, or no action named ``baseline``.
+
+    """
+    facts = read_facts(source)
+    if not facts.compared:
+        raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")
+    split = _split(source)
+    estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None)
+    published = read_published(source, facts)
+    chosen, reason = _baseline(facts, estimates, baseline)
+    return PageContent(
+        source=source,
+        split=split,
+        facts=facts,
+        estimates=estimates.compared(published.numbers),
+        published=published,
+        actions=[chosen, *(action for action in facts.compared if action != chosen)],
+        baseline_reason=reason,
+        token_text=token_text or str,
+        provenance=provenance,
+        latex=latex,
+    )
+
+
+def _split(source: StudyRows) -> str:
+    """The split to report: evaluation, or development before evaluation has derived trajectories."""
+    for split in (EVALUATION, DEVELOPMENT):
+        if source.of("decomposition", split=split, stratum=POOLED):
+            return split
+    raise InputError(f"study '{source.study}' has no derived trajectories yet; 'kvdrift derive' makes them")
+
+
+def _baseline(facts: Facts, estimates: ReportedEstimates, asked: str | None) -> tuple[str, str]:
+    """The baseline, and why it is the one."""
+    if asked is not None:
+        if asked not in facts.compared:
+            raise InputError(f"no action '{asked}' in study '{facts.study}'; {nearest(asked, facts.compared)}")
+        return asked, "as requested"
+    planned = facts.plan.content.get("baseline") if facts.plan else None
+    if planned in facts.compared:
+        return str(planned), "as the plan says"
+    known = {action: estimates.get("mismatch", action).estimate for action in facts.compared}
+    least = min(facts.compared, key=lambda action: (known[action] is None, known[action] or 0.0, natural(action)))
+    return least, "the action with the smallest mismatch"

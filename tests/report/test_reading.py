@@ -1,0 +1,89 @@
+"""The page from the real views of a store; columns that a view lacks; what the page imports and when."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fixtures.report_views import MODEL, STUDY, check, make_views
+
+from report.page import build_report
+from schema.store.store import Store
+from sql.catalog import Views, open_views
+
+ACTIONS = ("snapkv-half", "recent-half")
+
+
+@pytest.fixture(scope="module")
+def views(finished: Path) -> Iterator[Views]:
+    with open_views(Store.open(str(finished))) as opened:
+        yield opened
+
+
+class Changed:
+    """The views with some emptied, and columns renamed."""
+
+    def __init__(self, views: Any, empty: tuple[str, ...] = (), renamed: tuple[str, str] = ("", "")) -> None:
+        self.views, self.empty, self.renamed = views, empty, renamed
+
+    def rows(self, view: str, **equal: object) -> pa.Table:
+        found = self.views.rows(view, **equal)
+        old, new = self.renamed
+        found = found.rename_columns([new if name == old else name for name in found.column_names])
+        return found.slice(0, 0) if view in self.empty else found
+
+
+def test_a_page_of_real_views_has_their_numbers(views: Views, tmp_path: Path) -> None:
+    page = build_report(views, "small", "kvdrift/tiny", tmp_path, latex=True).read_text(encoding="utf-8")
+    check(page)
+    stored = {
+        (row["stratum"], row["action"], row["baseline"], row["quantity"], row["x"]): row
+        for row in views.rows("estimates", study="small", split="evaluation").to_pylist()
+    }
+    with (tmp_path / "tables" / "estimates.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(stored) > 500
+    for row in rows:
+        x = int(row["x"]) if row["x"] else None
+        found = stored[row["stratum"], row["action"], row["baseline"] or None, row["quantity"], x]
+        for name in ("estimate", "low", "high", "level"):
+            assert (float(row[name]) if row[name] else None) == found[name]
+
+
+def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_path: Path) -> None:
+    source = Changed(views, empty=("estimates",))
+    page = build_report(source, "small", "kvdrift/tiny", tmp_path).read_text(encoding="utf-8")
+    assert "Intervals are missing" in page
+    for view, table in (("decomposition", "decomposition"), ("branch_windows", "branch"), ("contrasts", "gap")):
+        points = views.rows(view, study="small", split="evaluation", stratum="pooled").to_pylist()
+        with (tmp_path / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows
+        for row in rows:
+            found = [
+                point[row["quantity"]]
+                for point in points
+                if point["action"] == row["action"] and point.get("baseline") == (row["baseline"] or None)
+            ]
+            assert [float(row["estimate"]) if row["estimate"] else None] == found
+
+
+@pytest.mark.parametrize("column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "sum_delta"])
+def test_a_renamed_column_is_an_error_and_not_a_dash(column: str, tmp_path: Path) -> None:
+    views = make_views(ACTIONS)
+    views.views["estimates"] = [row for row in views.views["estimates"] if row["quantity"] != "mean_entry"]
+    with pytest.raises(KeyError, match=column):
+        build_report(Changed(views, renamed=(column, "renamed")), STUDY, MODEL, tmp_path)
+
+
+@pytest.mark.parametrize("module", ["report.page", "report.printing.latex", "report.sections"])
+def test_matplotlib_is_imported_when_a_figure_is_drawn(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'matplotlib', 'torch', 'duckdb', 'sql'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
