@@ -12,10 +12,11 @@ from flows.study_run import StudyRun
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.transformer.loading import check_model
-from schema.errors import ControlError, OperationError
+from schema.errors import ControlError, InputError, OperationError
 from schema.store.store import Store
 from schema.study import CONTROL_ACTION, FINITE_STATE
 from schema.tables import PLAIN
+from sql.catalog import open_views
 
 _SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
@@ -42,30 +43,41 @@ def check_study(run: StudyRun, *, served: bool = False) -> None:
 
 
 def check_controls(store: Store, material: Material) -> int:
-    """Check that every full-retention control has delta = f = 0 exactly.
+    """Check that every full-retention control has delta = f = 0 exactly, by what is derived from its events.
 
     Returns:
         The number of controls, pairs of continuations.
 
     Raises:
         ControlError: a control moved.
+        InputError: events of a control are not derived.
 
     """
-    events = store.read("events", columns=["study", "model", "doc", "action", "replicate", "delta", "f"])
-    own = pc.and_(
-        pc.and_(pc.equal(events["study"], material.study.name), pc.equal(events["model"], material.model_id)),
-        pc.equal(events["action"], CONTROL_ACTION),
-    )
-    control = events.filter(own)
-    moved = control.filter(pc.or_(pc.not_equal(control["delta"], 0), pc.not_equal(control["f"], 0)))
-    if moved.num_rows:
-        first = moved.slice(0, 1).to_pylist()[0]
-        raise ControlError(
-            f"study '{material.study.name}': the full-retention control moved in document '{first['doc']}', replicate "
-            f"{first['replicate']} (delta {first['delta']:.3g}, f {first['f']:.3g}); it must be exactly 0, so this "
-            "device and dtype do not compute reference and compressed model alike"
+    own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
+    with open_views(store) as views:
+        controls = views.rows("controls", **own).to_pylist()
+        generated = pc.sum(views.rows("units", **own, estimator=PLAIN)["replicates"]).as_py() or 0
+        for row in controls:
+            if row["moved_pairs"]:
+                pair = {**own, "doc": row["first_moved_doc"], "replicate": row["first_moved_replicate"]}
+                raise ControlError(_moved_line(pair, views.rows("steps", **pair).to_pylist()))
+    derived = sum(row["pairs"] for row in controls)
+    if derived < generated:
+        raise InputError(
+            f"{generated - derived} controls of study '{material.study.name}' are not derived: kvdrift derive "
+            f"{store.location}"
         )
-    return int(control.group_by(["doc", "replicate"]).aggregate([]).num_rows)
+    return derived
+
+
+def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """The error line of a control that moved, with what it did first."""
+    first = next(step for step in steps if step["delta"] or step["f"] or step["mismatch"])
+    return (
+        f"study '{pair['study']}': the full-retention control moved in document '{pair['doc']}', replicate "
+        f"{pair['replicate']} (delta {first['delta']:.3g}, f {first['f']:.3g} at position {first['t']}); it must be "
+        "exactly 0, so this device and dtype do not compute reference and compressed model alike"
+    )
 
 
 def check_equal_bytes(store: Store, material: Material) -> int:

@@ -15,6 +15,7 @@ from fixtures.small_study import run_command, run_of, start_command, write_study
 
 import kvdrift
 from flows import stages
+from flows.checks import check_controls
 from flows.frozen_plan import find_plan
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store.store import Store, Unit
@@ -180,8 +181,22 @@ def test_a_control_that_moved_fails_the_study(tmp_path: Path) -> None:
     stages.prepare(run)
     document = run.material.of_split("development")[0]
     run.store.append_units([_unit(study.name, document.doc, "full", delta=1e-7)])
-    with pytest.raises(ControlError, match=r"control moved in document .*delta 1e-07"):
+    with pytest.raises(InputError, match="1 controls of study 'small' are not derived: kvdrift derive"):
         stages.check(run)
+    stages.derive(run)
+    where = rf"control moved in document '{document.doc}', replicate 0 \(delta 1e-07, f 0 at position 1\)"
+    with pytest.raises(ControlError, match=where):
+        stages.check(run)
+
+
+def test_a_check_of_controls_reads_no_events(copied: Path, tmp_path: Path) -> None:
+    """With nothing left of the events but their files' footers, what is derived says that the controls are 0."""
+    for file in (copied / "events").rglob("*.parquet"):
+        data = file.read_bytes()
+        rows = len(data) - 8 - int.from_bytes(data[-8:-4], "little") - 4
+        file.write_bytes(data[:4] + bytes(rows) + data[4 + rows :])
+    material = run_of(load_study(write_study(tmp_path)), copied).material
+    assert check_controls(Store.open(copied), material) == 10 * 2  # every document, K = 2
 
 
 def test_unequal_bytes_at_equal_retention_fail_the_study(tmp_path: Path) -> None:

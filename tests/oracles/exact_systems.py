@@ -170,6 +170,7 @@ LEFT_OUT = {
     "branching_depths": "single replicates: swrb_windows has their means",
     "branchings": "single replicates: swrb has their means",
     "calibration": "verdicts of an analysis",
+    "controls": "checks of what was done",
     "depth_intervals": "identified_interval and swrb_windows are its two halves",
     "documents": "what was measured",
     "estimates": "an analysis: columns of the other views with intervals (test_coverage)",

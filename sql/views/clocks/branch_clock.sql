@@ -6,7 +6,7 @@ lag_moments as (
     select * from main.lag_moments
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -24,12 +24,12 @@ strata as materialized (
     group by study, model, split, stratum, action, lag
 ),
 
-pooled as (
+cohorts as (
     select
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         action,
         lag,
         cast(sum(documents) as bigint) as documents,
@@ -39,13 +39,7 @@ pooled as (
         avg(cohort_mismatch) as cohort_mismatch,
         avg(cohort_pre_eos) as cohort_pre_eos
     from strata
-    group by study, model, split, action, lag
-),
-
-cohorts as (
-    select * from strata
-    union all by name
-    select * from pooled
+    group by study, model, split, rollup (stratum), action, lag
 )
 
 select

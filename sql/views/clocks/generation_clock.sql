@@ -5,7 +5,7 @@ position_moments as (
     select * from main.position_moments
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -18,23 +18,17 @@ strata as materialized (
         avg(mismatch) as mismatch
     from position_moments
     group by study, model, split, stratum, action, t
-),
-
-pooled as (
-    select
-        study,
-        model,
-        split,
-        'pooled' as stratum,
-        action,
-        t,
-        avg(delta) as delta,
-        avg(f) as f,
-        avg(mismatch) as mismatch
-    from strata
-    group by study, model, split, action, t
 )
 
-select * from strata
-union all by name
-select * from pooled
+select
+    study,
+    model,
+    split,
+    coalesce(stratum, 'pooled') as stratum,
+    action,
+    t,
+    avg(delta) as delta,
+    avg(f) as f,
+    avg(mismatch) as mismatch
+from strata
+group by study, model, split, rollup (stratum), action, t

@@ -66,7 +66,7 @@ document_laws as (
     from counts
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -81,25 +81,19 @@ strata as materialized (
     group by study, model, split, stratum, action, t
 ),
 
-pooled as (
+laws as (
     select
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         action,
         t,
         avg(p) as p,
         avg(entry_cdf) as entry_cdf,
         avg(survival) as survival
     from strata
-    group by study, model, split, action, t
-),
-
-laws as (
-    select * from strata
-    union all by name
-    select * from pooled
+    group by study, model, split, rollup (stratum), action, t
 )
 
 select

@@ -15,7 +15,7 @@ shared as (
     where moments.action <> partners.action
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -27,22 +27,16 @@ strata as materialized (
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, partner, replicates)))
     from shared
     group by study, model, split, stratum, action, partner
-),
-
-pooled as (
-    select
-        study,
-        model,
-        split,
-        'pooled' as stratum,
-        action,
-        partner,
-        cast(sum(documents) as bigint) as documents,
-        avg(columns(* exclude (study, model, split, stratum, action, partner, documents)))
-    from strata
-    group by study, model, split, action, partner
 )
 
-select * from strata
-union all by name
-select * from pooled
+select
+    study,
+    model,
+    split,
+    coalesce(stratum, 'pooled') as stratum,
+    action,
+    partner,
+    cast(sum(documents) as bigint) as documents,
+    avg(columns(* exclude (study, model, split, stratum, action, partner, documents)))
+from strata
+group by study, model, split, rollup (stratum), action, partner

@@ -1,12 +1,13 @@
 -- The pooled moments M(g) of every action: documents of a stratum with equal weight, then the strata that the action
 -- has with equal weight (stratum 'pooled').
+-- Here and wherever strata are pooled: rollup (stratum) gives a row of each stratum, its own mean, and one of them all.
 with
 
 moments as (
     select * from main.moments
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -20,26 +21,20 @@ strata as materialized (
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)))
     from moments
     group by study, model, split, stratum, action
-),
-
-pooled as (
-    select
-        study,
-        model,
-        split,
-        'pooled' as stratum,
-        action,
-        cast(sum(documents) as bigint) as documents,
-        cast(sum(trajectories) as bigint) as trajectories,
-        cast(sum(cohort_documents) as bigint) as cohort_documents,
-        cast(sum(cohort_paths) as bigint) as cohort_paths,
-        avg(columns(* exclude (
-            study, model, split, stratum, action, documents, trajectories, cohort_documents, cohort_paths
-        )))
-    from strata
-    group by study, model, split, action
 )
 
-select * from strata
-union all by name
-select * from pooled
+select
+    study,
+    model,
+    split,
+    coalesce(stratum, 'pooled') as stratum,
+    action,
+    cast(sum(documents) as bigint) as documents,
+    cast(sum(trajectories) as bigint) as trajectories,
+    cast(sum(cohort_documents) as bigint) as cohort_documents,
+    cast(sum(cohort_paths) as bigint) as cohort_paths,
+    avg(columns(* exclude (
+        study, model, split, stratum, action, documents, trajectories, cohort_documents, cohort_paths
+    )))
+from strata
+group by study, model, split, rollup (stratum), action

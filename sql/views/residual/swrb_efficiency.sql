@@ -55,7 +55,7 @@ pooled as (
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         action,
         sum(documents) as documents,
         avg(plain_variance) as plain_variance,
@@ -65,13 +65,11 @@ pooled as (
         case when count(plain_seconds) = count(*) then avg(plain_seconds) end as plain_seconds,
         case when count(swrb_seconds) = count(*) then avg(swrb_seconds) end as swrb_seconds
     from strata
-    group by study, model, split, action
+    group by study, model, split, rollup (stratum), action
 ),
 
 means as (
     select * from documents
-    union all by name
-    select * from strata
     union all by name
     select * from pooled
 ),

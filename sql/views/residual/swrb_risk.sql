@@ -31,7 +31,7 @@ documents as (
     where branched.estimator = 'swrb'
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -50,12 +50,12 @@ strata as materialized (
     group by study, model, split, stratum, action
 ),
 
-pooled as (
+rows_of_actions as (
     select
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         action,
         cast(sum(documents) as bigint) as documents,
         cast(sum(replicates) as bigint) as replicates,
@@ -66,13 +66,7 @@ pooled as (
         case when count(plain_mismatch) = count(*) then avg(plain_mismatch) end as plain_mismatch,
         case when count(squared_error) = count(*) then avg(squared_error) / count(*) end as squared_error
     from strata
-    group by study, model, split, action
-),
-
-rows_of_actions as (
-    select * from strata
-    union all by name
-    select * from pooled
+    group by study, model, split, rollup (stratum), action
 )
 
 select

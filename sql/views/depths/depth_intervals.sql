@@ -61,7 +61,7 @@ documents as (
     select * from branched
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -78,12 +78,12 @@ strata as materialized (
     group by study, model, split, stratum, action, estimator, depth
 ),
 
-pooled as (
+windows_of_depth as (
     select
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         action,
         estimator,
         depth,
@@ -92,13 +92,7 @@ pooled as (
         avg(observed) as observed,
         avg(capacity) as capacity
     from strata
-    group by study, model, split, action, estimator, depth
-),
-
-windows_of_depth as (
-    select * from strata
-    union all by name
-    select * from pooled
+    group by study, model, split, rollup (stratum), action, estimator, depth
 ),
 
 intervals as (

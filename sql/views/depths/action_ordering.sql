@@ -24,7 +24,7 @@ shared as (
     where own.action <> baselines.action
 ),
 
-strata as materialized (
+strata as (
     select
         study,
         model,
@@ -39,25 +39,19 @@ strata as materialized (
     group by study, model, split, stratum, baseline, action, depth
 ),
 
-pooled as (
+pairs as (
     select
         study,
         model,
         split,
-        'pooled' as stratum,
+        coalesce(stratum, 'pooled') as stratum,
         baseline,
         action,
         depth,
         cast(sum(documents) as bigint) as documents,
         avg(columns(* exclude (study, model, split, stratum, baseline, action, depth, documents)))
     from strata
-    group by study, model, split, baseline, action, depth
-),
-
-pairs as (
-    select * from strata
-    union all by name
-    select * from pooled
+    group by study, model, split, rollup (stratum), baseline, action, depth
 ),
 
 contrasts as (
