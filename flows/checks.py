@@ -61,7 +61,7 @@ def check_controls(store: Store, material: Material) -> int:
             if row["moved_pairs"]:
                 pair = {**own, "doc": row["first_moved_doc"], "replicate": row["first_moved_replicate"]}
                 raise ControlError(_moved_line(pair, views.rows("steps", **pair).to_pylist()))
-    derived = sum(row["pairs"] for row in controls)
+    derived: int = sum(row["pairs"] for row in controls)
     if derived < generated:
         raise InputError(
             f"{generated - derived} controls of study '{material.study.name}' are not derived: kvdrift derive "
