@@ -1,7 +1,7 @@
-"""The residual-branching tables and views, evaluated by plain loops over raw events, and the logs to compare them on.
+"""The residual-branching tables and views, evaluated from the definitions by plain loops over raw events.
 
-As ``view_definitions`` for the other views, and with its paths, pools and weights: a branching is what its scan and its
-branch hold by position, an estimate is a function of one branching, and means are explicit weighted sums.
+A branching is what its scan and its branch hold by position, an estimate is a function of one branching, and means are
+explicit weighted sums.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from fixtures.swrb_events import Laws, plain_replicate, random_laws, swrb_replicate, unit
-from oracles.view_definitions import (
-    POOLED,
-    Analysis,
-    Log,
-    Row,
-    declared_study,
-    document,
-    identified_interval,
-    occupation,
-)
+from fixtures.awkward_logs import Row
+from oracles.coupled_paths import POOLED, Analysis, occupation
+from oracles.view_definitions import identified_interval, interval_row
 
 NAMES = ("study", "model", "doc", "action", "replicate")
 
@@ -338,31 +329,19 @@ def swrb_windows(analysis: Analysis) -> list[Row]:
     ]
     rows = []
     for named, weighted in pooled_by_document(documents):
-        epsilon = math.sqrt(math.log(4 / 0.05) * math.fsum(weight**2 for weight, _ in weighted) / 2)
+        weights = [weight for weight, _ in weighted]
         h = weighted[0][1]["members"][0].horizon
 
         def pooled(g: Callable[[Branching], float], weighted: list[tuple[float, Row]] = weighted) -> float:
             return math.fsum(weight * mean([g(one) for one in row["members"]]) for weight, row in weighted)
 
         for depth in range(1, h + 1):
-            below = pooled(lambda one, depth=depth: one.observed(depth))  # type: ignore[misc]
-            above = pooled(lambda one, depth=depth: one.capacity(depth))  # type: ignore[misc]
+            below = pooled(lambda one, depth=depth: one.observed(depth))
+            above = pooled(lambda one, depth=depth: one.capacity(depth))
             rows.append(
-                {
-                    **named,
-                    "depth": depth,
-                    "documents": len(weighted),
-                    "observed": below,
-                    "capacity": above,
-                    "lower": below,
-                    "upper": below + above,
-                    "midpoint": below + above / 2,
-                    "half_width": above / 2,
-                    "realized_tail": pooled(lambda one: one.risk) - below,
-                    "enclosure_low": max(0.0, below - epsilon),
-                    "enclosure_high": min(1.0, below + above + epsilon),
-                    "level": 0.95,
-                }
+                named
+                | {"depth": depth, "documents": len(weighted)}
+                | interval_row(below, above, pooled(lambda one: one.risk), weights)
             )
     return rows
 
@@ -387,80 +366,4 @@ SWRB_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
         swrb_windows,
         depth_intervals,
     )
-}
-
-
-# --------------------------------------------------------------------------------------------------------------- logs
-
-# Replicates of each document by either estimator, in turn: both, one of them, too few for a variance.
-REPLICATES = ((3, 4), (2, 2), (0, 2), (2, 0), (2, 3), (1, 1), (1, 3), (4, 2))
-
-
-def branched_log(horizon: int, seed: int, *, damaged: bool = True) -> Log:
-    """Two studies of random laws: documents with either estimator or both, costs known or not, damaged replicates.
-
-    In study b every cost is known.
-    """
-    chance = np.random.default_rng(seed)
-    log = Log()
-    for study, strata in (("a", {"x": 5, "y": 2, "z": 1}), ("b", {"x": 3, "y": 1})):
-        names = {"study": study, "model": "m"}
-        if horizon >= 6:  # there is room for the windows of ``declared_study``
-            log.studies.append(declared_study(names, horizon))
-        docs = [(stratum, f"{stratum}/{index}") for stratum, count in strata.items() for index in range(count)]
-        for number, (stratum, doc) in enumerate(docs):
-            log.documents.append(document(names, doc, "evaluation", stratum))
-            for position, action in enumerate(("calm", "half", "recent")):
-                # Agreement to the end: no variance, no mass. Some documents branch for sure, at some position.
-                laws = random_laws(
-                    chance,
-                    horizon,
-                    apart=0.0 if action == "calm" else 0.6,
-                    apart_at=int(chance.integers(1, horizon + 1)) * (action == "half" and number % 4 == 1),
-                )
-                replicates = REPLICATES[(number + 3 * position + 5 * (study == "b")) % len(REPLICATES)]
-                _add_cell(log, {**names, "doc": doc, "action": action}, laws, replicates, chance)
-    first = log.documents[0]
-    for quantity, x, value in (("mismatch", None, 0.25), ("mismatch", 1, 0.5), ("occurrence", None, 0.125)):
-        key = {"study": "a", "model": "m", "doc": first["doc"], "action": "recent"}
-        log.exact_values.append({**key, "quantity": quantity, "x": x, "value": value})
-    if damaged:
-        _damage_branchings(log, horizon, chance)
-    return log
-
-
-def _add_cell(log: Log, names: Row, laws: Laws, replicates: tuple[int, int], chance: np.random.Generator) -> None:
-    for estimator, count, simulate in (
-        ("plain", replicates[0], plain_replicate),
-        ("swrb", replicates[1], swrb_replicate),
-    ):
-        for first in range(0, count, 2):  # units of one or two replicates
-            own = range(first, min(first + 2, count))
-            rows = [row for k in own for row in simulate({**names, "replicate": k}, laws, chance)]
-            log.events += rows
-            all_known = names["study"] == "b"
-            if not all_known and chance.random() < 0.1:
-                continue  # a unit whose row is still to be written
-            measured = {
-                "pair_evaluations": int(chance.integers(1, 50)) if all_known or chance.random() < 0.8 else None,
-                "decode_seconds": float(chance.choice([0.0, 0.5, 1.5])) if all_known or chance.random() < 0.8 else None,
-            }
-            record = unit(rows, estimator, laws.horizon, **measured).record
-            log.units.append({**record, "first_replicate": first, "replicates": len(own), "path": f"{len(log.units)}"})
-
-
-def _damage_branchings(log: Log, horizon: int, chance: np.random.Generator) -> None:
-    """Replicates that must not enter: a branch with a hole, another horizon, of a document nobody declared."""
-    laws = random_laws(chance, horizon, apart_at=1)
-    names = {"study": "a", "model": "m", "doc": log.documents[0]["doc"], "action": "half"}
-    hole = swrb_replicate({**names, "replicate": 90}, laws, chance)
-    del hole[len(hole) // 2]
-    longer = swrb_replicate({**names, "replicate": 91}, random_laws(chance, horizon + 1), chance)
-    stranger = swrb_replicate({**names, "doc": "undeclared", "replicate": 0}, laws, chance)
-    log.events += hole + longer + stranger
-
-
-SWRB_LOGS: dict[str, Callable[[], Log]] = {
-    "branched": lambda: branched_log(6, 1),
-    "branched, horizon 1": lambda: branched_log(1, 2),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.view_definitions import awkward_log
+from fixtures.awkward_logs import awkward_log
 
 from schema.errors import InputError
 from schema.store.store import Store, Unit

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fixtures.awkward_logs import Log, Row, declared_study, document
+from fixtures.branched_logs import SWRB_LOGS, branched_log
 from fixtures.swrb_events import Laws, plain_replicate, random_laws, swrb_replicate, unit
-from oracles.swrb_definitions import SWRB_EVALUATIONS, SWRB_LOGS, branched_log, swrb_efficiency
-from oracles.view_definitions import Analysis, Log, Row, declared_study, document
+from oracles.coupled_paths import Analysis
+from oracles.swrb_definitions import SWRB_EVALUATIONS, swrb_efficiency
 
 from schema.store.store import Store
 from schema.tables import TABLES

@@ -10,9 +10,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.swrb_definitions import SWRB_EVALUATIONS, SWRB_LOGS
+from fixtures.awkward_logs import LOGS, Log, awkward_log
+from fixtures.branched_logs import SWRB_LOGS
+from oracles.coupled_paths import Analysis
+from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
-from oracles.view_definitions import LOGS, Analysis, Log, awkward_log
 
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import TABLES

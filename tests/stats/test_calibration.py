@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.view_definitions import Log, _add_study
-from oracles.view_definitions import Plan as LogPlan
+from fixtures.awkward_logs import Log, LogPlan, add_study
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
@@ -346,7 +345,7 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
     plan = LogPlan(
         "s", "m", 16, {"x": 4, "y": 3}, ("full", "half", "512", "recent"), 4, splits=splits, missing=0.0
     )  # fmt: skip
-    _add_study(log, plan, plain_random.Random(5))  # noqa: S311 - test data
+    add_study(log, plan, plain_random.Random(5))  # noqa: S311 - test data
     store = Store.create(location)
     store.append_rows("documents", pa.Table.from_pylist(log.documents, schema=TABLES["documents"].schema))
     units: dict[tuple[str, str], list[dict[str, Any]]] = {}
