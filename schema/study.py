@@ -1,4 +1,8 @@
-"""The study file: what is measured, on what, and what the evaluation must reach. TOML in, validated values out."""
+"""The study file: what is measured, on what, and what the evaluation must reach. TOML in, validated values out.
+
+First the sections in the order of the file, then ``Study`` with the checks that need several sections, then reading a
+file and explaining what is wrong in it.
+"""
 
 from __future__ import annotations
 
@@ -108,11 +112,20 @@ class ActionSection(_Section):
 
     @property
     def parameters(self) -> dict[str, int | float | str | bool]:
-        """Selector parameters that the study sets; the others keep the selector's defaults."""
+        """The selector parameters that the study sets; a parameter that it does not set keeps its default."""
         return dict(self.__pydantic_extra__)
 
     def check_kind(self, where: str, *, finite: bool) -> None:
-        """InputError, at ``where``, for a transformer's action without selector or retention, or another's with any."""
+        """Check that the action has the keys that its kind of model needs.
+
+        Args:
+            where: The action's place in the file, for the error line.
+            finite: Whether the model is a finite-state one, whose actions have a name alone.
+
+        Raises:
+            InputError: A key is missing or must not be there.
+
+        """
         given = self.model_fields_set - {"name"}
         if finite and given:
             raise InputError(f"{where}.{min(given)}: unknown key; a finite-state system's actions are laws")
@@ -168,47 +181,50 @@ class Study(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self._check_kind()
-        self._check_names()
+        self._check_model()
+        self._check_documents()
+        self._check_actions()
         self._check_plan()
         _ = self.window_values
         return self
 
-    def _check_kind(self) -> None:
-        model, finite = self.model, self.model.kind == FINITE_STATE
-        given = [name for name in ("family", "alphabet", "tables") if getattr(model, name) is not None]
-        if not finite and given:
-            raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
-        if model.device_map is not None and model.device != "cpu":
-            raise InputError("model.device: device_map chooses the devices; write one of the two")
-        if finite and given not in (["family", "alphabet"], ["tables"]):
-            raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
-        for number, part in enumerate(self.documents):
-            if (part.source == FINITE_STATE) != finite:
-                raise InputError(f"documents[{number}].source = '{part.source}': not one of a {model.kind} model")
-            if finite == bool(part.length):
-                what = "unknown key; finite-state systems have no prompt" if finite else "missing"
-                raise InputError(f"documents[{number}].length: {what}")
-        for number, action in enumerate(self.actions):
-            action.check_kind(f"actions[{number}]", finite=finite)
+    @property
+    def _finite(self) -> bool:
+        return self.model.kind == FINITE_STATE
 
-    def _check_names(self) -> None:
-        names = [action.name for action in self.actions]
-        strata = [part.stratum_name for part in self.documents]
-        for kind, values in (("actions", names), ("strata", strata)):
-            for value in values:
-                if values.count(value) > 1:
-                    raise InputError(f"{kind}: '{value}' stands there twice; give each its own name")
-        for part in self.documents:
-            which, parts = part.part_of_clusters
+    def _check_model(self) -> None:
+        given = [name for name in ("family", "alphabet", "tables") if getattr(self.model, name) is not None]
+        if not self._finite and given:
+            raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
+        if self._finite and given not in (["family", "alphabet"], ["tables"]):
+            raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
+        if self.model.device_map is not None and self.model.device != "cpu":
+            raise InputError("model.device: device_map chooses the devices; write one of the two")
+
+    def _check_documents(self) -> None:
+        for number, section in enumerate(self.documents):
+            where = f"documents[{number}]"
+            if (section.source == FINITE_STATE) != self._finite:
+                raise InputError(f"{where}.source = '{section.source}': not a source of a {self.model.kind} model")
+            if self._finite and section.length:
+                raise InputError(f"{where}.length: unknown key; finite-state systems have no prompt")
+            if not self._finite and not section.length:
+                raise InputError(f"{where}.length: missing")
+            which, parts = section.part_of_clusters
             if which > parts:
-                raise InputError(
-                    f"documents '{part.stratum_name}': part = '{part.part}': write 1/{parts} to {parts}/{parts}"
-                )
+                raise InputError(f"{where}.part = '{section.part}': write 1/{parts} to {parts}/{parts}")
+        strata = [section.stratum_name for section in self.documents]
+        _check_distinct("strata", strata)
         if POOLED in strata:
             raise InputError(f"strata: '{POOLED}' is the name of the rows that pool them; choose another")
+
+    def _check_actions(self) -> None:
+        for number, action in enumerate(self.actions):
+            action.check_kind(f"actions[{number}]", finite=self._finite)
+        names = [action.name for action in self.actions]
+        _check_distinct("actions", names)
         if CONTROL_ACTION in names:
-            raise InputError(f"actions: the control '{CONTROL_ACTION}' is added by itself; remove it")
+            raise InputError(f"actions: kvdrift adds the control '{CONTROL_ACTION}' to every study; remove it")
         for action in self.actions:
             try:
                 _ = action.retention
@@ -225,7 +241,7 @@ class Study(_Section):
             raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
         low, high = self.plan.replicates_between
         if low > high:
-            raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound lies above the second")
+            raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")
 
     @property
     def name(self) -> str:
@@ -234,17 +250,17 @@ class Study(_Section):
 
     @property
     def several_models(self) -> bool:
-        """Whether the file names other models too, each with a ``Study`` of its own."""
+        """Whether the file names several models, each with a ``Study`` of its own."""
         return self._several_models
 
     def as_one_of_several(self) -> Self:
-        """The same study, known to be one of a file's several."""
+        """Mark the study as one of several of a file, and return it."""
         self._several_models = True
         return self
 
     @cached_property
     def window_values(self) -> Windows:
-        """All windows: those that ``[windows]`` sets, and the others as they scale with the horizon."""
+        """All windows; those that ``[windows]`` does not set scale with the horizon."""
         return Windows.of(self.study.horizon, **self.windows.model_dump())
 
     @cached_property
@@ -253,32 +269,49 @@ class Study(_Section):
         deciding = {
             "study": self.study.model_dump(),
             "model": values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map")),
-            # Where the files lie is no part of what they say: a document that changed is told by its prompt_sha256.
+            # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [part.model_dump(exclude={"development", "evaluation", "path"}) for part in self.documents],
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def values_of(section: _Section, later: Collection[str]) -> dict[str, Any]:
-    """A section's values without those of ``later`` keys at their default: a new key must not change older hashes."""
+    """Return a section's values without keys at their default that came later: they must not change older hashes.
+
+    Args:
+        section: The section.
+        later: The keys that came after studies of this kind had been stored.
+
+    """
     defaults = {name: type(section).model_fields[name].default for name in later}
     values = section.model_dump()
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def load_study(path: Path) -> Study:
-    """The study of a file that names one model, else as ``load_studies``; InputError if it names several."""
+    """Read and validate a study file that names one model.
+
+    Raises:
+        InputError: The file cannot be read, is not valid, or names several models.
+
+    """
     studies = load_studies(path)
     if len(studies) > 1:
         names = ", ".join(study.model.id for study in studies)
-        raise InputError(f"{path}: names {len(studies)} models ({names}), where one is wanted")
+        raise InputError(f"{path}: names {len(studies)} models ({names}), must name one")
     return studies[0]
 
 
 def load_studies(path: Path) -> list[Study]:
-    """Read and validate a study file: one study per ``[[model]]``, equal but for the model, or one for ``[model]``.
+    """Read and validate a study file.
 
-    InputError, one line, names the file, the field and the nearest known name.
+    Returns:
+        One study for ``[model]``; or one for each ``[[model]]``, equal but for the model.
+
+    Raises:
+        InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown
+            key, the nearest known one.
+
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -293,18 +326,23 @@ def load_studies(path: Path) -> list[Study]:
     contents = [content if model is None else content | {"model": model} for model in several]
     try:
         studies = [Study.model_validate(one) for one in contents]
+        _check_distinct("models", [study.model.id for study in studies])
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error.errors())}") from None
-    ids = [study.model.id for study in studies]
-    if twice := [model for model in ids if ids.count(model) > 1]:
-        raise InputError(f"{path}: model.id = '{twice[0]}' stands there twice")
     return [study.as_one_of_several() for study in studies] if len(studies) > 1 else studies
 
 
+def _check_distinct(what: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")
+
+
 def _explain(problems: list[Any]) -> str:
-    # A misspelled key shows up as missing, too: the unknown one is what the user can mend.
+    """Make one line of pydantic's problems."""
+    # A misspelled key is reported as missing, too; the unknown key is the one to correct.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = problem["loc"]
     where = _place(location)
@@ -318,7 +356,7 @@ def _explain(problems: list[Any]) -> str:
 
 
 def _missing(where: str, name: str, unknown: Iterable[str]) -> str:
-    """The error line for a key that is missing, or misspelled as one of the ``unknown`` keys beside it."""
+    """Make the error line for a key that is missing, or misspelled as one of the ``unknown`` keys beside it."""
     place = f"{where}." if where else ""
     for key in unknown:
         if difflib.get_close_matches(key, [name]):
@@ -327,6 +365,7 @@ def _missing(where: str, name: str, unknown: Iterable[str]) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
+    """Write a place as in ``actions[0].keep``; pydantic's names of types in it are left out."""
     text = ""
     for part in location:
         if isinstance(part, int):

@@ -35,7 +35,7 @@ COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "anal
         ([('baseline = "snapkv-half"', 'baseline = "snapkv-hal"')], "plan.baseline = 'snapkv-hal': no such action; did you mean 'snapkv-half'?"),
         ([('"gap", ', '"gaps", ')], "plan.primary: unknown quantity 'gaps'; did you mean 'gap'?"),
         ([('"gap", ', '"entry_cdf", ')], "plan.primary: 'entry_cdf' is a profile"),
-        ([('stratum = "tracking"', 'stratum = "needle"')], "strata: 'needle' stands there twice"),
+        ([('stratum = "tracking"', 'stratum = "needle"')], "strata: 'needle' is given 2 times; give each a name of its own"),
         ([('tasks = ["variable_tracking"]', 'tasks = ["needle"]')], "is in two strata, 'needle' and 'tracking'"),
         ([("[plan]", "[plan")], "not valid TOML"),
         ([('stratum = "needle"', 'stratum = "pooled"')], "strata: 'pooled' is the name of the rows that pool them"),

@@ -192,9 +192,9 @@ def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "kvdrift/tiny"'), "model.id = 'kvdrift/tiny' stands there twice"),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "kvdrift/tiny"'), "models: 'kvdrift/tiny' is given 2 times"),
         (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nidd = "x"'), "model.idd: unknown key; did you mean 'id'?"),
-        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "other"'), "names 2 models (kvdrift/tiny, other), where one is wanted"),
+        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "other"'), "names 2 models (kvdrift/tiny, other), must name one"),
     ],
 )  # fmt: skip
 def test_several_models(tmp_path: Path, change: tuple[str, str], message: str) -> None:
