@@ -16,7 +16,12 @@ class Retention:
 
     @classmethod
     def parse(cls, value: float | str) -> Retention:
-        """From a study file's ``keep``: 512, "1/2", "90%" or "all". InputError for anything else, floats included."""
+        """Read a study file's ``keep``: 512, "1/2", "90%" or "all".
+
+        Raises:
+            InputError: It is anything else, such as a float.
+
+        """
         if value == "all":
             return cls(None)
         try:
@@ -28,10 +33,10 @@ class Retention:
             raise InputError(f"keep = {value!r}: a fraction of the prompt lies above 0 and at most at 1")
         if isinstance(rule, int) and rule < 1:
             raise InputError(f"keep = {value!r}: keep at least 1 entry")
-        return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # the fraction 1 must not read "1 entry"
+        return cls(None if isinstance(rule, Fraction) and rule == 1 else rule)  # else 1 is a count
 
     def kept(self, entries: int) -> int:
-        """m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, never more than n."""
+        """Return m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, at most n."""
         if self.rule is None:
             return entries
         if isinstance(self.rule, Fraction):

@@ -1,4 +1,4 @@
-"""What may be appended: tables of the declared schema, and units whose events are complete and their own."""
+"""What may be appended: rows of the declared schema, and units whose events are exactly their own."""
 
 from __future__ import annotations
 
@@ -13,44 +13,57 @@ import pyarrow.compute as pc
 from schema.errors import InputError, nearest
 from schema.store.delta import digest
 from schema.store.unit_events import whole_unit
-from schema.tables import EVENTS, PLAIN, SWRB, UNITS, Table
+from schema.tables import EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS, Table
 
 UNIT_FOOTER = "kvdrift.unit"
 
-_GROUP = ("study", "model", "doc", "action")
 _PATH = re.compile(
     r"(?:[^/]+/){4}(?P<swrb>swrb-)?(?P<group>[0-9a-f]{16})-(?P<first>\d+)-(?P<count>\d+)-[0-9a-f]{16}\.parquet"
 )
 _INT32_END = 2**31
 
-# What each estimator's segments are derived into.
+# The tables that each estimator's segments are derived into.
 DERIVED = {PLAIN: ("trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One (study, model, document, action, replicate range): a ``units`` row without ``path``, and its events."""
+    """One replicate range of a (study, model, document, action) with its events.
+
+    Attributes:
+        record: A ``units`` row without ``path``.
+        events: Rows of the EVENTS schema; without ``kind`` and ``weight`` they are coupled pairs.
+
+    """
 
     record: dict[str, Any]
-    events: pa.Table  # EVENTS schema; without kind and weight they are coupled pairs
+    events: pa.Table
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which replicates of which group, a group being one (study, model, doc, action) under one estimator."""
+    """A range of replicates of a group; a group is one (study, model, doc, action) under one estimator.
 
-    group: str  # digest of the four names and, unless it is plain, the estimator
+    Attributes:
+        group: Digest of the four names and, unless it is plain, the estimator.
+        first: The first replicate.
+        count: The number of replicates.
+        estimator: The estimator.
+
+    """
+
+    group: str
     first: int
     count: int
     estimator: str = PLAIN
 
     @property
     def app_id(self) -> str:
-        """The unit's application id; its transaction's version is ``count``."""
+        """The application id of the unit's commit; the version of that transaction is ``count``."""
         return f"{self.group}-{self.first}"
 
     def overlaps(self, other: Span) -> bool:
-        """Whether a replicate belongs to both."""
+        """Tell whether a replicate belongs to both spans."""
         return (
             self.group == other.group
             and self.first < other.first + other.count
@@ -59,7 +72,7 @@ class Span:
 
 
 def span_of_path(path: str) -> Span | None:
-    """The span that an events file's path names; None for a file that the store did not name (a compacted one)."""
+    """Return the span that an events file's path names; None for a path that the store did not make (a compaction)."""
     match = _PATH.fullmatch(path)
     if match is None:
         return None
@@ -67,17 +80,19 @@ def span_of_path(path: str) -> Span | None:
 
 
 def span_of_record(record: dict[str, Any]) -> Span:
-    """The span of a ``units`` row."""
+    """Return the span of a ``units`` row."""
     estimator = record["estimator"]
-    names = [record[name] for name in _GROUP]
+    names = [record[name] for name in GROUP_KEY]
     group = digest(*names) if estimator == PLAIN else digest(*names, estimator)
     return Span(group, record["first_replicate"], record["replicates"], estimator)
 
 
 def derived_tables(path: str) -> tuple[str, ...]:
-    """The tables that an events file is derived into, by its path: those of a plain unit or of an SWRB one.
+    """Return the tables that an events file is derived into: its path tells whether it is plain or of SWRB.
 
-    InputError for a path that is no events file's.
+    Raises:
+        InputError: The path is not that of an events file.
+
     """
     span = span_of_path(path)
     if span is None:
@@ -86,40 +101,45 @@ def derived_tables(path: str) -> tuple[str, ...]:
 
 
 def unit_path(record: dict[str, Any], content: str) -> str:
-    """The unit's place below the events table: readable names, then digests of the full names and of the content.
+    """Return a unit's path relative to the events table: readable names, then digests of names and content.
 
-    The content is part of the name so that two writers of one unit, whose files differ in their measured seconds, never
-    write one file: a visible file is never touched again.
+    Two writers of one unit have files with different measured seconds. Since the content is part of the name, they
+    write different files, and a visible file is never written again.
     """
     span = span_of_record(record)
-    folder = "/".join(_slug(str(record[name])) for name in _GROUP)
+    folder = "/".join(_slug(str(record[name])) for name in GROUP_KEY)
     mark = "" if span.estimator == PLAIN else f"{span.estimator}-"
     return f"{folder}/{mark}{span.group}-{span.first}-{span.count}-{content}.parquet"
 
 
 def _slug(name: str) -> str:
-    """``name`` in characters that file systems and URLs share; never hidden, as Delta takes ``.`` and ``_`` for."""
+    """Write a name in characters that file systems and URLs share; Delta hides files that begin with ``.`` or ``_``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:48].lstrip("._-") or "x"
 
 
 def unit_name(record: dict[str, Any]) -> str:
-    """The unit as error lines name it."""
+    """Name a unit for an error line."""
     last = record["first_replicate"] + record["replicates"]
     what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
-    return f"({', '.join(str(record[name]) for name in _GROUP)}) {what} [{record['first_replicate']}, {last})"
+    return f"({', '.join(str(record[name]) for name in GROUP_KEY)}) {what} [{record['first_replicate']}, {last})"
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
-    """``rows`` in the declared schema of ``table``: columns in order, no null where none may be.
+    """Put rows into the declared schema of a table.
 
-    A column that came after the table may be missing: then it holds its default. InputError names the table and the
-    field where a column is missing, unknown, of another type, or null.
+    Args:
+        table: The table.
+        rows: Its columns in any order. A column that came after the table may be missing, and gets its default.
+
+    Raises:
+        InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
+
     """
     for name in rows.column_names:
         if name not in table.columns:
             raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, table.columns)}")
     if len(set(rows.column_names)) < len(rows.column_names):
-        raise InputError(f"{table.name}: a column is given twice")
+        raise InputError(f"{table.name}: two columns have the same name")
     for name, default in table.defaults.items():
         if name not in rows.column_names:
             held = pa.scalar(default, table.schema.field(name).type)
@@ -136,14 +156,19 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
-    """The unit's record with every ``units`` column but ``path``, and its events as ``whole_unit`` sorts them.
+    """Check a unit and complete its record.
 
-    A record without ``estimator`` is that of a plain unit. InputError names table, field and value where the record
-    lacks a field or the events are not exactly the unit's.
+    Returns:
+        The record with every ``units`` column but ``path``, where a record without ``estimator`` is that of a plain
+        unit; and the events sorted by (replicate, kind with scan before branch, t).
+
+    Raises:
+        InputError: The record lacks a field, or the events are not exactly the unit's.
+
     """
     record = _conform_record(unit.record)
     events = conform(EVENTS, unit.events)
-    for name in _GROUP:
+    for name in GROUP_KEY:
         for value in pc.unique(events.column(name)).to_pylist():
             if value != record[name]:
                 raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
@@ -151,7 +176,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
 
 def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
-    """A ``units`` record with what records of older schema versions hold in the columns that they lack."""
+    """Complete a ``units`` record of an older schema version by the defaults of the columns that it lacks."""
     return UNITS.defaults | record
 
 

@@ -3,10 +3,10 @@
 This module knows paths, bytes and commits, and nothing of what a row means: that is ``schema.store.appends`` (what may
 be appended) and ``schema.store.store`` (what is visible when).
 
-Schema versions: a table carries its version as a property. ``upgrade`` raises it, which from then on keeps the writers
-of older versions out, and then adds the columns that came since; each notes in its metadata after which table version
-it came, and the files visible at that version lack it. Nothing is written to a table that lacks a column, so whoever
-finds an upgrade broken off between the two commits only goes on with it.
+Schema versions: a table carries its version as a property. An upgrade raises it, which from then on keeps the writers
+of older versions out, and then adds the columns that came since. The metadata of each such column tells the last table
+version without it; the files visible at that version lack it. Nothing is written to a table that lacks a column, so an
+upgrade that was killed between the two commits is simply continued.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ATTEMPTS = 200
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A Parquet file that lies in a table's folder and may not be visible yet."""
+    """A Parquet file in a table's folder; it may not be visible yet."""
 
     path: str  # relative to the table
     size: int  # bytes
@@ -53,12 +53,12 @@ class StoredFile:
 
 
 def digest(*parts: object) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of ``parts`` as a JSON list: equal only for equal parts."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of ``parts`` written as a JSON list."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> bytes:
-    """``rows`` as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
+    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
@@ -81,25 +81,25 @@ class Snapshot:
         self._loaded = loaded
 
     def paths(self) -> list[str]:
-        """Relative paths of the files that are visible, sorted."""
+        """Return the relative paths of the visible files, sorted."""
         return sorted(self._added("path"))
 
     def files(self) -> list[StoredFile]:
-        """The same files with their sizes and rows, as the log has them."""
+        """Return the visible files with the sizes and rows that the log has, sorted by path."""
         added = zip(*(self._added(name) for name in ("path", "size_bytes", "num_records")), strict=True)
         return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
 
     def count_rows(self) -> int:
-        """Rows that are visible, counted from the log alone."""
+        """Count the visible rows; reads the log alone."""
         return sum(self._added("num_records"))
 
     def transaction_version(self, app_id: str) -> int | None:
-        """The version of an application's last transaction; None before the first."""
+        """Return the version of an application's last transaction; None before the first."""
         found = None if self._loaded is None else self._loaded.transaction_version(app_id)
         return None if found is None else int(found)
 
     def last_versions_without(self) -> dict[str, int]:
-        """The declared columns that files visible at some version lack, and the last such version up to this one."""
+        """Return the columns that some visible files lack, with the last version up to this one without each."""
         if self._loaded is None:
             return {}
         stored = {field.name: field.metadata for field in self._loaded.schema().fields}
@@ -120,6 +120,12 @@ class DeltaFolder:
     """The tables of ``schema.tables`` under one local folder or object-store URL. Holds no state but its place."""
 
     def __init__(self, location: str | Path) -> None:
+        """Take a location without looking at it.
+
+        Raises:
+            InputError: The location cannot be that of a store.
+
+        """
         self.location = absolute(location)
         self._local = is_local(self.location)
         if self._local and unquote(self.location) != self.location:
@@ -127,7 +133,12 @@ class DeltaFolder:
         self._files, self._root = filesystem_of(self.location)
 
     def create(self, table: str) -> None:
-        """Make ``table`` where it is missing, upgrade it where it is old; InputError where that cannot be done."""
+        """Make a table if it is missing and upgrade it if it is old.
+
+        Raises:
+            InputError: The table cannot be made or upgraded.
+
+        """
         uri = join(self.location, table)
         try:
             if self._local:
@@ -156,7 +167,7 @@ class DeltaFolder:
         self._upgrade(table)
 
     def _upgrade(self, table: str) -> None:
-        """As the module docstring says; whoever else does it at once, one of them makes each commit."""
+        """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
         refused = ""
         for turn in range(_ATTEMPTS):
             loaded = self._open(table)
@@ -182,13 +193,24 @@ class DeltaFolder:
         raise InputError(f"{self.location}: cannot upgrade '{table}' to schema version {SCHEMA_VERSION} ({refused})")
 
     def is_current(self, table: str) -> bool:
-        """Whether ``table`` is there and has every declared column; InputError where it cannot be read."""
+        """Tell whether a table exists and has every declared column.
+
+        Raises:
+            InputError: The table cannot be read.
+
+        """
         return self._exists(table) and not _lacking(table, self._open(table))
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
-        """``table`` at ``version`` (the latest by default); InputError where there is none that can be read."""
+        """Load a table at a version, by default the latest.
+
+        Raises:
+            InputError: The table or the version is missing or cannot be read.
+
+        """
         since = TABLES[table].since
-        # An upgrade makes tables before it touches ``events``: so look for the table first, then for its excuse.
+        # A store of an older version may lack the table. An upgrade makes it before it touches ``events``, so look for
+        # the table first and at the version of ``events`` second.
         if since > 1 and not self._exists(table) and self._schema_version("events", self._open("events")) < since:
             self._check_version(table, version, 0)
             return Snapshot(table, None)
@@ -239,7 +261,12 @@ class DeltaFolder:
         return int(found)
 
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
-        """The visible files, sorted, by the declared columns that they lack as files of older schema versions do."""
+        """Group the visible files by the declared columns that they lack.
+
+        Returns:
+            Sorted relative paths by missing columns; files of the present schema version lack none.
+
+        """
         last = snapshot.last_versions_without()
         paths = snapshot.paths()
         older = {
@@ -255,7 +282,7 @@ class DeltaFolder:
     def dataset(self, snapshot: Snapshot) -> pads.Dataset:
         """Return the visible files as a dataset of the declared schema, which reads nothing before it is scanned.
 
-        Page checksums are verified. Null stands in the columns that files of older schema versions lack.
+        Page checksums are verified. The columns that files of older schema versions lack are null.
         """
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         return pads.FileSystemDataset.from_paths(
@@ -266,7 +293,12 @@ class DeltaFolder:
         )
 
     def read(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
-        """The visible rows in ``columns``, page checksums verified; InputError where a file is missing or damaged."""
+        """Read the visible rows in some columns and verify page checksums.
+
+        Raises:
+            InputError: A file is missing or damaged.
+
+        """
         table = snapshot.table
         declared, defaults = TABLES[table].schema, TABLES[table].defaults
         try:
@@ -281,7 +313,12 @@ class DeltaFolder:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
 
     def footer(self, table: str, path: str) -> dict[bytes, bytes]:
-        """The key-value metadata of one Parquet file; InputError where it is missing or damaged."""
+        """Read the key-value metadata of one Parquet file.
+
+        Raises:
+            InputError: The file is missing or damaged.
+
+        """
         try:
             metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files).metadata
         except (pa.ArrowException, OSError) as error:
@@ -289,7 +326,12 @@ class DeltaFolder:
         return dict(metadata or {})
 
     def read_bytes(self, table: str, path: str) -> bytes:
-        """The content of one file; InputError where it cannot be read."""
+        """Read the content of one file.
+
+        Raises:
+            InputError: The file cannot be read.
+
+        """
         try:
             with self._files.open_input_file(join(self._root, table, path)) as source:
                 return bytes(source.read())
@@ -297,7 +339,13 @@ class DeltaFolder:
             raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
 
     def put(self, table: str, path: str, data: bytes) -> None:
-        """Put a file in place as a whole or not at all; InputError without permission, else OperationError."""
+        """Put a file in place as a whole or not at all.
+
+        Raises:
+            InputError: Writing is not permitted.
+            OperationError: Writing failed for another reason.
+
+        """
         target = join(self._root, table, path)
         try:
             if self._local:
@@ -311,11 +359,21 @@ class DeltaFolder:
             raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
 
     def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None]) -> int:
-        """Make files visible by one commit; returns how many.
+        """Make files visible by one commit.
 
-        ``attempt`` sees the latest version and says what is still to be committed. delta-rs refuses a commit whose
-        application ids meet those of a commit that came in between; then ``attempt`` is asked again. Commits without
-        common ids go one after the other. OperationError where the log cannot be written.
+        delta-rs refuses a commit that shares an application id with a commit made since its snapshot; then ``attempt``
+        is called again. Commits without common ids do not disturb each other.
+
+        Args:
+            table: The table.
+            attempt: Gets the latest version and returns what is still to be committed, None if nothing is.
+
+        Returns:
+            The number of files made visible.
+
+        Raises:
+            OperationError: The log cannot be written.
+
         """
         for turn in range(_ATTEMPTS):
             loaded = self._open(table)
@@ -348,18 +406,18 @@ class Commit:
 
 
 def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
-    """Application transactions from (application id, version) pairs; of equal ids the last one counts."""
+    """Make application transactions of (application id, version) pairs; of pairs with equal ids the last one counts."""
     return [Transaction(app_id, version) for app_id, version in dict(versions).items()]
 
 
 def _lacking(table: str, loaded: DeltaTable) -> list[str]:
-    """The declared columns that a table does not have."""
+    """List the declared columns that a table does not have."""
     stored = {field.name for field in loaded.schema().fields}
     return [name for name in TABLES[table].columns if name not in stored]
 
 
 def _added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
-    """The declarations of columns that an upgrade adds; nullable, since older files hold nothing there."""
+    """Declare the columns that an upgrade adds; they are nullable, since older files have no values for them."""
     added = {_ADDED_AFTER: str(loaded.version())}
     fields = [TABLES[table].schema.field(name) for name in names]
     nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]

@@ -2,28 +2,28 @@
 
 Truth and what follows from it
     ``events`` is the truth. Each unit is one Parquet file that carries the unit's record in its footer, and becomes
-    visible by one commit. ``units`` holds the same records as rows, appended right after; whatever a killed writer left
-    out is put back from the footers. So for the moment between the two commits, or until the next writer after a kill,
-    ``read("units")`` and ``files("units")`` can lack a unit whose events are visible. They never have one whose events
-    are not, if ``events`` is looked at after ``units``. ``Store.units`` reads the footers too and has no gap.
+    visible by one commit. ``units`` holds these records as rows, which are appended right after. If a writer is killed
+    in between, the next writer restores the rows from the footers. Until then ``read("units")`` and ``files("units")``
+    can lack a unit whose events are visible. They never have a unit whose events are invisible, if ``events`` is read
+    after ``units``. ``Store.units`` reads the footers too and lacks nothing.
 
 Exactly once
     delta-rs refuses a commit if a commit since its snapshot carries one of its application ids; the store then looks
     again at what is still missing. A unit's commit carries two: one of its (study, model, doc, action) under one
-    estimator, which lets only one writer at a time extend it, and one of the unit itself, which stays in the log
-    whatever happens to the files. Plain and SWRB replicates of one action are counted apart, each from 0: their ranges
-    do not meet, and their writers do not wait for each other.
+    estimator, so that only one writer at a time can extend it, and one of the unit itself, which stays in the log
+    whatever happens to the files. Plain and SWRB replicates of one action are numbered separately, each from 0: their
+    ranges do not overlap, and their writers do not wait for each other.
 
 Compaction
-    The derived tables' files have the relative paths of their events files, and that is how the store knows what is
-    derived: from a plain unit's file ``trajectories`` and ``steps``, from an SWRB unit's, which its name tells,
-    ``branchings`` and ``branching_depths``. So do not compact ``events`` or these four: reading and appending still
-    work after it, but ``pending_segments`` refuses. The small tables and ``units`` may be compacted at any time.
+    A derived file has the relative path of its events file, and from that the store knows what is derived:
+    ``trajectories`` and ``steps`` from the file of a plain unit, ``branchings`` and ``branching_depths`` from the file
+    of an SWRB unit, which its name tells. So do not compact ``events`` or these four: reading and appending still work
+    then, but ``pending_segments`` refuses. The small tables and ``units`` may be compacted at any time.
 
 Schema versions
     A store of an older version is read as it is: columns that came since hold their declared defaults, tables that came
-    since are empty. ``create`` brings it to the present version, and so does the first write that needs what it lacks;
-    ``events`` last, so that its version speaks for the whole store. No file and no row that was there is touched.
+    since are empty. ``create`` upgrades it, and so does the first write that needs what it lacks; ``events`` is
+    upgraded last, so that its version is that of the whole store. An upgrade changes no existing file and no row.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _ROWS_APP_ID = "kvdrift.rows"
 class Store:
     """A store's tables: reading at versions, appending once. Safe for writers at once, in threads and processes.
 
-    Nothing is kept in memory between calls: every call sees the tables as they are then. (Processes must be spawned,
-    not forked, once a store was used: delta-rs has threads.)
+    No rows are kept in memory between calls: every call sees the tables as they are then. Once a store was used,
+    processes must be spawned and not forked, since delta-rs has threads.
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -81,17 +81,25 @@ class Store:
 
     @classmethod
     def open(cls, location: str | Path) -> Store:
-        """An existing store; InputError where there is none, or one of a newer schema version."""
+        """Open an existing store.
+
+        Raises:
+            InputError: There is no store, or it has a newer schema version.
+
+        """
         store = cls(location)
         store.version("events")
         return store
 
     @classmethod
     def create(cls, location: str | Path) -> Store:
-        """The store at ``location``, its tables made where missing and brought to the present schema version.
+        """Open the store at ``location``; make its missing tables and upgrade the older ones.
 
-        Safe when several processes do it at once, and when one is killed in between. InputError where the store cannot
-        be written.
+        Several processes may do so at once, and may be killed in between.
+
+        Raises:
+            InputError: The store cannot be written.
+
         """
         store = cls(location)
         store._make_tables()
@@ -104,52 +112,72 @@ class Store:
         return self._folder.location
 
     def version(self, table: str) -> int:
-        """The latest version of a table."""
+        """Return the latest version of a table."""
         return self._load(table).version
 
     def versions(self) -> dict[str, int]:
-        """The latest version of every table."""
+        """Return the latest version of every table."""
         return {table: self.version(table) for table in TABLES}
 
     def paths(self, table: str, version: int | None = None) -> list[str]:
-        """Paths of the Parquet files visible at a version, relative to the table's folder, sorted."""
+        """Return the paths of the files visible at a version, relative to the table's folder, sorted."""
         return self._load(table, version).paths()
 
     def files(self, table: str, version: int | None = None) -> list[str]:
-        """The same as absolute paths or URLs."""
+        """Return the files visible at a version as absolute paths or URLs, sorted."""
         return self._absolute(table, self.paths(table, version))
 
     def stored_files(self, table: str, version: int | None = None) -> list[StoredFile]:
-        """The same files with the sizes and rows that they have by the log."""
+        """Return the files visible at a version with the sizes and rows that the log has, sorted by path."""
         return self._load(table, version).files()
 
     def read_bytes(self, table: str, path: str) -> bytes:
-        """The content of one of a table's files; InputError where it is missing or cannot be read."""
+        """Read the content of one of a table's files.
+
+        Raises:
+            InputError: The file is missing or cannot be read.
+
+        """
         self._check_table(table)
         return self._folder.read_bytes(table, path)
 
     def files_by_missing_columns(self, table: str, version: int | None = None) -> dict[tuple[str, ...], list[str]]:
-        """The same, by the declared columns that the files lack: those written by older schema versions."""
+        """Group the files visible at a version by the declared columns that they lack.
+
+        Returns:
+            Absolute paths or URLs by missing columns; files of the present schema version lack none.
+
+        """
         found = self._folder.paths_by_missing_columns(self._load(table, version))
         return {missing: self._absolute(table, paths) for missing, paths in found.items()}
 
     def dataset(self, table: str, version: int | None = None) -> pads.Dataset:
         """Return a table at a version as a dataset of its declared schema, which reads nothing before it is scanned.
 
-        Page checksums are verified. Null stands in the columns that files of older schema versions lack; their declared
-        defaults are left to the reader.
+        Page checksums are verified. The columns that files of older schema versions lack are null; the reader fills in
+        their declared defaults.
 
         Raises:
-            InputError: the table or the version is unknown, or the table's log is damaged.
+            InputError: The table or the version is unknown, or the table's log is damaged.
 
         """
         return self._folder.dataset(self._load(table, version))
 
     def read(self, table: str, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a table at a version, in its declared schema or in ``columns`` of it, page checksums verified.
+        """Read the rows of a table and verify page checksums.
 
-        Rows of older schema versions hold the declared defaults in the columns that they lack.
-        InputError for an unknown table, column or version and for a missing or damaged file.
+        Args:
+            table: The table's name.
+            version: The version to read, by default the latest.
+            columns: The columns to read, by default all.
+
+        Returns:
+            The rows in the declared schema, or in those columns of it. Rows of older schema versions hold the declared
+            defaults in the columns that they lack.
+
+        Raises:
+            InputError: The table, a column or the version is unknown, or a file is missing or damaged.
+
         """
         loaded = self._load(table, version)
         declared = TABLES[table].columns
@@ -159,11 +187,12 @@ class Store:
         return self._folder.read(loaded, declared if columns is None else columns)
 
     def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
-        """The ``units`` rows of a study and a model (of all by default) whose events are visible: what need not be run.
+        """Return the ``units`` rows of all units whose events are visible, also where the row is still to be written.
 
-        Those of both estimators; each counts its replicates from 0.
+        Args:
+            study: The study whose rows to return, by default all.
+            model: The model whose rows to return, by default all.
 
-        Unlike ``read("units")`` this includes units whose row is still to be written.
         """
         stored, rows = self._units_and_unprojected()
         units = pa.concat_tables([self._folder.read(stored, UNITS.columns), rows])
@@ -173,11 +202,16 @@ class Store:
         return units
 
     def append_units(self, units: Sequence[Unit]) -> int:
-        """Make units visible, all by one commit; returns how many were new. Idempotent, safe for writers at once.
+        """Make units visible, all by one commit. A unit that the store has already stays as it is.
 
-        A unit that is already there stays as it is. InputError, before anything is written, for events that are not the
-        unit's or not complete, for a replicate range that overlaps a stored one with other bounds, and where writing is
-        not permitted; OperationError where writing fails.
+        Returns:
+            The number of new units.
+
+        Raises:
+            InputError: The events of a unit are not exactly its own, a replicate range overlaps a stored one with
+                other bounds, or writing is not permitted. Then nothing is written.
+            OperationError: Writing failed.
+
         """
         given: dict[Span, tuple[dict[str, Any], pa.Table]] = {}
         for unit in units:
@@ -208,17 +242,24 @@ class Store:
         return count
 
     def reconcile(self) -> int:
-        """Append the ``units`` rows that a killed writer left out, from the events files' footers; returns how many."""
+        """Append the ``units`` rows that a killed writer left out, from the events files' footers; return how many."""
         _, rows = self._units_and_unprojected()
         count = self._append_projection(rows.to_pylist())
         self._healed = True
         return count
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
-        """Append rows of a small keyed table (one of ``_KEYED``); returns how many were new.
+        """Append rows to a small table, one of ``_KEYED``. Rows that the table has already are skipped.
 
-        Rows already there are skipped; nulls in key columns are equal to each other. InputError for a row whose key is
-        there with other values, for rows not of the declared schema, and for any other table; then nothing is appended.
+        Nulls in key columns count as equal to each other.
+
+        Returns:
+            The number of new rows.
+
+        Raises:
+            InputError: The table has a row of the same key and other values, the rows are not of the declared schema,
+                or the table is not a small one. Then nothing is appended.
+
         """
         if table not in _KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, _KEYED)}")
@@ -254,14 +295,14 @@ class Store:
         """Return the events files that lack a file of one of their ``derived_tables``.
 
         Args:
-            events_version: the version of ``events`` that is looked at.
-            derived_versions: versions of the derived tables by name, the latest ones by default.
+            events_version: The version of ``events`` to look at.
+            derived_versions: Versions of the derived tables by name, by default the latest.
 
         Returns:
             Relative paths of events files.
 
         Raises:
-            InputError: one of the tables was compacted; its files no longer say what they were made from.
+            InputError: One of the tables was compacted; its files no longer tell what they were made from.
 
         """
         versions = derived_versions or {}
@@ -270,10 +311,16 @@ class Store:
         return [path for path in paths if not all(path in done[table] for table in derived_tables(path))]
 
     def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
-        """Put a Parquet file in place as a whole; it is not visible before ``commit_files``.
+        """Put a derived file in place as a whole; it is not visible before ``commit_files``.
 
-        InputError where ``rows`` are not of the table's declared schema, or ``path`` is not that of an events file
-        which is derived into ``table``.
+        Args:
+            table: The derived table.
+            path: The relative path of the events file that the rows were derived from.
+            rows: The rows.
+
+        Raises:
+            InputError: The rows are not of the table's declared schema, or no such events file is derived into it.
+
         """
         if table not in derived_tables(path):
             raise InputError(f"{table}: '{path}' is derived into {' and '.join(derived_tables(path))}")
@@ -281,9 +328,17 @@ class Store:
         return self._put(table, path, data, rows.num_rows)
 
     def commit_files(self, table: str, files: Iterable[StoredFile], app_id: str, version: int) -> int:
-        """Make files visible by one commit that carries (app_id, version); returns how many were not yet visible.
+        """Make files visible by one commit; there is none if all are visible.
 
-        Where all are visible there is no commit. ``version`` is that of the events table which the files cover.
+        Args:
+            table: The table.
+            files: Files that ``write_parquet`` put in place.
+            app_id: The application id of the commit.
+            version: The version of the events table that the files cover; the commit carries it.
+
+        Returns:
+            The number of files that were not visible before.
+
         """
         self._check_table(table)
         given = {file.path: file for file in files}
@@ -299,7 +354,7 @@ class Store:
         return self._folder.commit(table, attempt)
 
     def covered_version(self, table: str, app_id: str) -> int | None:
-        """The events version that the derived commits of ``app_id`` cover in ``table``; None before the first."""
+        """Return the events version that an application's commits cover in a derived table; None before the first."""
         return self._load(table).transaction_version(app_id)
 
     def _make_tables(self) -> None:
@@ -308,7 +363,7 @@ class Store:
         self._current.update(TABLES)
 
     def _prepare(self, *tables: str) -> None:
-        """Upgrade the store if a table that is about to be written is not there or lacks a declared column."""
+        """Upgrade the store if a table that is about to be written is missing or lacks a declared column."""
         if not all(table in self._current or self._folder.is_current(table) for table in tables):
             self._make_tables()
         self._current.update(tables)
@@ -333,11 +388,11 @@ class Store:
         return paths
 
     def _missing(self, events: Snapshot, given: dict[Span, dict[str, Any]]) -> list[Span]:
-        """Which of ``given`` are not in ``events``; InputError for a range that overlaps one there or among them."""
+        """Find the given spans that ``events`` lacks; refuse one that overlaps a stored or another given one."""
         paths = events.paths()
         spans = [span_of_path(path) for path in paths]
         stored = {span for span in spans if span is not None}
-        if len(stored) < len(paths):  # compacted: the files no longer say, the units rows and the log do
+        if len(stored) < len(paths):  # compacted: the file names are lost, the units rows and the log are not
             stored |= {span_of_record(row) for row in self.read("units").to_pylist()}
             stored |= {span for span in given if events.transaction_version(span.app_id) == span.count}
         groups: dict[str, list[Span]] = {}
@@ -348,7 +403,7 @@ class Store:
                 if other != span and other.overlaps(span):
                     raise InputError(
                         f"unit {unit_name(record)} overlaps the replicates "
-                        f"[{other.first}, {other.first + other.count}) of the same action that are there or given"
+                        f"[{other.first}, {other.first + other.count}) of the same action, stored or given too"
                     )
         return [span for span in given if span not in stored]
 
@@ -361,7 +416,7 @@ class Store:
         return StoredFile(path, len(data), rows)
 
     def _units_and_unprojected(self) -> tuple[Snapshot, pa.Table]:
-        """The ``units`` table, and the rows for visible events files that it lacks."""
+        """Return the ``units`` table and the rows that it lacks for visible events files."""
         units = self._load("units")
         paths = self.paths("events")
         own = [path for path in paths if span_of_path(path) is not None]
@@ -380,7 +435,7 @@ class Store:
         return with_defaults(json.loads(text))
 
     def _append_projection(self, records: Sequence[dict[str, Any]]) -> int:
-        """Append ``units`` rows that are not there yet; returns how many."""
+        """Append the ``units`` rows that the table lacks; return how many."""
         new: list[dict[str, Any]] = []
 
         def attempt(units: Snapshot) -> Commit | None:
@@ -402,7 +457,7 @@ class Store:
 
 
 def content_digest(data: bytes) -> str:
-    """What the name of every file but the derived ones ends in: 16 hexadecimal digits of its content's SHA-256."""
+    """Return 16 hexadecimal digits of a content's SHA-256; the name of every file but the derived ones ends in them."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
