@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, against a softmax in float64 over all of them; oneDNN's products; prompt chunks."""
+"""Attention over parts of the keys, against a softmax in float64 over all of them; prompt chunks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fixtures.random_models import random_document, random_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from generator.attention import parts as partial_attention
-from generator.attention.cpu_products import OneDNNLinear, product, replace_linear_layers
 from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts
 from generator.attention.statistics import QueryChunk
 from generator.transformer import prompt as transformer
@@ -121,38 +120,6 @@ def test_queries_do_not_depend_on_those_beside_them(keys: int, threads: int) -> 
                     assert torch.equal(some, everything[:, part])
     finally:
         torch.set_num_threads(before)
-
-
-# --- Products ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 8, 70])
-def test_product(rows: int) -> None:
-    """Weights as they are and transposed, with and without bias; sums of 300 terms round below 1e-6 of the largest."""
-    generator = torch.Generator().manual_seed(rows)
-    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 300), (400, 300), (400,)))
-    exact_product = x.double() @ weight.double().t()
-    for layout in (weight, weight.t().contiguous().t()):
-        for added in (None, bias):
-            wanted = exact_product if added is None else exact_product + added.double()
-            assert (product(x, layout, added) - wanted).abs().max() < 1e-6 * wanted.abs().max()
-
-
-def test_large_layers_are_replaced_and_keep_their_weights() -> None:
-    network = nn.ModuleDict({
-        "large": nn.Linear(256, 256),
-        "unbiased": nn.Linear(256, 300, bias=False),
-        "small": nn.Linear(64, 64),
-        "narrow": nn.Linear(256, 256).to(torch.bfloat16),
-    })  # fmt: skip
-    x = torch.randn(16, 256)
-    before, kept = {name: network[name](x) for name in ("large", "unbiased")}, dict(network.named_parameters())
-    replace_linear_layers(network)
-    kinds = {name: type(layer) for name, layer in network.items()}
-    assert kinds == {"large": OneDNNLinear, "unbiased": OneDNNLinear, "small": nn.Linear, "narrow": nn.Linear}
-    assert all(parameter is kept[name] for name, parameter in network.named_parameters())
-    for name, output in before.items():
-        assert (network[name](x) - output).abs().max() < 1e-5
 
 
 # --- Chunks of a prompt -----------------------------------------------------------------------------------------------

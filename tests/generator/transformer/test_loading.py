@@ -1,4 +1,4 @@
-"""Loading a model: error lines, silence, EOS tokens, weights that fill the model, and the start-up self-test."""
+"""Loading a model: error lines, silence, EOS tokens, and weights that fill the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ import torch
 from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, save_random_model
 from oracles.plain_generator import keep_snapkv, load_eager, plain_rollout
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
-from transformers.activations import SiLUActivation
 
 from generator.actions import Action
-from generator.attention import row_invariance
-from generator.attention.cpu_products import SeamlessSiLU
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, SnapKV
 from generator.transformer.configuration import position_limit
@@ -348,89 +344,3 @@ print(units[0].events["x_token"].to_pylist(), token_reader({str(folder)!r}))
     ]
     assert [(run.returncode, run.stdout) for run in runs] == [(0, runs[0].stdout)] * 2, runs[1].stderr
     assert runs[0].stdout.endswith(" None\n")
-
-
-# --- Rows do not depend on the rows beside them ----------------------------------------------------------------------
-
-
-def test_the_self_test_passes_here(folder: Path) -> None:
-    for dtype in ("float32", "bfloat16"):
-        model = load_model(str(folder), dtype=dtype)
-        assert model.rows.multiple == 8
-        assert model.batch_deviation == 0.0
-
-
-def test_the_self_test_finds_the_multiple_above_which_products_agree(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A matrix product that rounds differently below 30 rows, as some libraries' do: 32 rows at a time are safe."""
-    forward = nn.Linear.forward
-
-    def other_rounding(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-        output = forward(layer, rows)
-        return output * (1 + 2.0**-22) if len(rows) < 30 and layer.out_features == 96 else output
-
-    monkeypatch.setattr(nn.Linear, "forward", other_rounding)
-    model = load_model(str(folder))
-    assert model.rows.multiple == 32
-    assert model.batch_deviation == 0.0
-
-
-def test_the_self_test_measures_what_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last row of a batch is off by a millionth in its largest place: no multiple helps, and that is how far."""
-    forward = SeamlessSiLU.forward
-
-    def seam(activation: SeamlessSiLU, rows: torch.Tensor) -> torch.Tensor:
-        output = forward(activation, rows)
-        largest = output.abs().max()
-        output[-1, 0] += 1e-6 * largest
-        return output
-
-    monkeypatch.setattr(SeamlessSiLU, "forward", seam)
-    model = load_model(str(folder))
-    assert model.rows.multiple == 64
-    assert 0.5e-6 < model.batch_deviation < 2e-6
-
-
-def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention of fewer than 64 streams' queries (two heads each) is off: only whole tiles are safe."""
-    attend = row_invariance.attend_prompt
-
-    def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output, mass = attend(query, *others)
-        return output, mass * (1 + 2.0**-20) if query.shape[1] < 128 else mass
-
-    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
-    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
-
-
-def test_every_silu_is_replaced(folder: Path) -> None:
-    modules = list(load_model(str(folder)).network.modules())
-    assert not [module for module in modules if isinstance(module, (nn.SiLU, SiLUActivation))]
-    assert len([module for module in modules if isinstance(module, SeamlessSiLU)]) == 2
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("width", [77, 101, 512, 4864])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_activation_has_no_seam(width: int, threads: int, dtype: torch.dtype) -> None:
-    """Rows of a batch equal the same rows in smaller batches, bitwise, also where threads share the work unevenly."""
-    activation = SeamlessSiLU()
-    rows = (3 * torch.randn(56, 1, width, generator=torch.Generator().manual_seed(width))).to(dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        whole = activation(rows)
-        for count in range(1, 56, 3 if width < 1000 else 11):
-            assert torch.equal(activation(rows[:count].contiguous()), whole[:count])
-            assert torch.equal(activation(rows[-count:].contiguous()), whole[-count:])
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_the_activation_is_silu() -> None:
-    """Within two units in the last place of float32, and right where the exponential overflows."""
-    x = torch.cat([torch.linspace(-80, 80, 10_001), torch.tensor([-1e38, -200.0, 0.0, 200.0, 1e38])])
-    exact = x.double() * torch.sigmoid(x.double())
-    assert ((SeamlessSiLU()(x) - exact).abs() <= exact.abs() * 2.0**-22 + 1e-37).all()
-    assert SeamlessSiLU()(x.bfloat16()).dtype == torch.bfloat16

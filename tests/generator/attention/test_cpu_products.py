@@ -1,0 +1,87 @@
+"""oneDNN's products against float64, and the activation: right, and without a seam between rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.random_models import save_random_model
+from torch import nn
+from transformers.activations import SiLUActivation
+
+from generator.attention.cpu_products import OneDNNLinear, SeamlessSiLU, product, replace_linear_layers
+from generator.transformer.loading import load_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder that loads."""
+    return save_random_model(tmp_path / "model", "qwen2")
+
+
+# --- Products ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 8, 70])
+def test_product(rows: int) -> None:
+    """Weights as they are and transposed, with and without bias; sums of 300 terms round below 1e-6 of the largest."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 300), (400, 300), (400,)))
+    exact_product = x.double() @ weight.double().t()
+    for layout in (weight, weight.t().contiguous().t()):
+        for added in (None, bias):
+            wanted = exact_product if added is None else exact_product + added.double()
+            assert (product(x, layout, added) - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
+def test_large_layers_are_replaced_and_keep_their_weights() -> None:
+    network = nn.ModuleDict({
+        "large": nn.Linear(256, 256),
+        "unbiased": nn.Linear(256, 300, bias=False),
+        "small": nn.Linear(64, 64),
+        "narrow": nn.Linear(256, 256).to(torch.bfloat16),
+    })  # fmt: skip
+    x = torch.randn(16, 256)
+    before, kept = {name: network[name](x) for name in ("large", "unbiased")}, dict(network.named_parameters())
+    replace_linear_layers(network)
+    kinds = {name: type(layer) for name, layer in network.items()}
+    assert kinds == {"large": OneDNNLinear, "unbiased": OneDNNLinear, "small": nn.Linear, "narrow": nn.Linear}
+    assert all(parameter is kept[name] for name, parameter in network.named_parameters())
+    for name, output in before.items():
+        assert (network[name](x) - output).abs().max() < 1e-5
+
+
+# --- The activation --------------------------------------------------------------------------------------------------
+
+
+def test_every_silu_is_replaced(folder: Path) -> None:
+    modules = list(load_model(str(folder)).network.modules())
+    assert not [module for module in modules if isinstance(module, (nn.SiLU, SiLUActivation))]
+    assert len([module for module in modules if isinstance(module, SeamlessSiLU)]) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("width", [77, 101, 512, 4864])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_activation_has_no_seam(width: int, threads: int, dtype: torch.dtype) -> None:
+    """Rows of a batch equal the same rows in smaller batches, bitwise, also where threads share the work unevenly."""
+    activation = SeamlessSiLU()
+    rows = (3 * torch.randn(56, 1, width, generator=torch.Generator().manual_seed(width))).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = activation(rows)
+        for count in range(1, 56, 3 if width < 1000 else 11):
+            assert torch.equal(activation(rows[:count].contiguous()), whole[:count])
+            assert torch.equal(activation(rows[-count:].contiguous()), whole[-count:])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_activation_is_silu() -> None:
+    """Within two units in the last place of float32, and right where the exponential overflows."""
+    x = torch.cat([torch.linspace(-80, 80, 10_001), torch.tensor([-1e38, -200.0, 0.0, 200.0, 1e38])])
+    exact = x.double() * torch.sigmoid(x.double())
+    assert ((SeamlessSiLU()(x) - exact).abs() <= exact.abs() * 2.0**-22 + 1e-37).all()
+    assert SeamlessSiLU()(x.bfloat16()).dtype == torch.bfloat16

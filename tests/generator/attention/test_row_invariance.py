@@ -1,0 +1,72 @@
+"""The self-test of loaded models: whether a row's results depend on the rows computed with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures.random_models import save_random_model
+from torch import nn
+
+from generator.attention import row_invariance
+from generator.attention.cpu_products import SeamlessSiLU
+from generator.transformer.loading import load_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder that loads."""
+    return save_random_model(tmp_path / "model", "qwen2")
+
+
+def test_the_self_test_passes_here(folder: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(str(folder), dtype=dtype)
+        assert model.rows.multiple == 8
+        assert model.batch_deviation == 0.0
+
+
+def test_the_self_test_finds_the_multiple_above_which_products_agree(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix product that rounds differently below 30 rows, as some libraries' do: 32 rows at a time are safe."""
+    forward = nn.Linear.forward
+
+    def other_rounding(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        output = forward(layer, rows)
+        return output * (1 + 2.0**-22) if len(rows) < 30 and layer.out_features == 96 else output
+
+    monkeypatch.setattr(nn.Linear, "forward", other_rounding)
+    model = load_model(str(folder))
+    assert model.rows.multiple == 32
+    assert model.batch_deviation == 0.0
+
+
+def test_the_self_test_measures_what_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row of a batch is off by a millionth in its largest place: no multiple helps, and that is how far."""
+    forward = SeamlessSiLU.forward
+
+    def seam(activation: SeamlessSiLU, rows: torch.Tensor) -> torch.Tensor:
+        output = forward(activation, rows)
+        largest = output.abs().max()
+        output[-1, 0] += 1e-6 * largest
+        return output
+
+    monkeypatch.setattr(SeamlessSiLU, "forward", seam)
+    model = load_model(str(folder))
+    assert model.rows.multiple == 64
+    assert 0.5e-6 < model.batch_deviation < 2e-6
+
+
+def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of fewer than 64 streams' queries (two heads each) is off: only whole tiles are safe."""
+    attend = row_invariance.attend_prompt
+
+    def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, mass = attend(query, *others)
+        return output, mass * (1 + 2.0**-20) if query.shape[1] < 128 else mass
+
+    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
+    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
