@@ -1,4 +1,4 @@
-"""Coupled decoding with a copy of the prompt for every replicate: what the shared prompt is measured against.
+"""Coupled decoding with a copy of the prompt for every replicate, the peer of decoding with a shared prompt.
 
 Every action has three streams of its own for each replicate (reference on X, compressed on Y, compressed on X), each
 fed one token per position through transformers' own caches and sdpa attention. Prompt, eviction, uniforms and the
@@ -28,7 +28,7 @@ from schema.document import Document
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer whose buffer has room for the horizon from the start: a token is written in place."""
+    """A cache layer whose buffer has room for the horizon, so that a token is written in place."""
 
     def __init__(self, prompt: PrefixLayer, copies: int, horizon: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return key, value
 
     def get_seq_length(self) -> int:
-        """Entries so far."""
+        """Return the number of entries so far."""
         return self._length
 
     @staticmethod
@@ -57,7 +57,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def expanded_cache(layers: Sequence[PrefixLayer], copies: int, horizon: int, *, preallocated: bool) -> Cache:
-    """A cache of ``copies`` copies of kept entries, one per replicate."""
+    """Make a cache with ``copies`` copies of the kept entries, one for each replicate."""
     if preallocated:
         return Cache(layers=[PreallocatedLayer(layer, copies, horizon) for layer in layers])
     cache = DynamicCache()
@@ -77,7 +77,7 @@ def copied_rollout(
     *,
     preallocated: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One action's coupled rollout: tokens of both sides, [K, H] each.
+    """Run one action's coupled rollout; returns the tokens of both sides, int64 [K, H] each.
 
     ``model.network`` attends with sdpa, and its vocabulary has no EOS.
     """

@@ -66,7 +66,7 @@ class Case:
     horizon: int = 32
 
     def actions(self) -> list[Action]:
-        """Two selectors keeping half, and one keeping 512 entries."""
+        """Return the three measured actions."""
         half = Retention.parse("1/2")
         return [
             Action("snapkv-half", "snapkv", SnapKV(), half),
@@ -75,7 +75,7 @@ class Case:
         ]
 
     def kept(self) -> list[int]:
-        """Prompt entries that each action keeps."""
+        """Return how many prompt entries each action keeps."""
         return [action.retention.kept(self.entries) for action in self.actions()]
 
 
@@ -90,24 +90,34 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What one run took, and what it drew: by action tokens and delta, [K, H] each."""
+    """What one run took and drew.
+
+    Attributes:
+        replicates: K, which is smaller where K copies do not fit into memory.
+        prompt_seconds: Seconds of prefill and eviction.
+        decode_seconds: Seconds of decoding.
+        streams: Next-token laws computed per step.
+        x_token: The reference's tokens by action, [K, H].
+        y_token: The compressed side's tokens by action, [K, H].
+        device_peak_bytes: Peak of the device's memory; None on a CPU.
+    """
 
     replicates: int
     prompt_seconds: float
     decode_seconds: float
-    streams: float  # next-token laws computed per step
+    streams: float
     x_token: dict[str, NDArray[Any]]
     y_token: dict[str, NDArray[Any]]
     device_peak_bytes: int | None
 
     @property
     def seconds(self) -> float:
-        """Prompt and decoding."""
+        """Seconds of prompt and decoding."""
         return self.prompt_seconds + self.decode_seconds
 
 
 def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
-    """Random weights on the case's device; ``plain`` leaves the network as transformers has it."""
+    """Make a model of random weights on the case's device; ``plain`` leaves the network as transformers makes it."""
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -135,13 +145,13 @@ def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
 
 
 def random_document(case: Case) -> Document:
-    """A prompt of random tokens."""
+    """Make a prompt of random tokens."""
     tokens = np.random.default_rng(SEED).integers(0, case.vocabulary, case.entries)
     return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))
 
 
 def run_shared(case: Case) -> MeasuredRun:
-    """All actions by the generator."""
+    """Run all actions by the generator."""
     model, document = random_model(case), random_document(case)
     pending = [PendingUnit(action, 0, case.replicates) for action in case.actions()]
     units = generate_units(model, "benchmark", document, pending, case.horizon, SEED)
@@ -159,12 +169,12 @@ def run_shared(case: Case) -> MeasuredRun:
 
 
 def run_copies(case: Case) -> MeasuredRun:
-    """All actions, one after the other, with copies in ``DynamicCache``."""
+    """Run one action after another with copies in ``DynamicCache``."""
     return _copied(case, preallocated=False)
 
 
 def run_in_place(case: Case) -> MeasuredRun:
-    """All actions, one after the other, with copies in preallocated buffers."""
+    """Run one action after another with copies in preallocated buffers."""
     return _copied(case, preallocated=True)
 
 
@@ -202,7 +212,7 @@ def _device_peak(case: Case) -> int | None:
 
 
 def copy_bandwidth(case: Case) -> float:
-    """Bytes per second that a large copy reads and writes on the case's device."""
+    """Measure the bytes per second that a large copy reads and writes on the case's device."""
     torch.set_num_threads(case.threads)
     source = torch.ones(2**28, dtype=torch.uint8, device=case.device)
     target = torch.empty_like(source)
@@ -216,7 +226,7 @@ def copy_bandwidth(case: Case) -> float:
 
 
 def fitting_copies(case: Case) -> int:
-    """How many replicates of one action the copies have memory for, at most K."""
+    """Return for how many replicates of one action the copies fit into memory, at most K."""
     shape = model_shape(case)
     entries = case.entries + 2 * max(case.kept()) + 3 * case.horizon
     growing = 2 * case.entries / case.layers  # a layer's keys and values before and after a token is appended
@@ -225,7 +235,7 @@ def fitting_copies(case: Case) -> int:
 
 
 def model_shape(case: Case) -> ModelShape:
-    """The shape as the planner has it."""
+    """Return the model's shape as the memory planner reads it."""
     size = case.width // case.heads
     return ModelShape(
         case.layers, case.width, case.inner_width, case.heads, case.kv_heads, size, case.vocabulary, case.dtype
@@ -233,14 +243,14 @@ def model_shape(case: Case) -> ModelShape:
 
 
 def weight_bytes(case: Case) -> int:
-    """All weights, embeddings on both ends among them."""
+    """Return the bytes of all weights, with both embeddings."""
     size = case.width // case.heads
     layer = case.width * (2 * (case.heads + case.kv_heads) * size + 3 * case.inner_width)
     return (case.layers * layer + 2 * case.vocabulary * case.width) * DTYPES[case.dtype].itemsize
 
 
 def step_bytes(case: Case, streams: float) -> float:
-    """What a step must read at least: weights, prompt entries once per cache, and suffixes of mean length."""
+    """Return the bytes that a step reads at least: weights, each cache's prompt entries, suffixes of mean length."""
     entry = model_shape(case).entry_bytes
     embedding = case.vocabulary * case.width * DTYPES[case.dtype].itemsize  # of which a step reads its tokens' rows
     return weight_bytes(case) - embedding + entry * (case.entries + sum(case.kept()) + streams * case.horizon / 2)
@@ -256,7 +266,7 @@ RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Rows and facts of one prompt length."""
+    """Measure one prompt length; returns rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     runs: RunsByPart = {name: [] for name in parts}
     for _ in range(repetitions):
@@ -284,7 +294,7 @@ def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) 
 
 
 def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:
-    """How many times longer the peer takes for a replicate."""
+    """Return how many times as long the peer takes for a replicate."""
     own, others = (
         of([PHASES[phase](one.value) for one in runs[name]]) / runs[name][0].value.replicates
         for name in ("shared", peer)
@@ -293,7 +303,7 @@ def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], 
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """What belongs to the rows of one prompt length: medians, agreement, bandwidth and bytes."""
+    """Return medians, agreement, bandwidth and bytes of one prompt length."""
     facts: dict[str, Any] = {
         "repeated_seconds": {
             f"{name}, {phase}": [round(seconds(one.value), 3) for one in found]
@@ -330,7 +340,7 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
 
 
 def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
-    """Tokens that differ, of the replicates that both have: other kernels round differently."""
+    """Count different tokens in the replicates that both have; other kernels round differently."""
     count = min(one.replicates, other.replicates)
     return sum(
         int((tokens[action][:count] != others[action][:count]).sum())

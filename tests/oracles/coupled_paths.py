@@ -19,7 +19,7 @@ POOLED = "pooled"
 
 @dataclass
 class WindowRanges:
-    """The windows of one study and model."""
+    """The windows of one study and model, as ranges."""
 
     horizon: int
     cohort_bound: int
@@ -45,12 +45,12 @@ class Path:
 
     @property
     def horizon(self) -> int:
-        """H: the last position that is there."""
+        """H, the last position."""
         return max(self.at)
 
     @property
     def complete(self) -> bool:
-        """Positions 1..H are all there, once."""
+        """Whether each position 1..H is there exactly once."""
         return not self.repeated and all(t in self.at for t in range(1, self.horizon + 1))
 
     def mismatch(self, t: int) -> int:

@@ -1,4 +1,4 @@
-"""The law of one residual-branching replicate, from its definition: every scan U written out, every branch averaged.
+"""The law of one residual-branching replicate, from its definition: all scans U are listed, all branches averaged.
 
 A replicate's estimates are of the form a + c phi: a and c functions of the scan, phi of the branch, whose start J is s
 with probability w_s / M. Their moments follow scan by scan from those of phi given J = s and U_<s.
@@ -33,13 +33,13 @@ class Law:
 
     @property
     def squared(self) -> Law:
-        """The law of the squared deviation, but for its fourth moment."""
+        """Return the law of the squared deviation, without its fourth moment."""
         return Law(self.variance, max(self.fourth - self.variance**2, 0.0), np.nan, self.largest**2)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One common prefix, to where survival is 0 or to the horizon: w_s (0 beyond), and positions evaluated."""
+    """One common prefix, up to survival 0 or the horizon, with w_s (0 beyond its end) and its evaluated positions."""
 
     tokens: History
     probability: float
@@ -48,12 +48,12 @@ class Scan:
 
     @property
     def mass(self) -> float:
-        """M."""
+        """The mass M."""
         return sum(self.weights)
 
 
 def scans(system: FiniteSystem, action: str) -> list[Scan]:
-    """All scans of positive probability."""
+    """Return all scans of positive probability."""
     return list(_scans(system, action, Scan((), 1.0, [], 0), 1.0))
 
 
@@ -76,7 +76,7 @@ def _scans(system: FiniteSystem, action: str, scan: Scan, survival: float) -> It
 
 
 def plain_laws(paths: PairPaths) -> dict[str, Law]:
-    """What ``swrb`` says of one coupled replicate."""
+    """Return the laws of one coupled replicate's columns of ``swrb``."""
     horizon = paths.x.shape[1]
     diverged = paths.mismatch.any(axis=1).astype(np.float64)
     risk = paths.mismatch.mean(axis=1)
@@ -96,7 +96,7 @@ def plain_laws(paths: PairPaths) -> dict[str, Law]:
 
 
 def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[str, Law]:
-    """What ``swrb`` and ``swrb_windows`` say of one replicate; depths L = 1..H follow an "@"."""
+    """Return the laws of one replicate's columns of ``swrb`` and ``swrb_windows``; depths L = 1..H follow an "@"."""
     horizon = system.horizon
     found = scans(system, action)
     probability = np.array([scan.probability for scan in found])
@@ -107,7 +107,7 @@ def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[
     nothing, position = np.zeros_like(mass), np.arange(1, horizon + 1)
 
     def law(a: Array, c: Array, name: str) -> Law:
-        """Of a + c phi."""
+        """Return the law of a + c phi."""
         mean = float(probability @ (a + c * powers[name][:, 1]))
         second, fourth = (
             sum(
@@ -142,7 +142,7 @@ def branching_laws(system: FiniteSystem, action: str, paths: PairPaths) -> dict[
 
 
 def _branch_functionals(paths: PairPaths) -> dict[str, Array]:
-    """phi of every path that branches at tau, [paths]: 1/H of the mismatches in and after the window of depth L."""
+    """Return phi of every path that branches at tau, [paths]: 1/H of the mismatches within depth L, and after it."""
     mismatch = paths.mismatch
     horizon = mismatch.shape[1]
     lag = np.arange(1, horizon + 1) - paths.entry[:, None]
@@ -156,7 +156,7 @@ def _branch_functionals(paths: PairPaths) -> dict[str, Array]:
 def _powers(
     found: list[Scan], weights: Array, phi: dict[str, Array], paths: PairPaths, alphabet: int
 ) -> dict[str, Array]:
-    """E[phi^k | U], k = 0..4, [scans, 5] of every functional; powers above 0 of no branch are 0."""
+    """Return E[phi^k | U] for k = 0..4, [scans, 5], of every functional; without a branch it is 0 for k > 0."""
     horizon = weights.shape[1]
     mass = weights.sum(axis=1)
     share = np.divide(weights, mass[:, None], out=np.zeros_like(weights), where=mass[:, None] > 0.0)

@@ -1,4 +1,4 @@
-"""Estimates against exact values, all of them jointly: how far apart, and how likely so far by chance.
+"""A joint comparison of estimates with exact values: their distances, and the probability of such distances.
 
 **The test.** An estimate is a mean over independent replicates, or a smooth function of such means. Around the exact
 moments its linear part is a sum of independent terms of mean 0, exact variance V and size at most b, which deviates by
@@ -34,7 +34,7 @@ NOTHING = 1e-12  # standard errors and denominators that would be 0 but for roun
 
 @dataclass(frozen=True)
 class Comparison:
-    """One estimate: its distance from the exact value, the variance of that, and the largest part of one replicate."""
+    """One estimate: its distance from the exact value, that distance's variance, and the largest share of a replicate."""
 
     what: str
     distance: float
@@ -43,17 +43,17 @@ class Comparison:
 
     @property
     def random(self) -> bool:
-        """Whether anything but rounding can be between the two."""
+        """Whether the two may differ by more than rounding."""
         return self.variance > NOTHING**2
 
     @property
     def z(self) -> float:
-        """The distance in exact standard errors."""
+        """Return the distance in exact standard errors."""
         return self.distance / math.sqrt(self.variance) if self.random else 0.0
 
     @property
     def chance(self) -> float:
-        """A bound on the probability of such a distance."""
+        """Return a bound on the probability of such a distance."""
         distance = max(abs(self.distance) - ROUNDING, 0.0)
         if not self.random:
             return float(distance == 0.0)
@@ -62,39 +62,39 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Joint:
-    """A set of comparisons, as part of the family."""
+    """A set of comparisons, which is part of the family."""
 
     comparisons: tuple[Comparison, ...]
 
     @property
     def random(self) -> int:
-        """How many of them can fail by chance."""
+        """Return how many comparisons can fail by chance."""
         return sum(one.random for one in self.comparisons)
 
     @property
     def worst(self) -> Comparison:
-        """The least likely one."""
+        """Return the least likely comparison."""
         return min(self.comparisons, key=lambda one: one.chance)
 
     @property
     def standard_errors(self) -> float:
-        """What the worst comparison is as a single one, in standard errors."""
+        """Return the family's worst comparison as a distance of a single one, in standard errors."""
         chance = min(self.worst.chance * FAMILY, 1.0)
         return abs(NormalDist().inv_cdf(chance / 2)) if chance > 0.0 else math.inf
 
     @property
     def agrees(self) -> bool:
-        """Whether that is within 4 standard errors."""
+        """Return whether the worst comparison is within 4 standard errors."""
         return self.worst.chance * FAMILY >= LEVEL
 
     def of(self, *views: str) -> Joint:
-        """Those of some views."""
+        """Return the comparisons of some views."""
         return Joint(tuple(one for one in self.comparisons if one.what.split()[0] in views))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a view says of a column: None for null."""
+    """A view's value of a column; None for null."""
 
     what: str
     column: Column
@@ -145,7 +145,7 @@ def _linear_part(pool: Pool, actions: Sequence[str], one: Estimate, exact: float
 
 
 def _evaluate(column: Column, *moments: Moments) -> float | None:
-    """The column at these moments; None where it is null."""
+    """Return the column at these moments; None where it is null."""
     try:
         above, below = column.numerator(*moments), column.denominator(*moments)
     except KeyError:
@@ -157,5 +157,5 @@ def _evaluate(column: Column, *moments: Moments) -> float | None:
 
 
 def _moments(pool: Pool, vector: NDArray[Any], action: str) -> Moments:
-    """Access by name to a vector of moments, or to a batch [n, moments]."""
+    """Return access by name to a vector of moments, or to a batch [n, moments]."""
     return lambda name: vector[..., pool.place[action, name]]

@@ -1,6 +1,6 @@
-"""Every additive moment of a trajectory as an array over enumerated, or over sampled, pairs of paths.
+"""Every additive moment of a trajectory as an array over enumerated or sampled pairs of paths.
 
-A formulation of its own: whole paths as rows of arrays, positions as columns, no joins and no loops over replicates.
+Rows of the arrays are whole paths and columns are positions; the views join positions and lags instead.
 Names are those of ``schema.moments``; profile moments carry their position, lag or depth after an "@", and
 ``branch@s,j`` is 1{tau = s} I_{s+j}.
 """
@@ -25,7 +25,7 @@ NUDGE = 1e-30  # derivatives along the imaginary axis are free of cancellation
 
 
 def functionals(paths: PairPaths, windows: Windows) -> Functionals:
-    """All moments of every path, before any mean. A moment over an empty window is left out: views have nulls there."""
+    """Return all moments of every path; one over an empty window, which is null in the views, is left out."""
     return {
         **_whole(paths, windows),
         **_clocks(paths, windows),
@@ -108,7 +108,7 @@ def _cohort(paths: PairPaths, windows: Windows) -> Functionals:
 
 
 def _agreements(paths: PairPaths) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """At tau < t < e: the longest run of agreements, and whether a mismatch follows one."""
+    """Return the longest run of agreements at tau < t < e, and whether a mismatch follows an agreement there."""
     tau, (first, _) = paths.entry, _both_ends(paths)
     run = longest = np.zeros(len(tau), dtype=np.int64)
     agreed = recurs = np.zeros(len(tau), dtype=np.bool_)
@@ -137,12 +137,12 @@ def _depths(paths: PairPaths) -> Functionals:
 
 
 def stored(distance: Array) -> Array:
-    """As the store keeps it, in float32."""
+    """Return values rounded to float32, as the store keeps them."""
     return distance.astype(np.float32).astype(np.float64)
 
 
 def _both_ends(paths: PairPaths) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The smaller and the larger EOS position e and e', none counting as H + 1."""
+    """Return the smaller and the larger EOS position, e and e'; H + 1 where there is none."""
     positions = [(~ended).sum(axis=1) + 1 for ended in (paths.x_ended, paths.y_ended)]  # absorbing
     return np.minimum(*positions), np.maximum(*positions)
 
@@ -163,7 +163,7 @@ class Group:
 
     @cached_property
     def place(self) -> dict[tuple[str, str], int]:
-        """Where an action's functional stands."""
+        """Return the index of an action's functional."""
         return {name: number for number, name in enumerate(self.names)}
 
 
@@ -202,7 +202,7 @@ def document_moments(system: FiniteSystem, windows: Windows, samples: Mapping[st
 
 
 def _as_paths(sample: Sample) -> PairPaths:
-    """Replicates as paths of equal probability."""
+    """Return replicates as paths of equal probability."""
     step = sample.steps
     return PairPaths(
         probability=np.full(REPLICATES, 1.0 / REPLICATES),
@@ -217,39 +217,39 @@ def _as_paths(sample: Sample) -> PairPaths:
 
 @dataclass(frozen=True)
 class Pool:
-    """Documents pooled with their weights: moments of M(g), whose replicates are all independent."""
+    """Documents pooled with their weights; all replicates are independent."""
 
     documents: Sequence[Group]
     weights: Sequence[float]
 
     @property
     def place(self) -> dict[tuple[str, str], int]:
-        """Where an action's functional stands, the same in every document."""
+        """Return the index of an action's functional, which is the same in every document."""
         return self.documents[0].place
 
     @cached_property
     def mean(self) -> Array:
-        """M(g), exactly."""
+        """Return the exact M(g)."""
         return self._weighted("mean")
 
     @cached_property
     def nudged(self) -> NDArray[np.complex128]:
-        """[moments, moments]: row i is M(g) with the i-th moment moved by ``NUDGE`` along the imaginary axis."""
+        """Return [moments, moments]: row i is M(g) with ``NUDGE`` added to the i-th moment along the imaginary axis."""
         return self.mean + 1j * NUDGE * np.eye(len(self.mean))
 
     @cached_property
     def sampled(self) -> Array:
-        """M(g) over the replicates that were drawn."""
+        """Return M(g) over the sampled replicates."""
         return self._weighted("sampled")
 
     @cached_property
     def covariance(self) -> Array:
-        """Exact covariance of ``sampled``."""
+        """Return the exact covariance of ``sampled``."""
         parts = [w**2 * group.covariance for w, group in zip(self.weights, self.documents, strict=True)]
         return np.asarray(np.sum(parts, axis=0) / REPLICATES)
 
     def largest(self, gradient: Array) -> Array:
-        """The largest deviation that one replicate can make to gradient' M(g); gradient [moments, columns]."""
+        """Return how far one replicate can move gradient' M(g) at most; gradient [moments, columns]."""
         largest = np.zeros(gradient.shape[1])
         for weight, group in zip(self.weights, self.documents, strict=True):
             start, reach = 0, np.zeros(gradient.shape[1])

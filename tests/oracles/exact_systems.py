@@ -59,12 +59,12 @@ class ExactStudy:
 
     @property
     def systems(self) -> list[FiniteSystem]:
-        """All of them."""
+        """Return the systems of all strata."""
         return [system for systems in self.strata.values() for system in systems]
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
-        """The systems of every stratum, and of all of them pooled, with w_d = 1 / (S n_stratum(d))."""
+        """Return the weights of each stratum's systems, and of all systems pooled: w_d = 1 / (S n_stratum(d))."""
         found = {}
         for stratum in (*self.strata, POOLED):
             own = self.strata if stratum == POOLED else {stratum: self.strata[stratum]}
@@ -73,18 +73,18 @@ class ExactStudy:
 
     @property
     def windows(self) -> Windows:
-        """The windows of their horizon."""
+        """Return the windows for the systems' horizon."""
         return WINDOWS[self.systems[0].horizon]
 
     @property
     def actions(self) -> list[str]:
-        """The actions, which all systems have."""
+        """Return the actions, which are the same in all systems."""
         return list(self.systems[0].actions)
 
 
 @cache
 def random_studies() -> tuple[ExactStudy, ...]:
-    """The fifty: two or three a study, in two strata, of which one has twice the systems where there are three."""
+    """Make the fifty random systems: two or three in each study, in two strata, of which one may have two systems."""
     shapes = list(product((2, 3, 4), (2, 3, 4), (False, True)))
     strata: list[dict[str, list[FiniteSystem]]] = [{"x": [], "y": []} for _ in shapes]
     for number in range(SYSTEMS):
@@ -97,7 +97,7 @@ def random_studies() -> tuple[ExactStudy, ...]:
 
 
 def _random_system(number: int, alphabet: int, horizon: int, eos: tuple[int, ...]) -> FiniteSystem:
-    """Every third has tokens of probability 0 here and there, on both sides and not the same ones."""
+    """Make one random system; every third has tokens of probability 0, different ones on the two sides."""
     chance = np.random.default_rng([SEED, number])
 
     def laws() -> Laws:
@@ -132,14 +132,14 @@ NO_MASS, FIRST, LATER, LAST, SOMETIMES, EOS_INSIDE, ONE = (
 
 @cache
 def special_studies() -> tuple[ExactStudy, ...]:
-    """The seven, one system with one action each."""
+    """Make the seven special systems, each with one action."""
     chance = np.random.default_rng(SEED)
 
     def laws(alphabet: int, horizon: int) -> Laws:
         return [chance.dirichlet(np.ones(alphabet), alphabet**t) for t in range(horizon)]
 
     def disjoint(t: int, rows: slice) -> tuple[Laws, Laws]:
-        """Laws over 4 tokens to H = 3, without a token in common after the histories ``rows`` of t tokens."""
+        """Make laws over 4 tokens to H = 3 that have no token in common after the histories ``rows`` of t tokens."""
         p, q = laws(4, 3), laws(4, 3)
         p[t][rows], q[t][rows] = [0.25, 0.75, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]
         return p, q
@@ -199,7 +199,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out: every view's rows, and the coupled rollouts by (study, doc, action)."""
+    """Every view's rows, and the coupled rollouts by (study, doc, action)."""
 
     rows: dict[str, list[Row]]
     samples: dict[tuple[str, str, str], Sample]
@@ -218,7 +218,7 @@ def measured() -> Measured:
             return Measured({view: opened.rows(view).to_pylist() for view in VIEWS}, samples)
 
 
-# What the others are computed from, and most of the work.
+# The views that the others are computed from, kept because they are most of the work.
 _KEPT = ("moments", "position_moments", "lag_moments", "depth_moments", "swrb")
 
 

@@ -1,4 +1,4 @@
-"""What every view says in terms of pooled moments: a formula for each column, over exact and over sampled moments.
+"""A formula for each column of each view in terms of pooled moments, for exact and for sampled moments.
 
 A formula takes moments by their name (``exact_moments``), arrays of any shape or complex ones, of one action or of two
 (baseline a, action b). A ratio keeps its denominator apart, so that an undefined one shows.
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a view: its grain beyond document or stratum and actions, its estimates, and what is no estimate."""
+    """One row of a view: its grain beyond document or stratum and actions, its estimates, and its other columns."""
 
     grain: dict[str, Any]
     columns: dict[str, Column]

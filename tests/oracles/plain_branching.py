@@ -1,4 +1,4 @@
-"""The plain, slow twin of residual branching: the paper's algorithm replicate by replicate, branches by replay.
+"""Residual branching by the paper's algorithm, one replicate after another, without any sharing of work.
 
 It shares the uniforms with the fast path and nothing else: one replicate has caches of its own, the scan keeps nothing,
 and a branch starts from the prompt again, fed the scanned prefix token by token.
@@ -39,7 +39,7 @@ class Stream:
         self._network, self._cache, self._position, self._eos = network, _expanded(prompt, kept, 1), entries, eos
 
     def feed(self, token: int) -> None:
-        """Append a token; the law is the next one's."""
+        """Append a token and compute the next law."""
         if token in self._eos or self._position < 0:
             self.law = np.zeros(len(self.law))
             self.law[self._eos[0]] = 1.0
@@ -61,7 +61,7 @@ def plain_branching(
     horizon: int,
     eos_tokens: Sequence[int],
 ) -> list[PlainBranch]:
-    """Every replicate of one action of one document."""
+    """Generate every replicate of one action of one document."""
     prompt, first, kept = _prefill(network, tokens, chooser)
     everything = [np.tile(np.arange(len(tokens)), (len(layer), 1)) for layer in kept]
 

@@ -1,4 +1,4 @@
-"""The plain, slow twin of the generator: the definitions written down one by one.
+"""The generator by the definitions, without any sharing of work.
 
 It shares the uniforms with the fast path and nothing else: attention is transformers' own eager one, evicted prompts
 are expanded into one copy per replicate in a ``DynamicCache``, every action has three streams of its own (reference on
@@ -39,12 +39,12 @@ class PlainSteps:
 
 
 def load_eager(folder: Path) -> Any:
-    """The folder's model with transformers' eager attention."""
+    """Load a folder's model with transformers' eager attention."""
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
 
 def share_of(entries: int, share: Fraction) -> int:
-    """The largest m with m / n <= share, by counting."""
+    """Return the largest m with m / n <= share, by counting."""
     kept = 0
     while Fraction(kept + 1, entries) <= share:
         kept += 1
@@ -52,12 +52,12 @@ def share_of(entries: int, share: Fraction) -> int:
 
 
 def keep_all() -> Chooser:
-    """Everything."""
+    """Keep every position."""
     return lambda attention, kv_heads: np.tile(np.arange(attention.shape[-1]), (kv_heads, 1))
 
 
 def keep_recent(kept: int, sinks: int = 4) -> Chooser:
-    """Sinks, and the latest positions until there are enough."""
+    """Keep the sinks and the latest positions."""
 
     def choose(attention: NDArray[np.float64], kv_heads: int) -> NDArray[np.int64]:
         positions = set(range(sinks))
@@ -71,7 +71,7 @@ def keep_recent(kept: int, sinks: int = 4) -> Chooser:
 
 
 def keep_snapkv(kept: int, window: int = 64, kernel: int = 5) -> Chooser:
-    """The window, and the positions before it with the highest pooled attention from it."""
+    """Keep the window, and the positions before it that have the highest pooled attention from it."""
 
     def choose(attention: NDArray[np.float64], kv_heads: int) -> NDArray[np.int64]:
         heads, entries, _ = attention.shape
@@ -101,7 +101,7 @@ def plain_rollout(
     horizon: int,
     eos_tokens: Sequence[int],
 ) -> PlainSteps:
-    """One action's coupled rollout of one document."""
+    """Generate one action's coupled rollout of one document."""
     count, entries = len(replicates), len(tokens)
     prompt, first_law, kept = _prefill(network, tokens, chooser)
     everything = [np.tile(np.arange(entries), (len(layer), 1)) for layer in kept]
@@ -141,7 +141,7 @@ def plain_rollout(
 def coupled_pair(
     p: NDArray[np.float64], q: NDArray[np.float64], u_x: float, accept: float, residual: float
 ) -> tuple[int, int]:
-    """X from p; Y = X with probability min(1, q(X)/p(X)), otherwise from the part of q above p."""
+    """Draw X from p; Y = X with probability min(1, q(X)/p(X)), otherwise Y from the part of q above p."""
     x = inverse_cdf(p, u_x)
     if accept < q[x] / p[x]:
         return x, x
@@ -149,7 +149,7 @@ def coupled_pair(
 
 
 def inverse_cdf(weights: NDArray[np.float64], u: float) -> int:
-    """The first token at which the running sum of weights passes u times their sum."""
+    """Return the first token at which the running sum of weights exceeds u times their sum."""
     target, running, last = u * weights.sum(), 0.0, -1
     for token, weight in enumerate(weights):
         if weight > 0.0:
@@ -172,7 +172,7 @@ def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any
 
 
 def _expanded(prompt: Any, kept: list[NDArray[np.int64]], count: int) -> Any:
-    """A cache with one copy of the kept entries per replicate."""
+    """Make a cache with one copy of the kept entries for each replicate."""
     cache = DynamicCache()
     for number, (layer, choice) in enumerate(zip(prompt.layers, kept, strict=True)):
         keys = torch.stack([layer.keys[0, head, rows] for head, rows in enumerate(choice)])
@@ -189,7 +189,7 @@ def _advance(network: Any, cache: Any, tokens: NDArray[np.int32], position: int)
 
 
 def softmax(logits: torch.Tensor) -> NDArray[np.float64]:
-    """Temperature 1, float64."""
+    """Return the law at temperature 1, in float64."""
     values = logits.double().numpy()
     weights = np.exp(values - values.max())
     return np.asarray(weights / weights.sum())
