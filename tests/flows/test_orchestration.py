@@ -1,0 +1,83 @@
+"""Prefect as a study uses it: whose server, what stays behind, and what its cache must not do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures.small_study import run_of, write_study
+
+from flows.generation import LocalGenerator
+from flows.orchestration import orchestration
+from flows.study_flow import _task
+from flows.study_run import StudyRun
+from schema.study import load_study
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_environment_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    from prefect.settings import get_current_settings  # noqa: PLC0415
+
+    with orchestration(tmp_path / "home"):
+        assert get_current_settings().home == tmp_path / "home"
+        assert str(get_current_settings().api.url).startswith("http://127.0.0.1:")
+        assert (tmp_path / "home" / "prefect.db").is_file()
+    assert dict(os.environ) == before
+    assert get_current_settings().home != tmp_path / "home"
+    assert get_current_settings().api.url is None
+
+
+def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "profiles.toml").write_text(
+        'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://prefect.example.org/api"\n'
+    )
+    program = (
+        "import pathlib\n"
+        "from flows.orchestration import orchestration\n"
+        "with orchestration(pathlib.Path('not-made')):\n"
+        "    from prefect.settings import get_current_settings\n"
+        "    print(get_current_settings().api.url)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("http://prefect.example.org/api\n", "")
+    assert not (tmp_path / "not-made").exists()
+
+
+def test_a_stage_runs_as_often_as_the_flow_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user has results persisted, from which Prefect would serve the second derivation."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
+    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), LocalGenerator())
+    calls = []
+    with orchestration(tmp_path / "home"):
+        from prefect import flow  # noqa: PLC0415
+
+        def derive(one: StudyRun) -> int:
+            calls.append(one.location)
+            return len(calls)
+
+        @flow(name="twice")
+        def twice() -> list[int]:
+            stage = _task(derive)
+            return [stage(run), stage(run)]
+
+        assert twice() == [1, 2]
+    assert len(calls) == 2
+
+
+def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
+    """Prefect walks through dataclasses that tasks are given: documents and model are not fields of the run."""
+    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
+    _ = run.material
+    assert set(run.__dataclass_fields__) == {"study", "location", "made_by", "progress", "limit"}

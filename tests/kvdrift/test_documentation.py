@@ -1,0 +1,64 @@
+"""What the documents say of commands and options, held against the application."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from kvdrift.command import app
+from kvdrift.reference import reference
+
+ROOT = Path(__file__).parents[2]
+GROUP: Any = typer.main.get_command(app)
+OPTIONS = {
+    name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for name, command in GROUP.commands.items()
+}
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_reference_is_that_of_the_application() -> None:
+    """``make docs`` writes it."""
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8") == reference()
+
+
+def test_the_readme_lists_every_command() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Commands")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `kvdrift ([a-z]+)", table, re.MULTILINE)
+    assert sorted(listed) == sorted(OPTIONS)
+    assert len(listed) == len(set(listed))
+
+
+def test_every_command_is_in_the_file_of_its_name() -> None:
+    files = {path.stem for path in (ROOT / "kvdrift" / "commands").glob("*.py")} - {"__init__"}
+    assert files == set(OPTIONS)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
+def test_documents_name_no_command_or_option_that_is_not_there(text: Path) -> None:
+    for command, rest in re.findall(r"kvdrift ([a-z]+)\b([^\n`|]*(?:\\\n[^\n`|]*)*)", code_of(text)):
+        if command not in OPTIONS:
+            assert rest.strip() == "" or not rest.startswith(" "), f"kvdrift {command}{rest}"
+            continue
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest):
+            assert option in OPTIONS[command] | {"--help", "--debug"}, f"kvdrift {command}: {option}"
+
+
+def test_options_of_the_contract_are_there() -> None:
+    """Those that the design promises to scripts."""
+    assert {"--store", "--limit", "--dry-run", "--endpoint"} <= OPTIONS["run"]
+    assert {"--format", "-o"} <= OPTIONS["sql"]
+    assert "--watch" in OPTIONS["derive"]
+
+
+def code_of(path: Path) -> str:
+    """The parts of a document that are code."""
+    text = path.read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", text, re.DOTALL) and [
+        block or inline for block, inline in re.findall(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", text, re.DOTALL)
+    ])  # fmt: skip

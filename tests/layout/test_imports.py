@@ -1,0 +1,142 @@
+"""How the house hangs together: import contracts, no circles, few siblings, and commands that load what they use."""
+
+from __future__ import annotations
+
+import graphlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
+HEAVY = ("torch", "transformers", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Our own modules that each module imports, those for type checking alone left out."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def test_import_contracts(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    code = lint_imports(no_cache=True)
+    assert code == 0, capfd.readouterr().out
+
+
+def test_no_circle_of_files(imports: dict[str, set[str]]) -> None:
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_no_circle_of_folders(imports: dict[str, set[str]], number: int) -> None:
+    """Siblings at each depth: what lies in one of them imports what lies in others in one direction only."""
+    graphlib.TopologicalSorter(siblings(imports, number)).prepare()
+
+
+def test_the_rooms_of_the_generator(imports: dict[str, set[str]]) -> None:
+    rooms = {name: deps for name, deps in siblings(imports, 2).items() if name.startswith("generator.")}
+    assert len(rooms) <= 14
+    depth: dict[str, int] = {}
+    for room in graphlib.TopologicalSorter(rooms).static_order():
+        depth[room] = 1 + max((depth[other] for other in rooms[room]), default=0)
+    assert max(depth.values()) <= 6
+
+
+def test_few_siblings_a_folder() -> None:
+    """About a dozen: more than fourteen of a kind in one folder, and nobody finds a line in it."""
+    for package in PACKAGES:
+        for folder in [ROOT / package, *(ROOT / package).rglob("*/")]:
+            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(modules) <= 14, folder
+
+
+def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
+    """Imports between the first ``number`` parts of modules' names, of those that lie in one folder."""
+
+    def cut(module: str) -> str | None:
+        parts = module.split(".")
+        return ".".join(parts[:number]) if len(parts) >= number else None
+
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports.items():
+        if (one := cut(module)) is None:
+            continue
+        found[one] |= set()
+        for other in map(cut, imported):
+            if other is not None and other != one and other.rpartition(".")[0] == one.rpartition(".")[0]:
+                found[one].add(other)
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "STORE"],
+        ["sql", "STORE", "select count(*) from decomposition"],
+        ["sql", "STORE", "select 1 as x", "--format", "latex"],
+        ["derive", "STORE"],
+        ["verify", "STORE"],
+        ["list", "views"],
+    ],
+    ids=" ".join,
+)
+def test_commands_load_only_what_they_use(finished: Path, command: list[str]) -> None:
+    loaded = modules_after([str(finished) if word == "STORE" else word for word in command])
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_help_loads_no_library_but_its_own() -> None:
+    loaded = modules_after(["--help"])
+    assert loaded.isdisjoint({*HEAVY, "numpy", "pyarrow", "duckdb", "scipy", "prefect", "apache_beam", "pydantic"})
+
+
+def modules_after(command: list[str]) -> set[str]:
+    """Modules that a process has loaded after a command that succeeds."""
+    program = (
+        "import json, sys\n"
+        "from kvdrift.command import main\n"
+        "try:\n"
+        "    main(json.loads(sys.argv[1]))\n"
+        "except SystemExit as stop:\n"
+        "    print('loaded', json.dumps([stop.code or 0, sorted(sys.modules)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(command)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    code, modules = json.loads(done.stdout.splitlines()[-1].removeprefix("loaded "))
+    assert code == 0, done.stdout
+    return set(modules)
+
+
+def test_everything_imports_without_docstrings_and_assertions() -> None:
+    """``python -OO`` drops both."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in (*PACKAGES, "training", "benchmarks")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in {"__main__.py", "fused_sums.py"}  # the second needs Triton, which comes with CUDA
+    ]
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-OO", "-c", program, *modules], capture_output=True, text=True, check=False, cwd=ROOT,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_command_works_without_docstrings(finished: Path) -> None:
+    for command in (["list", "selectors"], ["status", str(finished)]):
+        done = subprocess.run(
+            [sys.executable, "-OO", "-m", "kvdrift", *command], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert (done.returncode, done.stderr) == (0, "")

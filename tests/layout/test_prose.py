@@ -1,0 +1,58 @@
+"""What is written about the code: docstrings in one style, and documents that name what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
+ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError)\b")
+SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Where each public docstring stands, and its text."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                    text = ast.get_docstring(node)
+                    if text:
+                        yield f"{path.relative_to(ROOT)}: {node.name}", text
+
+
+def test_errors_stand_under_raises() -> None:
+    """One style: the errors that a function raises are listed under ``Raises:``, not told in passing."""
+    wrong = [
+        where
+        for where, text in docstrings()
+        if ERRORS.search(text.split("Raises:")[0]) and not where.startswith("schema/errors.py")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_that_documents_name_are_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for name in named_paths(text):
+        assert list(ROOT.glob(name)), f"{document} names {name}"
+
+
+def named_paths(text: str) -> set[str]:
+    """Words in backquotes, and targets of links, that are paths of ours; words in capitals stand for any name."""
+    words = re.findall(r"`([^`\s]+)`", text) + re.findall(r"\]\(([^):#]+)\)", text)
+    ours = [
+        word for word in words if re.match(rf"(?:{'|'.join(PACKAGES)}|tests|docs|studies|benchmarks|training)/", word)
+    ]
+    return {re.sub(r"\b[A-Z]{3,}\b", "*", word).rstrip("/") for word in ours}
+
+
+def test_paths_are_found_in_text() -> None:
+    text = "`sql/views/NAME.sql`, [a](docs/x.md), `schema/` and `kvdrift run`"
+    assert named_paths(text) == {"sql/views/*.sql", "docs/x.md", "schema"}
