@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv study test slow kvpress check clean
+.PHONY: venv study test slow kvpress check docs clean
 
 venv: $(STAMP)
 
@@ -37,6 +37,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+
+# The reference of commands, from the commands' own help.
+docs: $(STAMP)
+	$(BIN)/python -m kvdrift.reference > docs/commands.md
 
 clean:
 	rm -rf .venv build *.egg-info

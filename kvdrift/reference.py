@@ -1,4 +1,4 @@
-"""The reference of commands, written from the commands themselves: ``python -m kvdrift.reference > docs/commands.md``."""
+"""The page ``docs/commands.md``, written from the commands themselves by ``make docs``."""
 
 from __future__ import annotations
 
