@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,11 +22,9 @@ _STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
 
 @cache
-def library_versions() -> str:
-    """Versions of Python and of the libraries that numbers depend on, as JSON."""
-    packages = ("torch", "transformers", "numpy")
-    found = {"python": platform.python_version()} | {name: version(name) for name in packages}
-    return json.dumps(found, sort_keys=True)
+def library_versions() -> Mapping[str, str]:
+    """Versions of Python and of the libraries that numbers depend on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "numpy")}
 
 
 def join_replicates(parts: Sequence[Decoded]) -> Decoded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,7 @@ def _identity(
         "horizon": horizon,
         "device": model.device,
         "dtype": model.dtype,
-        "versions": library_versions(),
+        "versions": json.dumps(library_versions(), sort_keys=True),
         "batch_invariant": model.batch_deviation == 0.0,
         "batch_deviation": model.batch_deviation,
         "seed": seed,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-from importlib.metadata import version
 
 import torch
 
+from generator.events import library_versions
 from generator.service.protocol import PROTOCOL, Identity
 from generator.transformer.model import LoadedModel
 from schema.tables import SCHEMA_VERSION
@@ -28,8 +27,7 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
         revision=revision,
         positions=model.positions,
         weights=fingerprint(model),
-        versions={"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "numpy")},
+        versions=dict(library_versions()),
     )
 
 
