@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from schema.errors import InputError, first_line
 from schema.store.appends import DERIVED, UNIT_FOOTER, conform
-from schema.store.delta import encode_parquet
-from schema.store.store import Store, StoredFile, content_digest
+from schema.store.parquet_files import content_digest, encode_parquet
+from schema.store.store import Store, StoredFile
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 

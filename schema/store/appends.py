@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, nearest
-from schema.store.delta import digest
 from schema.store.unit_events import whole_unit
 from schema.tables import EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS, Table
 
@@ -83,7 +83,7 @@ def span_of_record(record: dict[str, Any]) -> Span:
     """Return the span of a ``units`` row."""
     estimator = record["estimator"]
     names = [record[name] for name in GROUP_KEY]
-    group = digest(*names) if estimator == PLAIN else digest(*names, estimator)
+    group = _digest(*names) if estimator == PLAIN else _digest(*names, estimator)
     return Span(group, record["first_replicate"], record["replicates"], estimator)
 
 
@@ -110,6 +110,11 @@ def unit_path(record: dict[str, Any], content: str) -> str:
     folder = "/".join(_slug(str(record[name])) for name in GROUP_KEY)
     mark = "" if span.estimator == PLAIN else f"{span.estimator}-"
     return f"{folder}/{mark}{span.group}-{span.first}-{span.count}-{content}.parquet"
+
+
+def _digest(*parts: object) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of ``parts`` written as a JSON list."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _slug(name: str) -> str:

@@ -11,11 +11,8 @@ upgrade that was killed between the two commits is simply continued.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,42 +28,17 @@ from deltalake.transaction import AddAction
 
 from schema.errors import InputError, OperationError, first_line
 from schema.location import absolute, filesystem_of, is_local, join
+from schema.store.parquet_files import StoredFile, replace_file
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
 _ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A Parquet file in a table's folder; it may not be visible yet."""
-
-    path: str  # relative to the table
-    size: int  # bytes
-    rows: int
-
-
-def digest(*parts: object) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of ``parts`` written as a JSON list."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> bytes:
-    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
-    ) as writer:
-        writer.write_table(rows)
-        if footer:
-            writer.add_key_value_metadata(dict(footer))
-    return bytes(sink.getvalue())
 
 
 class Snapshot:
@@ -349,7 +321,7 @@ class DeltaFolder:
         target = join(self._root, table, path)
         try:
             if self._local:
-                _replace(Path(target), data)
+                replace_file(Path(target), data)
             else:  # an object appears when its upload is complete
                 with self._files.open_output_stream(target) as sink:
                     sink.write(data)
@@ -427,17 +399,3 @@ def _added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list
 def _add(file: StoredFile) -> AddAction:
     now = int(time.time() * 1000)
     return AddAction(file.path, file.size, {}, now, data_change=True, stats=json.dumps({"numRecords": file.rows}))
-
-
-def _replace(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with aside.open("xb") as sink:
-            sink.write(data)
-            sink.flush()
-            os.fsync(sink.fileno())  # no commit may outlive, in a power cut, the file that it names
-        aside.replace(target)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

@@ -28,7 +28,6 @@ Schema versions
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,9 @@ from schema.store.appends import (
     unit_path,
     with_defaults,
 )
-from schema.store.delta import Commit, DeltaFolder, Snapshot, StoredFile, encode_parquet, transactions
+from schema.store.delta import Commit, DeltaFolder, Snapshot, transactions
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.small_tables import KEYED, append_new_rows
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["Store", "StoredFile", "Unit"]
 
 _DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
-_KEYED = ("documents", "actions", "studies", "plans", "results", "calibration", "exact_values")
-_ROWS_APP_ID = "kvdrift.rows"
 
 
 class Store:
@@ -249,7 +248,7 @@ class Store:
         return count
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
-        """Append rows to a small table, one of ``_KEYED``. Rows that the table has already are skipped.
+        """Append rows to a small table, one of ``KEYED``. Rows that the table has already are skipped.
 
         Nulls in key columns count as equal to each other.
 
@@ -261,35 +260,11 @@ class Store:
                 or the table is not a small one. Then nothing is appended.
 
         """
-        if table not in _KEYED:
-            raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, _KEYED)}")
+        if table not in KEYED:
+            raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
         given = conform(TABLES[table], rows)
-        key_columns = TABLES[table].key
-        new_rows = 0
         self._prepare(table)
-
-        def attempt(loaded: Snapshot) -> Commit | None:
-            nonlocal new_rows
-            stored = self._folder.read(loaded, TABLES[table].columns)
-            known = {_key(row, key_columns): row for row in stored.to_pylist()}
-            new = []
-            for row in given.to_pylist():
-                there = known.setdefault(_key(row, key_columns), row)
-                if there is row:
-                    new.append(row)
-                else:
-                    _check_same(table, key_columns, there, row)
-            new_rows = len(new)
-            if not new:
-                return None
-            data = encode_parquet(pa.Table.from_pylist(new, schema=given.schema))
-            return Commit(
-                [self._put(table, f"{content_digest(data)}.parquet", data, len(new))],
-                transactions([(_ROWS_APP_ID, loaded.version + 1)]),
-            )
-
-        self._folder.commit(table, attempt)
-        return new_rows
+        return append_new_rows(self._folder, table, given)
 
     def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
         """Return the events files that lack a file of one of their ``derived_tables``.
@@ -454,20 +429,3 @@ class Store:
             self._prepare("units")
             self._folder.commit("units", attempt)
         return len(new)
-
-
-def content_digest(data: bytes) -> str:
-    """Return 16 hexadecimal digits of a content's SHA-256; the name of every file but the derived ones ends in them."""
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _key(row: dict[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in key)
-
-
-def _check_same(table: str, key: tuple[str, ...], stored: dict[str, Any], given: dict[str, Any]) -> None:
-    for name, value in given.items():
-        both_nan = value != value and stored[name] != stored[name]  # noqa: PLR0124
-        if stored[name] != value and not both_nan:
-            named = ", ".join(f"{column}={given[column]}" for column in key)
-            raise InputError(f"{table} ({named}): {name} is {value!r}, but the store has {stored[name]!r}")

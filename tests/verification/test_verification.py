@@ -25,8 +25,8 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from schema.errors import InputError
 from schema.store.appends import UNIT_FOOTER, unit_path
-from schema.store.delta import encode_parquet
-from schema.store.store import Store, Unit, content_digest
+from schema.store.parquet_files import content_digest, encode_parquet
+from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
 from sql.catalog import Views
 from sql.promises import breaches, computed_views

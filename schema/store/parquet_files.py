@@ -1,0 +1,54 @@
+"""Parquet files of the store: their bytes, their names, and putting them in place as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A Parquet file in a table's folder; it may not be visible yet."""
+
+    path: str  # relative to the table
+    size: int  # bytes
+    rows: int
+
+
+def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> bytes:
+    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
+    ) as writer:
+        writer.write_table(rows)
+        if footer:
+            writer.add_key_value_metadata(dict(footer))
+    return bytes(sink.getvalue())
+
+
+def content_digest(data: bytes) -> str:
+    """Return 16 hexadecimal digits of a content's SHA-256; the name of every file but the derived ones ends in them."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Write a local file as a whole or not at all: aside first, then under its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    try:
+        with aside.open("xb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())  # no commit may outlive, in a power cut, the file that it names
+        aside.replace(target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
