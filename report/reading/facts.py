@@ -164,7 +164,7 @@ def read_facts(source: StudyRows) -> Facts:
         unmeasured=len(listed) - len(documents),
         actions=actions,
         storage=_storage(judged),
-        controls=[_control(source, action["action"]) for action in actions if action["control"]],
+        controls=_controls(source, actions),
         plan=_plan(source),
         devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
         libraries=_libraries(units),
@@ -203,10 +203,19 @@ def _sum(rows: list[ViewRow], column: str) -> Any:
     return sum(values) if values else None
 
 
-def _control(source: StudyRows, action: str) -> Control:
-    pairs = source.of("trajectories", action=action)
-    zero = all(pair["sum_delta"] == 0 and pair["sum_f"] == 0 and pair["mismatches"] == 0 for pair in pairs)
-    return Control(action, len({pair["doc"] for pair in pairs}), len(pairs), zero)
+def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
+    found: dict[str, list[ViewRow]] = {action["action"]: [] for action in actions if action["control"]}
+    for row in source.of("controls"):  # one for each split
+        found[row["action"]].append(row)
+    return [
+        Control(
+            action,
+            documents=sum(row["documents"] for row in rows),
+            pairs=sum(row["pairs"] for row in rows),
+            zero=not any(row["moved_pairs"] for row in rows),
+        )
+        for action, rows in found.items()
+    ]
 
 
 def _plan(source: StudyRows) -> StoredPlan | None:

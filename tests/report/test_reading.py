@@ -74,7 +74,9 @@ def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_
             assert [float(row["estimate"]) if row["estimate"] else None] == found
 
 
-@pytest.mark.parametrize("column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "sum_delta"])
+@pytest.mark.parametrize(
+    "column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "moved_pairs"]
+)
 def test_a_renamed_column_is_an_error_and_not_a_dash(column: str, tmp_path: Path) -> None:
     views = make_views(ACTIONS)
     views.views["estimates"] = [row for row in views.views["estimates"] if row["quantity"] != "mean_entry"]

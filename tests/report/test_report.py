@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from fixtures.report_views import (
-    CONTROL,
     HAZARD,
     MODEL,
     STUDY,
@@ -248,7 +247,7 @@ def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
 def test_control_that_moved_is_a_notice(tmp_path: Path) -> None:
     views = make_views(("snapkv-half",))
     assert "The control full keeps the whole cache" not in build(tmp_path, views)
-    next(row for row in views.views["trajectories"] if row["action"] == CONTROL)["sum_f"] = 1e-7
+    views.views["controls"][1]["moved_pairs"] = 1
     html = build(tmp_path, views)
     assert "The control full keeps the whole cache" in html
     assert "full: δ and f are NOT 0" in html
