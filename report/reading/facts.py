@@ -23,7 +23,6 @@ class Storage:
     """What one action keeps of the prompts and costs, from its units.
 
     Attributes:
-        prompt_entries: one value per document.
         kept_entries: one value per document.
         replicates: coupled pairs of each document that has some.
         branchings: replicates of residual branching of each document that has some.
@@ -34,7 +33,6 @@ class Storage:
 
     """
 
-    prompt_entries: list[int | None]
     kept_entries: list[int | None]
     replicates: list[int]
     branchings: list[int]
@@ -180,7 +178,6 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
     for action, documents in by_action.items():
         rows = [row for ranges in documents.values() for row in ranges]
         stored[action] = Storage(
-            prompt_entries=[ranges[0]["prompt_entries"] for ranges in documents.values()],
             kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
             replicates=_replicates(documents, PLAIN),
             branchings=_replicates(documents, SWRB),
