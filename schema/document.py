@@ -14,9 +14,16 @@ SPLITS = ("development", "evaluation")
 class Document:
     """One tokenized prompt of n tokens.
 
-    ``tokens`` are the prompt's token ids in order, without any generated token. ``cluster`` is what makes documents
-    dependent (several prompts made from one question share it); a document without such a tie is its own cluster.
-    ``answers`` holds whatever the source knows of the right continuation, for people to read; no estimator uses it.
+    Attributes:
+        doc: The document's id, unique within a study and model.
+        stratum: The stratum's name.
+        cluster: What makes documents dependent: several prompts made from one question share it. A document that
+            depends on no other is a cluster of its own.
+        task: The task of the document source.
+        source: The document source.
+        tokens: The prompt's token ids in order, without any generated token.
+        answers: What the source knows of the right continuation, for people to read; no estimator uses it.
+
     """
 
     doc: str
@@ -42,17 +49,17 @@ DEVELOPMENT_FRACTION = 0.25
 
 
 def split_of(cluster: str) -> str:
-    """The split a cluster belongs to: a fixed function of its name, so that no document can change sides.
+    """Return the split that a cluster belongs to: a fixed function of its name, so that no document changes its split.
 
-    The first 8 bytes of the cluster's SHA-256, read as a fraction of 2**64, fall below ``DEVELOPMENT_FRACTION`` for
-    development clusters.
+    The first 8 bytes of the SHA-256 of a development cluster, read as a fraction of 2**64, are below
+    ``DEVELOPMENT_FRACTION``.
     """
     position = int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") / 2**64
     return "development" if position < DEVELOPMENT_FRACTION else "evaluation"
 
 
 def part_of(cluster: str, parts: int) -> int:
-    """The part, 1 to ``parts``, that a cluster belongs to: independent of its split, and as fixed as that.
+    """Return the part, 1 to ``parts``, of a cluster: a fixed function of its name, independent of its split.
 
     Studies that take different parts of one source share no cluster.
     """

@@ -30,11 +30,11 @@ class PlanError(InputError):
 
 
 class OperationError(KvdriftError):
-    """The input was right, the work failed all the same."""
+    """The work failed although the input was right."""
 
 
 class ControlError(OperationError):
-    """A full-retention control moved: its delta and f must be exactly 0."""
+    """A full-retention control has delta or f other than 0, and must have exactly 0."""
 
 
 def first_line(error: BaseException) -> str:
@@ -43,7 +43,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of an error line: the known name nearest to ``name``, or all known names where none is near."""
+    """Return the end of an error line: the known name nearest to ``name``, or all known names if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"

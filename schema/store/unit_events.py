@@ -1,8 +1,8 @@
-"""Which events a unit must have, no more and no less: whole coupled pairs, or whole scans with their residual branches.
+"""Which events a unit must have, exactly: whole coupled pairs, or whole scans with their residual branches.
 
-Of what a log of the definitions can hold, this checks what the store and the derivation rely on: which rows there are,
-and in an SWRB unit how a scan and its branch belong together (definitions page, "Residual-branch conditional Monte
-Carlo"). Whether values make sense beyond that is the subject of ``schema.ingestion.checks``.
+This checks what the store and the derivation rely on: which rows a unit has and, in an SWRB unit, how a scan and its
+branch belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``schema.ingestion.checks`` checks
+whether the values of a log follow the definitions.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ _KINDS = {PLAIN: (COUPLED,), SWRB: (SCAN, BRANCH)}
 
 
 def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
-    """The unit's events sorted by (replicate, kind with scan before branch, t).
+    """Check that some rows are exactly a unit's events, and sort them.
+
+    A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has for each replicate a
+    scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 there (its token is
+    then -1); and, unless all weights are 0, a branch t = J..H without weights, from a J of positive weight, at which
+    its tokens differ.
 
     Args:
-        record: the unit's estimator, replicate range and horizon H, as in a ``units`` row.
-        name: the unit as error lines name it.
-        events: rows of the EVENTS schema.
+        record: The unit's estimator, replicate range and horizon H, as in a ``units`` row.
+        name: The unit's name for error lines.
+        events: Rows of the EVENTS schema.
+
+    Returns:
+        The rows sorted by (replicate, kind with scan before branch, t).
 
     Raises:
-        InputError: the rows are not exactly the unit's. Of a plain unit: each replicate's positions 1..H, coupled and
-            without weight. Of an SWRB unit, for each replicate: a scan t = 1..s of equal tokens with weights in [0, 1],
-            s being H unless survival reached 0 there (its token is then -1); and, unless all weights are 0, a branch
-            t = J..H without weights, from a J of positive weight, where its tokens differ.
+        InputError: The rows are not exactly the unit's.
 
     """
     kinds = _KINDS[record["estimator"]]
