@@ -11,7 +11,12 @@ PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "veri
 
 
 def check_not_shadowed() -> None:
-    """OperationError, one line, if one of our packages would be imported from elsewhere than beside ``kvdrift``."""
+    """Check that our packages are imported from beside ``kvdrift``.
+
+    Raises:
+        OperationError: one of them is found elsewhere.
+
+    """
     home = Path(__file__).resolve().parent.parent
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

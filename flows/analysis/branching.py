@@ -1,4 +1,4 @@
-"""Residual branching in an analysis: what the documents' replicates of both estimators came to, from the views."""
+"""Residual branching in an analysis: the moments of both estimators, read from the views."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from stats.efficiency import MEASURED, BranchingMoments
 
 
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
-    """Moments of every document and action of a split, controls left out; None where nothing was branched.
+    """Read what the replicates of both estimators say of every document and action of a split, controls left out.
 
-    Documents are all that were measured, by either estimator: those that the other estimates resample.
+    Returns:
+        Moments of all measured documents, the same that other estimates resample; None where nothing was branched.
+
     """
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():

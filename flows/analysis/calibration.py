@@ -17,10 +17,20 @@ from stats.calibration import Calibration, calibrate
 
 
 def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version: int) -> int:
-    """Fit on development documents, judge on evaluation documents, append the rows; returns how many there are.
+    """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
 
-    Nothing is written unless both splits have trajectories of the baseline and of another action. Draws and seed are
-    those of the primary estimates, the margin is the plan's. A contrast is prespecified if its actions are the plan's.
+    Nothing is written unless both splits have trajectories of the baseline and of another action. A contrast is
+    prespecified if the plan names both of its actions.
+
+    Args:
+        store: the study's store.
+        views: its views.
+        plan: the frozen plan, whose baseline, margin, level, draws and seed are used.
+        events_version: the version of ``events`` that the views show.
+
+    Returns:
+        The number of rows.
+
     """
     baseline = plan.content["baseline"]
     measured = [_measured_actions(views, plan, split) for split in ("development", "evaluation")]

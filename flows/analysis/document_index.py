@@ -12,7 +12,7 @@ from schema.study import CONTROL_ACTION
 
 
 def measured(table: pa.Table) -> pa.Table:
-    """Rows without those of the full-retention control."""
+    """Return the rows without those of the full-retention control."""
     keep = np.asarray(table["action"].to_pylist(), dtype=object) != CONTROL_ACTION
     return table.filter(pa.array(keep, type=pa.bool_()))
 
@@ -36,7 +36,20 @@ class DocumentIndex:
         self, table: pa.Table, names: Sequence[str] | Mapping[str, str], axis: str | None = None, length: int = 0,
         first: int = 1,
     ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
-        """Columns as [documents, actions] or, along ``axis``, [documents, actions, length]; NaN where no row is."""
+        """Arrange columns by document and action.
+
+        Args:
+            table: rows of a view.
+            names: the columns.
+            axis: a column along which there are several rows of a document and action.
+            length: how many values the axis has.
+            first: the least value of the axis.
+
+        Returns:
+            By column, float64 [documents, actions], or [documents, actions, length] with an axis; NaN where the view
+            has no row.
+
+        """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [
             np.searchsorted(self.documents, np.asarray(table["doc"].to_pylist(), dtype=np.str_)),

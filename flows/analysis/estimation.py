@@ -35,8 +35,15 @@ EXPLORATORY_LEVEL = 0.95
 class Analysis:
     """What is estimated of one study, model and split, and how.
 
-    ``draws`` are (quantities, draws), every quantity once, the exploratory ones last. ``plan_sha256`` is None where no
-    plan was frozen.
+    Attributes:
+        study: the study's name.
+        model: the model's id.
+        split: the split whose documents are resampled.
+        seed: the seed of resampling.
+        draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
+        request: the levels and families of the intervals.
+        plan_sha256: the plan's hash, None where no plan was frozen.
+
     """
 
     study: str
@@ -54,7 +61,7 @@ class Analysis:
 
     @classmethod
     def planned(cls, plan: FrozenPlan) -> Self:
-        """The evaluation documents, as the frozen plan says.
+        """Return the analysis of the evaluation documents that the frozen plan asks for.
 
         Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
         level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap").
@@ -67,7 +74,10 @@ class Analysis:
 
     @classmethod
     def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
-        """A split of a log that nothing was fixed for beforehand; the seed is the study's, 0 where it has no row."""
+        """Return the analysis of a split for which nothing was fixed beforehand.
+
+        The seed is the study's, 0 where the store has no row of the study.
+        """
         stored = views.rows("studies", study=study, model=model).to_pylist()
         seed = int(stored[0]["seed"]) if stored else 0
         draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
@@ -112,9 +122,20 @@ def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[AnalysisPart]
 def estimate_study(
     store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
 ) -> int:
-    """Bootstrap the documents of an analysis and append the estimates to ``results``; returns how many there are.
+    """Bootstrap the documents of an analysis, and append the estimates to ``results``.
 
-    Where the store holds replicates of residual branching, theirs stand with them.
+    Where the store holds replicates of residual branching, their estimates are appended too.
+
+    Args:
+        store: the study's store.
+        views: its views.
+        analysis: what is estimated, and how.
+        events_version: the version of ``events`` that the views show.
+        run: estimates the parts of an analysis.
+
+    Returns:
+        The number of estimates.
+
     """
     moments = document_moments(views, analysis.study, analysis.model, analysis.split)
     estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(views, analysis)]
@@ -125,13 +146,18 @@ def estimate_study(
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
-    """Splits with documents that have complete trajectories of a measured action, sorted."""
+    """Return the splits that have complete trajectories of a measured action, sorted."""
     rows = measured(views.rows("decomposition", study=study, model=model))
     return sorted(set(rows["split"].to_pylist()))
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
-    """The study's windows from the ``windows`` view."""
+    """Read the study's windows from the ``windows`` view.
+
+    Raises:
+        InputError: nothing of the study is derived.
+
+    """
     rows = views.rows("windows", study=study, model=model).to_pylist()
     if not rows:
         raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
@@ -140,7 +166,12 @@ def study_windows(views: Views, study: str, model: str) -> Windows:
 
 
 def document_moments(views: Views, study: str, model: str, split: str) -> DocumentMoments:
-    """Moments of every document and action of a split, controls left out; InputError where there are none."""
+    """Read the moments of every document and action of a split, controls left out.
+
+    Raises:
+        InputError: there are no complete trajectories.
+
+    """
     windows = study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))
     if not table.num_rows:
@@ -161,7 +192,12 @@ def document_moments(views: Views, study: str, model: str, split: str) -> Docume
 
 
 def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
-    """Scalar moments of every replicate of a split, controls left out; InputError where there are none."""
+    """Read the scalar moments of every replicate of a split, controls left out.
+
+    Raises:
+        InputError: there are no complete trajectories.
+
+    """
     table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
