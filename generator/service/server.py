@@ -49,7 +49,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         max_request_bytes: Longest ticket that is read.
 
     Raises:
-        OSError or pa.ArrowException: The location cannot be listened on, or the certificate is invalid.
+        OSError: The location cannot be listened on, or the certificate is invalid.
     """
 
     def __init__(
@@ -67,11 +67,14 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         self._max_request_bytes = max_request_bytes
         self._waiting: queue.Queue[_Request] = queue.Queue(_MAX_WAITING)
         self._stopping = threading.Event()
-        super().__init__(
-            location,
-            tls_certificates=None if certificate is None else [certificate],
-            middleware={GATE: Gate(token)},
-        )
+        try:
+            super().__init__(
+                location,
+                tls_certificates=None if certificate is None else [certificate],
+                middleware={GATE: Gate(token)},
+            )
+        except pa.ArrowException as error:  # of which only some are an OSError
+            raise OSError(str(error)) from error
 
     def run(self) -> None:
         """Generate what is asked for until the calling thread is interrupted."""

@@ -607,7 +607,7 @@ def test_loopback() -> None:
         (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both, or none"),
         (("--tls-cert", "pem", "--tls-key", "token"), "--tls-key token: is not PEM"),
         (("--token-file", "nowhere"), "--token-file nowhere: cannot be read"),
-        (("--token-file", "short"), "5 characters are no secret"),
+        (("--token-file", "short"), "5 characters are too few"),
         (("--token-file", "spaces"), "should hold one line of printable characters"),
         (("--port", "70000"), "Invalid value for '--port'"),
     ],
