@@ -24,9 +24,15 @@ SWRB: Final = "swrb"  # or scans with one residual branch each
 
 @dataclass(frozen=True)
 class Table:
-    """One stored table: its grain (``key`` columns, unique together), its Arrow schema and what one row is.
+    """One stored table.
 
-    ``since`` is the schema version that declared it: a store of an older one does not have it.
+    Attributes:
+        name: The table's name.
+        row: What one row is.
+        key: The columns that are unique together.
+        schema: The Arrow schema.
+        since: The schema version that declared the table; a store of an older version does not have it.
+
     """
 
     name: str
@@ -47,7 +53,7 @@ class Table:
 
     @property
     def defaults(self) -> dict[str, str | None]:
-        """The columns that came after the table, and what rows hold in each that were written before it."""
+        """The columns that came after the table, each with the value that rows written before it have there."""
         later = {field.name: field.metadata.get(b"default") for field in self.schema if b"since" in field.metadata}
         return {name: None if default is None else default.decode() for name, default in later.items()}
 
@@ -55,7 +61,7 @@ class Table:
 def _column(
     name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False, since: int = 1, default: str = ""
 ) -> pa.Field:
-    """A column declared by schema version ``since``; ``default`` is what earlier rows hold, null if not given."""
+    """Declare a column of schema version ``since``; ``default`` is what earlier rows have, null by default."""
     metadata = {"meaning": meaning, "unit": unit, "since": str(since) if since > 1 else "", "default": default}
     return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,140 +12,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fixtures.event_logs import (
+    ACTION_NAMES,
+    DOCS,
+    LOG,
+    PAIR_KEY,
+    H,
+    canonical,
+    command,
+    documents_csv,
+    edit,
+    make_log,
+    place,
+    stored,
+    with_kinds,
+    without,
+    write,
+)
 
-from kvdrift.command import main
 from schema.errors import InputError
 from schema.ingestion import files as event_files
 from schema.ingestion import intake
-from schema.ingestion.documents import read_documents
 from schema.ingestion.ingest import Finding, IngestReport, ingest
 from schema.store.store import Store, Unit
-from schema.tables import ACTIONS, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLANS, STUDIES
+from schema.tables import ACTIONS, EVENTS, GROUP_KEY, PLANS, STUDIES
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
-
-H = 12
-EOS = 2
-DOCS = ("d0", "d1", "d2", "d3")
-ACTION_NAMES = ("full", "half")
-PAIR_KEY = tuple(name for name in EVENTS.key if name != "kind")
-
-
-def make_log(
-    docs: Sequence[str] = DOCS,
-    actions: Sequence[str] = ACTION_NAMES,
-    replicates: Sequence[int] = range(4),
-    horizon: int = H,
-    study: str = "ext",
-    model: str = "org/m",
-) -> pa.Table:
-    """A right log: coupled pairs that part, return and end, each a fixed function of its key."""
-    rows: list[tuple[Any, ...]] = []
-    for doc in docs:
-        for action in actions:
-            for replicate in replicates:
-                numbers = np.random.default_rng([replicate, zlib.crc32(f"{doc}/{action}".encode())])
-                x_done = y_done = parted = False
-                for t in range(1, horizon + 1):
-                    delta = 0.9 if x_done != y_done else float(numbers.uniform(0.05, 0.6))
-                    if t == 1 or action == "full" or (x_done and y_done):
-                        delta = 0.0
-                    f = 0.0 if x_done else 0.3 if parted else delta
-                    x_token = EOS if x_done or numbers.random() < 0.08 else int(numbers.integers(3, 50))
-                    other = EOS if x_token != EOS and numbers.random() < 0.2 else x_token + 60
-                    y_token = EOS if y_done else other if numbers.random() < delta else x_token
-                    x_done, y_done = x_done or x_token == EOS, y_done or y_token == EOS
-                    parted = parted or x_token != y_token
-                    rows.append((study, model, doc, action, replicate, t, x_token, y_token, delta, f, x_done, y_done))
-    columns = list(zip(*rows, strict=True))
-    return pa.table(
-        {
-            name: pa.array(column, EVENTS.schema.field(name).type)
-            for name, column in zip(PAIR_COLUMNS, columns, strict=True)
-        }
-    )
-
-
-def with_kinds(log: pa.Table) -> pa.Table:
-    """``log`` with the columns that it need not have."""
-    kind = pa.array(["coupled"] * log.num_rows, pa.string())
-    return log.append_column("kind", kind).append_column("weight", pa.nulls(log.num_rows, pa.float64()))
-
-
-LOG = make_log()
-
-
-def write(path: Path, log: pa.Table) -> Path:
-    pq.write_table(log, path)
-    return path
-
-
-def documents_csv(folder: Path, docs: Sequence[str] = DOCS) -> Path:
-    path = folder / "documents.csv"
-    lines = [f"{doc},S{number % 2},{'development' if number < 2 else 'evaluation'}" for number, doc in enumerate(docs)]
-    path.write_text("\n".join(["doc,stratum,split", *lines]) + "\n")
-    return path
-
-
-def place(log: pa.Table, **key: Any) -> int:
-    """The row with this key."""
-    mask = np.ones(log.num_rows, dtype=bool)
-    for name, value in key.items():
-        mask &= np.array(log.column(name).to_pylist(), dtype=object) == value
-    return int(np.flatnonzero(mask)[0])
-
-
-def edit(log: pa.Table, changes: dict[str, Any], **key: Any) -> pa.Table:
-    """``log`` with some values of one row changed; a column takes the type that its new value needs."""
-    row = place(log, **key)
-    for name, value in changes.items():
-        values = log.column(name).to_pylist()
-        values[row] = value
-        field = log.schema.field(name)
-        kind = field.type
-        if pa.types.is_integer(kind) and value is not None and abs(value) >= 2**31:
-            kind = pa.int64()
-        if pa.types.is_boolean(kind) and not isinstance(value, bool | None):
-            kind, values = pa.int8(), [None if v is None else int(v) for v in values]
-        log = log.set_column(log.schema.get_field_index(name), pa.field(name, kind), pa.array(values, kind))
-    return log
-
-
-def stored(location: Path) -> pa.Table:
-    return Store.open(location).read("events").sort_by([(name, "ascending") for name in EVENTS.key])
-
-
-def canonical(log: pa.Table) -> pa.Table:
-    whole = log if "kind" in log.column_names else with_kinds(log)
-    return whole.cast(EVENTS.schema).sort_by([(name, "ascending") for name in EVENTS.key])
-
-
-def without(log: pa.Table, **key: Any) -> pa.Table:
-    """``log`` without the rows that have all of these values."""
-    mask = pa.scalar(True)  # noqa: FBT003
-    for name, value in key.items():
-        mask = pc.and_(mask, pc.equal(log.column(name), value))
-    return log.filter(pc.invert(mask))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., IngestReport]:
-    """Ingest tables into the one store of the test, the documents of DOCS being known."""
-
-    def call(*logs: pa.Table, **options: Any) -> IngestReport:
-        paths = [write(tmp_path / f"log{number}.parquet", log) for number, log in enumerate(logs)]
-        documents = options["documents"] if options else documents_csv(tmp_path)
-        return ingest(tmp_path / "store", paths, documents)
-
-    return call
-
-
-def command(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(["ingest", *map(str, arguments)])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
 
 # What is right goes in
 
@@ -602,137 +493,6 @@ def test_remarks_keep_nothing_out(run: Callable[..., IngestReport]) -> None:
     assert "action=full, replicate=2, t=2: a full-retention control has delta 0.001" in control
     assert "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 if eviction follows prefill" in first
     assert "doc=d2, action=half, replicate=2, t=2" in apart
-
-
-# Documents
-
-
-def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"documents.{kind}"
-    if kind == "csv":
-        names = list(rows[0])
-        path.write_text(
-            "\ufeff" + "\n".join([",".join(names), *(",".join(f'"{row[name]}"' for name in names) for row in rows)])
-        )
-    elif kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_documents_in_every_format(tmp_path: Path, run: Callable[..., IngestReport], kind: str) -> None:
-    docs = ["007", "NA", "1e3"]
-    rows = [
-        {
-            "doc": doc,
-            "split": "evaluation",
-            "stratum": "null",
-            "prompt_tokens": 9,
-            "cluster": "c",
-            "task": "qa",
-            "colour": "red",
-        }
-        for doc in docs
-    ]
-    if kind != "csv":
-        rows = [row | {"answers": ["a", "b"], "study": None} for row in rows]
-    report = run(make_log(docs), documents=rows_of(tmp_path, kind, rows))
-    assert report.findings == []
-    assert report.remarks == [f"{tmp_path}/documents.{kind}: columns ignored: colour"]
-    stored_rows = Store.open(tmp_path / "store").read("documents").to_pylist()
-    assert sorted(row["doc"] for row in stored_rows) == sorted(docs)
-    assert {(row["stratum"], row["prompt_tokens"], row["cluster"], row["task"]) for row in stored_rows} == {
-        ("null", 9, "c", "qa")
-    }
-    assert stored_rows[0]["answers"] == (None if kind == "csv" else ["a", "b"])
-    assert run(make_log(docs), documents=None).present.units == 6, "the store knows them now"
-
-
-def test_documents_of_one_study_or_of_all(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
-    rows = [{"doc": "d0", "stratum": "all", "split": "evaluation"}, {"doc": "d1", "stratum": "own", "split": "evaluation", "study": "ext"},
-            {"doc": "d1", "stratum": "b", "split": "evaluation", "study": "b", "model": "m2"}]  # fmt: skip
-    path = rows_of(tmp_path, "jsonl", rows)
-    logs = [
-        make_log(["d0", "d1"]),
-        make_log(["d0", "d1"], study="b", model="m2"),
-        make_log(["d1"], study="b", model="m3"),
-    ]
-    report = run(*logs, documents=path)
-    assert [(finding.kind, finding.key["model"]) for finding in report.findings] == [("document", "m3")] * 2
-    found = Store.open(tmp_path / "store").read("documents").to_pylist()
-    assert {(row["study"], row["doc"]): row["stratum"] for row in found} == {
-        ("ext", "d0"): "all", ("b", "d0"): "all", ("ext", "d1"): "own", ("b", "d1"): "b"}  # fmt: skip
-
-
-def test_documents_that_contradict_the_store(run: Callable[..., IngestReport], tmp_path: Path) -> None:
-    run(make_log(["d0"]))
-    rows = [
-        {"doc": "d0", "stratum": "S0", "split": "evaluation"},
-        {"doc": "d1", "stratum": "S1", "split": "evaluation", "cluster": "d0"},
-    ]
-    report = run(make_log(["d0", "d1"]), documents=rows_of(tmp_path, "jsonl", rows))
-    texts = {finding.key["doc"]: finding.text for finding in report.findings}
-    assert texts["d0"] == f"split is 'evaluation' ({tmp_path}/documents.jsonl, line 1), but the store has 'development'"
-    where = f"{tmp_path}/documents.jsonl, line 3"  # an empty line follows each row
-    assert texts["d1"] == f"split is 'evaluation' ({where}), but cluster 'd0' is in split 'development'"
-    assert Store.open(tmp_path / "store").read("documents").num_rows == 1
-    same = [{"doc": "d0", "stratum": "S0", "split": "development", "task": None}]
-    assert run(make_log(["d0"]), documents=rows_of(tmp_path, "jsonl", same)).findings == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("doc,stratum\nd0,S\n", "no column 'split'; a document has doc, stratum, split"),
-        ("doc,stratum,split\nd0,S,test\n", "line 2: split is 'test'; known: development, evaluation"),
-        ("doc,stratum,split\nd0,S,evalution\n", "line 2: split is 'evalution'; did you mean 'evaluation'?"),
-        (
-            "doc,stratum,split\nd0,pooled,evaluation\n",
-            "line 2: stratum is 'pooled', which names the rows that pool all strata; choose another",
-        ),
-        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' has another row ("),
-        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' has another row ("),
-        (
-            "doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n",
-            "line 3: split is 'development', but cluster 'c' is in split 'evaluation' (",
-        ),
-        ("doc,stratum,split\n,S,evaluation\n", "line 2: doc is missing"),
-        ("doc,stratum,split\nd0,S\n", "line 2: the number of fields differs from the header's"),
-        (
-            "doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n",
-            "line 2: prompt_tokens is 'many', must be a whole number",
-        ),
-        ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
-        ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
-        ('{"doc": "d0"\n', "line 1: not JSON"),
-        ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
-        ("", "no column 'doc', 'stratum', 'split'"),
-    ],
-)
-def test_a_documents_file_that_cannot_be_taken(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
-) -> None:
-    (tmp_path / "documents").write_text(text)
-    log = write(tmp_path / "log.parquet", LOG)
-    code, out, err = command(capsys, log, "--store", tmp_path / "store", "--documents", tmp_path / "documents")
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.startswith(f"kvdrift: {tmp_path}/documents")
-    assert err.count("\n") == 1
-    assert not (tmp_path / "store").exists()
-
-
-def test_documents_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such documents file"):
-        read_documents(tmp_path / "nowhere")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="neither Parquet nor UTF-8 text"):
-        read_documents(tmp_path / "binary")
-    (tmp_path / "cut").write_bytes(b"PAR1abc")
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        read_documents(tmp_path / "cut")
 
 
 # The command

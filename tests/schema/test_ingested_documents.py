@@ -1,0 +1,146 @@
+"""Documents files that ``kvdrift ingest`` reads: every format, what they are about, and what is wrong in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures.event_logs import LOG, command, make_log, write
+
+from schema.errors import InputError
+from schema.ingestion.documents import read_documents
+from schema.ingestion.ingest import IngestReport
+from schema.store.store import Store
+
+
+def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"documents.{kind}"
+    if kind == "csv":
+        names = list(rows[0])
+        path.write_text(
+            "\ufeff" + "\n".join([",".join(names), *(",".join(f'"{row[name]}"' for name in names) for row in rows)])
+        )
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_documents_in_every_format(tmp_path: Path, run: Callable[..., IngestReport], kind: str) -> None:
+    docs = ["007", "NA", "1e3"]
+    rows = [
+        {
+            "doc": doc,
+            "split": "evaluation",
+            "stratum": "null",
+            "prompt_tokens": 9,
+            "cluster": "c",
+            "task": "qa",
+            "colour": "red",
+        }
+        for doc in docs
+    ]
+    if kind != "csv":
+        rows = [row | {"answers": ["a", "b"], "study": None} for row in rows]
+    report = run(make_log(docs), documents=rows_of(tmp_path, kind, rows))
+    assert report.findings == []
+    assert report.remarks == [f"{tmp_path}/documents.{kind}: columns ignored: colour"]
+    stored_rows = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert sorted(row["doc"] for row in stored_rows) == sorted(docs)
+    assert {(row["stratum"], row["prompt_tokens"], row["cluster"], row["task"]) for row in stored_rows} == {
+        ("null", 9, "c", "qa")
+    }
+    assert stored_rows[0]["answers"] == (None if kind == "csv" else ["a", "b"])
+    assert run(make_log(docs), documents=None).present.units == 6, "the store knows them now"
+
+
+def test_documents_of_one_study_or_of_all(tmp_path: Path, run: Callable[..., IngestReport]) -> None:
+    rows = [{"doc": "d0", "stratum": "all", "split": "evaluation"}, {"doc": "d1", "stratum": "own", "split": "evaluation", "study": "ext"},
+            {"doc": "d1", "stratum": "b", "split": "evaluation", "study": "b", "model": "m2"}]  # fmt: skip
+    path = rows_of(tmp_path, "jsonl", rows)
+    logs = [
+        make_log(["d0", "d1"]),
+        make_log(["d0", "d1"], study="b", model="m2"),
+        make_log(["d1"], study="b", model="m3"),
+    ]
+    report = run(*logs, documents=path)
+    assert [(finding.kind, finding.key["model"]) for finding in report.findings] == [("document", "m3")] * 2
+    found = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert {(row["study"], row["doc"]): row["stratum"] for row in found} == {
+        ("ext", "d0"): "all", ("b", "d0"): "all", ("ext", "d1"): "own", ("b", "d1"): "b"}  # fmt: skip
+
+
+def test_documents_that_contradict_the_store(run: Callable[..., IngestReport], tmp_path: Path) -> None:
+    run(make_log(["d0"]))
+    rows = [
+        {"doc": "d0", "stratum": "S0", "split": "evaluation"},
+        {"doc": "d1", "stratum": "S1", "split": "evaluation", "cluster": "d0"},
+    ]
+    report = run(make_log(["d0", "d1"]), documents=rows_of(tmp_path, "jsonl", rows))
+    texts = {finding.key["doc"]: finding.text for finding in report.findings}
+    assert texts["d0"] == f"split is 'evaluation' ({tmp_path}/documents.jsonl, line 1), but the store has 'development'"
+    where = f"{tmp_path}/documents.jsonl, line 3"  # an empty line follows each row
+    assert texts["d1"] == f"split is 'evaluation' ({where}), but cluster 'd0' is in split 'development'"
+    assert Store.open(tmp_path / "store").read("documents").num_rows == 1
+    same = [{"doc": "d0", "stratum": "S0", "split": "development", "task": None}]
+    assert run(make_log(["d0"]), documents=rows_of(tmp_path, "jsonl", same)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("doc,stratum\nd0,S\n", "no column 'split'; a document has doc, stratum, split"),
+        ("doc,stratum,split\nd0,S,test\n", "line 2: split is 'test'; known: development, evaluation"),
+        ("doc,stratum,split\nd0,S,evalution\n", "line 2: split is 'evalution'; did you mean 'evaluation'?"),
+        (
+            "doc,stratum,split\nd0,pooled,evaluation\n",
+            "line 2: stratum is 'pooled', which names the rows that pool all strata; choose another",
+        ),
+        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' has another row ("),
+        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' has another row ("),
+        (
+            "doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n",
+            "line 3: split is 'development', but cluster 'c' is in split 'evaluation' (",
+        ),
+        ("doc,stratum,split\n,S,evaluation\n", "line 2: doc is missing"),
+        ("doc,stratum,split\nd0,S\n", "line 2: the number of fields differs from the header's"),
+        (
+            "doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n",
+            "line 2: prompt_tokens is 'many', must be a whole number",
+        ),
+        ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
+        ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
+        ('{"doc": "d0"\n', "line 1: not JSON"),
+        ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
+        ("", "no column 'doc', 'stratum', 'split'"),
+    ],
+)
+def test_a_documents_file_that_cannot_be_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "documents").write_text(text)
+    log = write(tmp_path / "log.parquet", LOG)
+    code, out, err = command(capsys, log, "--store", tmp_path / "store", "--documents", tmp_path / "documents")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith(f"kvdrift: {tmp_path}/documents")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_documents_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such documents file"):
+        read_documents(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="neither Parquet nor UTF-8 text"):
+        read_documents(tmp_path / "binary")
+    (tmp_path / "cut").write_bytes(b"PAR1abc")
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        read_documents(tmp_path / "cut")
