@@ -286,7 +286,7 @@ def _found(places: dict[bytes, list[int]], rows: list[bytes], press: str) -> lis
     found = []
     for row in rows:
         if len(places.get(row, ())) <= taken[row]:
-            raise OperationError(f"kvpress:{press} gave back an entry that is not one of the prompt's")
+            raise OperationError(f"kvpress:{press} returned an entry that is not one of the prompt's")
         found.append(places[row][taken[row]])
         taken[row] += 1
     return sorted(found)

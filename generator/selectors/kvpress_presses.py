@@ -111,7 +111,7 @@ def load_kvpress(name: str = "kvpress") -> ModuleType:
     before = dict(ALL_ATTENTION_FUNCTIONS)
     try:
         if (found := version("kvpress")) != VERSION:
-            raise InputError(f"kvpress {found} is installed; which presses can be selectors is known of {VERSION}")
+            raise InputError(f"kvpress {found} is installed; selectors kvpress:NAME need kvpress {VERSION}")
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise InputError(

@@ -68,8 +68,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
     budgets = chooser.budgets(kept, entries, len(prompt))
     if len(budgets) != len(prompt) or sum(budgets) != kept * len(prompt):
         raise OperationError(
-            f"selector {type(selector).__name__} broke its promise: its {len(budgets)} budgets sum to {sum(budgets)}, "
-            f"and {len(prompt)} layers keep {kept} each on average"
+            f"selector {type(selector).__name__}: returned {len(budgets)} budgets with the sum {sum(budgets)}; "
+            f"{len(prompt)} layers that keep {kept} entries on average need the sum {kept * len(prompt)}"
         )
     layers, indices, hashes = [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
@@ -97,6 +97,6 @@ def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, num
     )
     if not sound:
         raise OperationError(
-            f"selector {type(selector).__name__} broke its promise in layer {number}: it must keep exactly {kept} "
-            f"sorted positions per head, the {selector.window} last and {selector.sinks} first ones among them"
+            f"selector {type(selector).__name__}: wrong positions in layer {number}; it must return exactly {kept} "
+            f"ascending positions per head, among them the last {selector.window} and the first {selector.sinks} ones"
         )

@@ -19,7 +19,7 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
         InputError: There is no such model, or it has no tokenizer for text.
     """
     if model_id == EMBEDDED_ID:
-        raise InputError(f"model.id = '{model_id}': reads documents of the embedded source alone, not text")
+        raise InputError(f"model.id = '{model_id}': takes documents of the embedded source only, not text")
     read_configuration(model_id, revision)  # refuses an id that names no model
     with quiet():
         tokenizer = _tokenizer(model_id, revision)

@@ -436,7 +436,7 @@ def test_every_source_says_what_it_takes() -> None:
 
 
 def test_the_embedded_model_reads_no_text() -> None:
-    with pytest.raises(InputError, match="reads documents of the embedded source alone"):
+    with pytest.raises(InputError, match="takes documents of the embedded source only"):
         load_tokenizer("kvdrift/tiny")
 
 

@@ -90,7 +90,7 @@ def test_without_kvpress_the_error_says_how_to_install_it(missing: str, monkeypa
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvpress_presses, "version", lambda _: "0.6.0")
-    with pytest.raises(InputError, match=r"kvpress 0\.6\.0 is installed; .* of 0\.5\.5"):
+    with pytest.raises(InputError, match=r"kvpress 0\.6\.0 is installed; .* need kvpress 0\.5\.5"):
         action("kvpress:SnapKVPress")
 
 
@@ -338,7 +338,7 @@ def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> No
     """The refused KeyRerotationPress, let in: its keys are none of the prompt's."""
     monkeypatch.delitem(REFUSED_PRESSES, "KeyRerotationPress")
     monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress_presses.Press(press="KnormPress"))
-    with pytest.raises(OperationError, match="KeyRerotationPress gave back an entry that is not one of the prompt's"):
+    with pytest.raises(OperationError, match="KeyRerotationPress returned an entry that is not one of the prompt's"):
         evict(prompt_of("llama", 401), build_selector("kvpress:KeyRerotationPress", {}), 200)
 
 

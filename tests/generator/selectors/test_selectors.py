@@ -441,16 +441,17 @@ FAULTS = ["unsorted", "twice", "fewer", "more", "one head", "negative", "beyond"
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_promise_is_an_operation_error(fault: str) -> None:
     evict(prompt_of(60), Broken("none"), 30)
-    with pytest.raises(OperationError, match=r"Broken broke its promise in layer 0: .*exactly 30") as caught:
+    with pytest.raises(OperationError, match=r"Broken: wrong positions in layer 0; .*exactly 30") as caught:
         evict(prompt_of(60), Broken(fault), 30)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"), [("layers", "its 1 budgets sum to 30, and 2 layers keep 30"), ("sum", "its 2 budgets sum to 59")]
+    ("fault", "says"),
+    [("layers", "1 budgets with the sum 30; 2 layers that keep 30"), ("sum", "2 budgets with the sum 59")],
 )
 def test_broken_budgets_are_an_operation_error(fault: str, says: str) -> None:
-    with pytest.raises(OperationError, match=f"Broken broke its promise: {says}"):
+    with pytest.raises(OperationError, match=f"Broken: returned {says}"):
         evict(prompt_of(60), Broken(fault), 30)
 
 
