@@ -288,20 +288,6 @@ def values_of(section: _Section, later: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
-def load_study(path: Path) -> Study:
-    """Read and validate a study file that names one model.
-
-    Raises:
-        InputError: The file cannot be read, is not valid, or names several models.
-
-    """
-    studies = load_studies(path)
-    if len(studies) > 1:
-        names = ", ".join(study.model.id for study in studies)
-        raise InputError(f"{path}: names {len(studies)} models ({names}), must name one")
-    return studies[0]
-
-
 def load_studies(path: Path) -> list[Study]:
     """Read and validate a study file.
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from fixtures.small_study import write_study
+from fixtures.study_files import load_study
 
 from flows.material import Material, record_material
 from schema.document import SPLITS
 from schema.store.store import Store
-from schema.study import load_study
 from schema.tables import STUDIES
 
 

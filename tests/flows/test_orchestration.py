@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
 
 from flows.generation import LocalGenerator
 from flows.orchestration import orchestration
 from flows.study_flow import _task
 from flows.study_run import StudyRun
-from schema.study import load_study
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
 
 from flows import plan as planning
 from flows import stages
@@ -16,7 +17,6 @@ from flows.analysis import stored
 from flows.frozen_plan import find_plan
 from flows.study_run import StudyRun
 from schema.errors import PlanError
-from schema.study import load_study
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from fixtures.small_study import run_command, run_of, start_command, write_study
+from fixtures.study_files import load_study
 
 import kvdrift
 from flows import stages
@@ -19,7 +20,6 @@ from flows.checks import check_controls
 from flows.frozen_plan import find_plan
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store.store import Store, Unit
-from schema.study import load_study
 from schema.tables import EVENTS
 
 TABLES = ("documents", "actions", "studies", "events", "trajectories", "steps")

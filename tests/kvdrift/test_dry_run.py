@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fixtures.small_study import write_study
+from fixtures.study_files import load_study
 
 from flows import timing as generation_time
 from flows.outline import outline_study
@@ -28,7 +29,7 @@ from generator.transformer.prompt import Prompt
 from kvdrift.command import main
 from schema.document import Document
 from schema.errors import InputError, OperationError
-from schema.study import load_studies, load_study
+from schema.study import load_studies
 from stats.endpoints import Family
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -194,12 +195,11 @@ def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
     [
         (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "kvdrift/tiny"'), "models: 'kvdrift/tiny' is given 2 times"),
         (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nidd = "x"'), "model.idd: unknown key; did you mean 'id'?"),
-        (('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\n\n[[model]]\nid = "other"'), "names 2 models (kvdrift/tiny, other), must name one"),
     ],
 )  # fmt: skip
 def test_several_models(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        load_study(write_study(tmp_path, ("[model]", "[[model]]"), change))
+        load_studies(write_study(tmp_path, ("[model]", "[[model]]"), change))
 
 
 def test_a_family_smaller_than_its_members_is_refused(tmp_path: Path) -> None:

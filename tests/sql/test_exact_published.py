@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.small_study import run_of
+from fixtures.study_files import load_study
 from numpy.typing import NDArray
 
 from flows import stages
@@ -25,7 +26,6 @@ from generator.finite.system import FiniteSystem
 from kvdrift.commands.run import run_file
 from schema.progress import SILENT
 from schema.store.store import Store
-from schema.study import load_study
 from sql.catalog import open_views
 
 SYSTEMS, HORIZON, REPLICATES, SEEDS = 24, 3, 512, 20

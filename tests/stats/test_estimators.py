@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
 
 from flows import stages
 from flows.frozen_plan import find_plan
 from flows.study_run import StudyRun
 from schema.errors import InputError, PlanError
-from schema.study import load_study
 from sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')

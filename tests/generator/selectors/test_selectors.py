@@ -17,6 +17,7 @@ import pytest
 import torch
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.small_study import write_study
+from fixtures.study_files import load_study
 from numpy.typing import NDArray
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager, share_of
 from torch import Tensor
@@ -31,7 +32,7 @@ from generator.transformer.eviction import evict
 from generator.transformer.prompt import Prompt
 from schema.errors import InputError, OperationError
 from schema.retention import Retention
-from schema.study import ActionSection, load_study
+from schema.study import ActionSection
 from schema.tables import ACTIONS
 
 KV_HEADS, GROUP, SIZE = 2, 3, 8

@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fixtures.small_study import run_of, start_command, write_study
+from fixtures.study_files import load_study
 from pyarrow import flight
 
 from flows import stages
@@ -36,7 +37,7 @@ from generator.service.server import requested_work
 from kvdrift.command import main
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
-from schema.study import Study, load_study
+from schema.study import Study
 from schema.tables import EVENTS, SCHEMA_VERSION
 
 TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone

@@ -12,6 +12,7 @@ import torch
 from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.small_study import write_study
+from fixtures.study_files import load_study
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
@@ -20,7 +21,7 @@ from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.study import Study, load_study
+from schema.study import Study
 from schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d197", 197)
