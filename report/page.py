@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jinja2
 
-from report.parts.headline import sentences
 from report.printing.canvas import drawing, save
+from report.printing.headline import sentences
 from report.printing.latex import write_tex
 from report.printing.section import Section
 from report.printing.tables import write_records

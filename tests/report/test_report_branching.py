@@ -40,12 +40,6 @@ GAINS = {
 ENDS = re.compile(r"\[(\S+), (\S+)\]")
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of words and tables: figures are made but not written."""
-    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
-
-
 def branching_numbers(action: str) -> dict[str, float]:
     mass, variance, evaluations, seconds = GAINS[action]
     return {
