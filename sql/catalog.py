@@ -61,8 +61,11 @@ class Views:
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """The relation of one query, lazily evaluated (``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
 
-        InputError, one line, for a query that DuckDB cannot parse or bind, or that returns no rows at all. What only
-        shows while rows are computed is raised by DuckDB when the relation is fetched; ``table`` translates that too.
+        An error that shows only while rows are computed is DuckDB's own, raised when the relation is fetched.
+
+        Raises:
+            InputError: DuckDB cannot parse or bind the query, or it is not one that returns rows.
+
         """
         try:
             relation = self.connection.sql(query)
@@ -73,13 +76,22 @@ class Views:
         return relation
 
     def table(self, query: str) -> pa.Table:
-        """The rows of one query as an Arrow table; InputError as ``sql``, also for errors while rows are computed."""
+        """The rows of one query as an Arrow table.
+
+        Raises:
+            InputError: DuckDB cannot parse, bind or compute the query.
+            OperationError: a stored file cannot be read.
+
+        """
         return _fetch(self.sql(query))
 
     def rows(self, view: str, **equal: Any) -> pa.Table:
         """The rows of ``view`` whose columns equal the given values (None: null), sorted by the view's grain.
 
-        InputError for an unknown view or column.
+        Raises:
+            InputError: there is no such view or column.
+            OperationError: a stored file cannot be read.
+
         """
         promised = contract(view)
         for column in equal:
@@ -188,7 +200,12 @@ def write_catalog(store: Store) -> Path:
 
 
 def refresh_catalog(store: Store) -> None:
-    """Write the catalogue of a store that can have one: a local folder. Raises as ``write_catalog``."""
+    """Write the catalogue of a store that can have one, a local folder.
+
+    Raises:
+        OperationError: the file cannot be written.
+
+    """
     if is_local(store.location):
         write_catalog(store)
 

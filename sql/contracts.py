@@ -77,7 +77,12 @@ def view_files(suffix: str) -> dict[str, str]:
 
 
 def contract(view: str) -> Contract:
-    """The contract of one view; InputError that names the nearest view where there is none."""
+    """The contract of one view.
+
+    Raises:
+        InputError: there is no such view; the message names the nearest one.
+
+    """
     known = contracts()
     if view not in known:
         raise InputError(f"no view '{view}'; {nearest(view, known)}")

@@ -30,16 +30,25 @@ def computed_views() -> tuple[str, ...]:
 
 
 def promises(view: str) -> int:
-    """How many promises ``breaches`` looks at; InputError for an unknown view."""
+    """How many promises a view's contract makes.
+
+    Raises:
+        InputError: there is no such view.
+
+    """
     promised = contract(view)
     return 1 + len(promised.not_null) + len(promised.identities)
 
 
 def breaches(views: Views, view: str) -> list[Breach]:
-    """Which promises of its contract a view does not keep.
+    """Find the promises of its contract that a view does not keep.
 
     Identities may look at other views, some of them for every row: open the views with what they read ``kept``.
-    InputError for an unknown view, OperationError where a stored file cannot be read.
+
+    Raises:
+        InputError: there is no such view.
+        OperationError: a stored file cannot be read.
+
     """
     promised = contract(view)
     grain = ", ".join(quoted(name) for name in promised.grain)

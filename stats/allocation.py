@@ -118,12 +118,23 @@ def allocate(
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
-    ``target`` is the half-width wanted, one for all or one for each endpoint; ``replicates`` and ``documents`` are
-    inclusive bounds on K and on N; ``family_size`` is m (0: the number of endpoints). Costs are seconds for all
-    actions together, averaged over strata. Where the targets are out of reach within the bounds, or an endpoint is
-    undefined on the development documents, both upper bounds are taken and ``reason`` says so. Equal costs: fewer
-    replicates. Raises InputError for bad bounds, targets or costs, and for data without two documents per stratum or
-    without two replicates.
+    Where the targets are out of reach within the bounds, or an endpoint is undefined on the development documents, both
+    upper bounds are taken and ``reason`` says so. Of equal costs the one with fewer replicates is chosen.
+
+    Args:
+        development: moments of the development documents' replicates.
+        endpoints: what the plan is to measure.
+        target: the half-width wanted, one for all endpoints or one for each.
+        document_seconds: cost of a document, for all actions together, averaged over strata.
+        replicate_seconds: cost of one replicate of a document, likewise for all actions.
+        replicates: least and largest K.
+        documents: least and largest N.
+        alpha: 1 - alpha is the level of all intervals together.
+        family_size: m; 0 for the number of endpoints.
+
+    Raises:
+        InputError: bounds, targets or costs are out of range, or a stratum has fewer than two documents or replicates.
+
     """
     targets = _targets(target, len(endpoints))
     _check_bounds("replicates", replicates)
@@ -158,10 +169,10 @@ def allocate(
 def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:
     """Linearize one endpoint at the development documents' pooled moments and estimate its variance components.
 
-    Between documents (by ANOVA of unweighted document means): n times the cluster-robust variance of the stratum mean,
-    less the replicate variance that document means carry, floored at 0. Without shared clusters the former is the
-    sample variance of document means; with them it includes the design effect, as the evaluation will have it if its
-    clusters are of the same sizes.
+    The variance between documents (by ANOVA of unweighted document means) is n times the cluster-robust variance of the
+    stratum mean, less the replicate variance that document means carry, and at least 0. Where no documents share a
+    cluster, n times that variance is the sample variance of document means. Where some do, it includes the design
+    effect: the evaluation has the same one if its clusters have the same sizes.
     """
     strata = tuple(str(name) for name in np.unique(development.strata))
     endpoint.check(development.actions, strata, development.windows)

@@ -2,13 +2,12 @@
 
 Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
 (seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges can be
-computed apart, in any process, and concatenated; on one machine and one build of BLAS the result is bit for bit that of
-one range, because products are always taken over the same blocks of draws.
+computed apart, in any process; on one machine and one build of BLAS, ranges that are joined equal one long range bit
+for bit, because products are always taken over the same blocks of draws.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,11 +28,12 @@ _GROUP_BYTES = 400 * 2**20  # draws of one group of quantities held at once by `
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """Quantities of the draws first..last - 1: ``values`` maps name -> float64 [draws, rows, subjects, X].
+class BootstrapDraws:
+    """Quantities of the draws first..last - 1.
 
-    Rows are ``pooled`` and the strata in sorted order; subjects are the actions, or the (baseline, action) pairs;
-    X is 1 for a scalar. NaN where a draw leaves the quantity undefined.
+    ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
+    sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
+    leaves the quantity undefined.
     """
 
     first: int
@@ -49,11 +49,20 @@ def resample(
     first: int,
     last: int,
     pairs: Sequence[tuple[str, str]] | None = None,
-) -> Draws:
+) -> BootstrapDraws:
     """Compute quantities of the draws first..last - 1.
 
-    ``pairs`` are (baseline, action) for contrasts, None for all ordered pairs. Raises InputError for an unknown name,
-    a missing profile or an empty range.
+    Args:
+        moments: of the documents that are resampled.
+        quantities: names of registered quantities.
+        seed: of the draws.
+        first: the first draw, from 0.
+        last: one past the last draw.
+        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+
+    Raises:
+        InputError: a name is unknown, a profile that a quantity needs is missing, or the range is empty.
+
     """
     if not 0 <= first < last:
         raise InputError(f"draws {first}..{last}: the range is empty or starts below 0")
@@ -73,19 +82,7 @@ def resample(
             if name not in values:  # filled in place: blocks to concatenate would hold everything twice
                 values[name] = np.empty((last - first, *value.shape[1:]))
             values[name][place] = value[inside]
-    return Draws(first, last, values)
-
-
-def concatenate(chunks: Sequence[Draws]) -> Draws:
-    """Join ranges of draws in order; raises InputError where they leave a gap, overlap or differ in quantities."""
-    ordered = sorted(chunks, key=lambda chunk: chunk.first)
-    if not ordered:
-        raise InputError("no draws to concatenate")
-    for left, right in itertools.pairwise(ordered):
-        if left.last != right.first or left.values.keys() != right.values.keys():
-            raise InputError(f"draws {left.first}..{left.last} and {right.first}..{right.last} do not join")
-    values = {name: np.concatenate([chunk.values[name] for chunk in ordered]) for name in ordered[0].values}
-    return Draws(ordered[0].first, ordered[-1].last, values)
+    return BootstrapDraws(first, last, values)
 
 
 def groups(
@@ -139,9 +136,19 @@ def estimate(
 ) -> Estimates:
     """Estimate quantities with percentile intervals, as columns of the ``results`` table.
 
-    ``quantities`` None is every quantity whose moments are there, ``pairs`` None every ordered pair of actions.
-    ``request`` holds levels, families and which actions are prespecified. The same as `resample` over ranges,
-    `concatenate` and `summarize`, group by group.
+    Quantities are taken group by group, so that the draws of one group are held at once.
+
+    Args:
+        moments: of the documents that are resampled.
+        draws: the number of draws.
+        seed: of the draws.
+        request: levels, families, and which actions are prespecified; by default all is exploratory.
+        quantities: names of registered quantities; None for every one whose moments are there.
+        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+
+    Raises:
+        InputError: a name is unknown, a profile that a quantity needs is missing, or a family names what is not here.
+
     """
     request = request or Request()
     parts = []

@@ -43,10 +43,14 @@ _ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known wherev
 
 @dataclass(frozen=True, eq=False)
 class BranchingMoments(MeasuredDocuments):
-    """What documents' replicates of both estimators came to.
+    """What was measured on documents by replicates of both estimators, plain coupling and residual branching.
 
-    ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]; all are NaN where a document has no replicates
-    of the estimator under the action. Raises InputError for wrong shapes or names, or where only some of them are.
+    ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]. All values are NaN where a document has no
+    replicates of the estimator under the action.
+
+    Raises:
+        InputError: a name or a shape is wrong, or some but not all values of a document are NaN.
+
     """
 
     plain: Mapping[str, Float]
@@ -81,9 +85,14 @@ def observed_branching(moments: BranchingMoments) -> dict[str, Float]:
 
 
 def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> dict[str, Float]:
-    """The same of the draws 0..draws - 1 of documents: name -> float64 [draws, rows, A]; NaN where undefined.
+    """Compute the quantities of the bootstrap draws 0..draws - 1, which are those of ``stats.bootstrap.resample``.
 
-    Draws are those of ``stats.bootstrap.resample`` over the same documents. InputError for no draws.
+    Returns:
+        float64 [draws, rows, A] by name, rows as in ``observed_branching``; NaN where undefined.
+
+    Raises:
+        InputError: ``draws`` is less than 1.
+
     """
     if draws < 1:
         raise InputError(f"{draws} draws: give 1 or more")

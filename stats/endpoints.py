@@ -31,7 +31,17 @@ class Endpoint:
         return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
 
     def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
-        """Return the registered quantity; raises InputError naming the part that does not exist."""
+        """Return the registered quantity.
+
+        Args:
+            actions: the actions that there are.
+            strata: the strata that there are, without ``pooled``.
+            windows: of the study.
+
+        Raises:
+            InputError: the quantity, an action, the stratum or x does not exist, or the baseline is wrong.
+
+        """
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:
             raise InputError(f"endpoint {self}: an action against itself")

@@ -85,7 +85,12 @@ class Estimates:
         return len(self.columns["quantity"])
 
     def row(self, endpoint: Endpoint) -> dict[str, Any]:
-        """Return one row by its endpoint; raises InputError with the nearest quantity where there is none."""
+        """Return one row by its endpoint.
+
+        Raises:
+            InputError: there is no such row; the message names the nearest quantity.
+
+        """
         columns = self.columns
         keys = zip(*(columns[name] for name in ("quantity", "action", "baseline", "stratum", "x")), strict=True)
         for i, key in enumerate(keys):
@@ -101,9 +106,18 @@ def summarize(
     request: Request,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Estimates:
-    """Turn draws [draws, rows, subjects, X] and point estimates [rows, subjects, X] into rows with intervals.
+    """Turn draws and point estimates into rows with intervals; rows over no document at all are left out.
 
-    Rows over no document at all are left out. Raises InputError for a family member that does not exist.
+    Args:
+        moments: what was resampled.
+        draws: quantities by name, float64 [draws, rows, subjects, X].
+        estimates: the same quantities' point estimates, float64 [rows, subjects, X].
+        request: levels and families.
+        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+
+    Raises:
+        InputError: a member of a family does not exist.
+
     """
     pooling = Pooling.of(moments, pairs)
     for family in request.families:

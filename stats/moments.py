@@ -29,8 +29,11 @@ Text = NDArray[np.str_]
 class MeasuredDocuments:
     """Documents that were measured under actions, whatever was measured.
 
-    ``documents``, ``strata`` and ``clusters`` are str [D]. Raises InputError unless each document and action is named
-    once and none of the strata has the name of the rows that pool them.
+    ``documents``, ``strata`` and ``clusters`` are str [D].
+
+    Raises:
+        InputError: a document or an action is named twice, a stratum is named ``pooled``, or there is nothing.
+
     """
 
     documents: Text
@@ -48,9 +51,9 @@ class MeasuredDocuments:
         if not len(self.documents) or not self.actions:
             raise InputError("moments without documents or without actions: nothing to estimate")
         if (repeated := _first_repeated(self.documents.tolist())) is not None:
-            raise InputError(f"document '{repeated}' is there twice")
+            raise InputError(f"document '{repeated}' is given twice")
         if (repeated := _first_repeated(self.actions)) is not None:
-            raise InputError(f"action '{repeated}' is there twice")
+            raise InputError(f"action '{repeated}' is given twice")
         if POOLED in self.strata:
             raise InputError(f"a stratum cannot be named '{POOLED}': rows that pool the strata carry that name")
 
@@ -74,7 +77,11 @@ class DocumentMoments(MeasuredDocuments):
     empty. Units are those of ``schema.moments``.
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
-    null over an empty window (then it is NaN for all documents of the action). Anything else raises InputError.
+    null over an empty window (then it is NaN for all documents of the action).
+
+    Raises:
+        InputError: a name, a shape or a NaN is none of these.
+
     """
 
     windows: Windows
@@ -122,7 +129,11 @@ class ReplicateMoments(MeasuredDocuments):
 
     ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K]; NaN marks a replicate that an action lacks, or
     a moment that is null over an empty window. Replicate k is the same k for every action, since actions share the
-    reference's uniforms. Raises InputError for wrong shapes or names.
+    reference's uniforms.
+
+    Raises:
+        InputError: a name or a shape is wrong.
+
     """
 
     windows: Windows
@@ -162,7 +173,19 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 def standardize(
     field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
-    """Every declared name as float64 of this shape, or nothing where that is ``optional``; InputError otherwise."""
+    """Return every declared name as float64 of one shape.
+
+    Args:
+        field: what the arrays belong to, for error messages.
+        given: arrays by name.
+        declared: the names that must be there.
+        shape: of every array.
+        optional: whether none at all may be given.
+
+    Raises:
+        InputError: a name is missing or unknown, a shape is wrong, or a value is infinite.
+
+    """
     for name in given:
         if name not in declared:
             raise InputError(f"{field}: no moment is named '{name}'; {nearest(name, declared)}")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from schema.errors import InputError, first_line
 from schema.store.appends import DERIVED, UNIT_FOOTER, conform
-from schema.store.parquet_files import content_digest, encode_parquet
+from schema.store.parquet_files import content_digest
 from schema.store.store import Store, StoredFile
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
@@ -23,6 +23,8 @@ from verification.findings import Check, Fault, counted
 _READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
 
 DERIVED_TABLES = tuple(table for tables in DERIVED.values() for table in tables)
+
+UnitRecord = dict[str, Any]  # a unit's values by column of ``units``, as in the footer of its events file
 
 _NAMED_DIGEST = re.compile(r"(?:^|-)([0-9a-f]{16})\.parquet$")  # of events files, and of small tables' not compacted
 
@@ -33,12 +35,17 @@ class Reading:
 
     where: str  # table and path
     rows: pa.Table | None = None  # in the declared schema, defaults filled in; None where it has no such rows
-    unit: dict[str, Any] | None = None  # the unit record in its footer
+    unit: UnitRecord | None = None  # of an events file
     faults: tuple[Fault, ...] = ()
 
 
 class TableFiles:
-    """The visible files of one table at one version. InputError where its log cannot be read."""
+    """The visible files of one table at one version.
+
+    Raises:
+        InputError: the table's log cannot be read.
+
+    """
 
     def __init__(self, store: Store, table: str, version: int) -> None:
         self.table = table
@@ -64,9 +71,7 @@ class TableFiles:
             return Reading(where, faults=(Fault(where, "the file is missing or cannot be read, must be there"),))
         damage = _damage(self.table, file, data)
         try:
-            rows, footer, created_by = _parse(data)
-            if not damage and self.table in DERIVED_TABLES and _has_altered_footer(data, rows, created_by):
-                damage = "the footer is not that of the file's rows, must be: queries skip rows by what it says"
+            rows, footer = _parse(data)
         except _READ_ERRORS as error:
             reason = f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
             return Reading(where, faults=(Fault(where, damage or reason),))
@@ -86,7 +91,12 @@ class TableFiles:
         return Reading(where, declared, unit, tuple(faults))
 
     def _declared(self, path: str, rows: pa.Table) -> pa.Table:
-        """The rows in the declared schema; InputError where they are not of it."""
+        """The rows in the declared schema.
+
+        Raises:
+            InputError: the rows are not of that schema.
+
+        """
         lacking = self._lacking[path]
         table = TABLES[self.table]
         for name in table.columns:
@@ -110,26 +120,15 @@ def _damage(table: str, file: StoredFile, data: bytes) -> str | None:
     return None
 
 
-def _parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes], str]:
-    """Rows, key-value metadata and the library that wrote them."""
+def _parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+    """The rows and the key-value metadata of a Parquet file."""
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
         rows = parquet.read()
         rows.validate(full=True)  # Parquet's reader takes any bytes for text
-        return rows, dict(parquet.metadata.metadata or {}), parquet.metadata.created_by
+        return rows, dict(parquet.metadata.metadata or {})
 
 
-def _has_altered_footer(data: bytes, rows: pa.Table, created_by: str) -> bool:
-    """Whether a footer is not the one that belongs to its rows, as far as can be told.
-
-    No checksum covers it, and queries skip rows by its statistics. It is held against the footer of the same rows
-    written again, where this version of the library wrote the file and makes the same pages of them.
-    """
-    begin = len(data) - int.from_bytes(data[-8:-4], "little") - 8
-    again = encode_parquet(rows)
-    return again[:begin] == data[:begin] and again[begin:] != data[begin:] and _parse(again)[2] == created_by
-
-
-def _unit_record(footer: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+def _unit_record(footer: Mapping[bytes, bytes]) -> UnitRecord | None:
     try:
         record = json.loads(footer[UNIT_FOOTER.encode()])
     except (KeyError, ValueError):

@@ -11,16 +11,14 @@ import pyarrow as pa
 from schema.store.appends import span_of_record, unit_name
 from schema.store.store import Store
 from schema.tables import TABLES
-from verification.files import SmallTable, row_name
+from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
-
-Record = dict[str, Any]  # of a unit, as in ``units``
 
 _NAMED = 3  # units that one fault names
 _CITING = ("study", "model", "events_version", "plan_sha256")
 
 
-def check_units(store: Store, table: SmallTable, records: Mapping[str, Record], events: Collection[str]) -> Check:
+def check_units(store: Store, table: SmallTable, records: Mapping[str, UnitRecord], events: Collection[str]) -> Check:
     """The rows of ``units`` are the records in the footers of their events files.
 
     The row of a unit may come after its events, and after a kill only with the next writer: that is a note. It is a
@@ -54,11 +52,11 @@ def check_units(store: Store, table: SmallTable, records: Mapping[str, Record], 
     return Check("units", table.check.counted, "equal to the footers of their events", tuple(faults), tuple(notes))
 
 
-def _row_was_written(store: Store, record: Record) -> bool:
+def _row_was_written(store: Store, record: UnitRecord) -> bool:
     return store.covered_version("units", span_of_record(record).app_id) is not None
 
 
-def check_owners(records: Mapping[str, Record], documents: pa.Table, actions: pa.Table) -> Check:
+def check_owners(records: Mapping[str, UnitRecord], documents: pa.Table, actions: pa.Table) -> Check:
     """The document and the action of every unit have their rows: without them no view shows its events.
 
     Args:
@@ -85,7 +83,7 @@ def check_owners(records: Mapping[str, Record], documents: pa.Table, actions: pa
 
 
 def check_plans(
-    store: Store, plans: SmallTable, records: Mapping[str, Record], documents: pa.Table, events_version: int
+    store: Store, plans: SmallTable, records: Mapping[str, UnitRecord], documents: pa.Table, events_version: int
 ) -> Check:
     """Plans have their hash, and no unit of an evaluation document was there at the events version they were made from.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,8 @@ from schema.store.appends import (
 from schema.store.store import Store, Unit
 from schema.tables import TABLES
 from transforms.segments import COVERED, derived_rows
-from verification.files import DERIVED_TABLES, Reading, TableFiles
+from verification.files import DERIVED_TABLES, Reading, TableFiles, UnitRecord
 from verification.findings import Check, Fault, counted
-
-Record = dict[str, Any]
 
 # A derivation elsewhere may add up in another order: a sum of n terms that are not negative is then off by at most
 # n 2^-53 of itself, and the longest sums here have 2 H terms.
@@ -44,7 +41,7 @@ class Segments:
     """Outcome for the events table and what is derived from it."""
 
     checks: list[Check]
-    records: dict[str, Record]  # of the events files that have a right one, by path
+    records: dict[str, UnitRecord]  # of the events files that have a right one, by path
     readable: bool  # whether all files could be read
 
 
@@ -110,7 +107,7 @@ class _Walk:
         self._tally = {table: _Tally() for table in ("events", *DERIVED_TABLES)}
         self._control_faults: list[Fault] = []
         self._control_replicates = 0
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, UnitRecord] = {}
         self._readable = True
         self._spans: dict[str, list[tuple[Span, str]]] = {}
 
@@ -150,7 +147,7 @@ class _Walk:
         for table in DERIVED[span.estimator]:
             self._check_derived(table, path, derived)
 
-    def _whole_unit(self, path: str, reading: Reading) -> Record | None:
+    def _whole_unit(self, path: str, reading: Reading) -> UnitRecord | None:
         """The file's unit record; None where it has none that its path and its rows are those of."""
         if reading.unit is None or reading.rows is None:
             return None

@@ -24,10 +24,18 @@ _SMALL = ("studies", "documents", "actions", "exact_values", "units", "plans", "
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
-    """Check a store of any schema version, whole or still being written; yields each check when it is done.
+    """Check a store of any schema version, finished or still being written.
 
-    Where a table's log cannot be read, or has no version, that is the last check. InputError where no table can be
-    read: then there is no store.
+    Args:
+        store: the store; nothing is written to it.
+        progress: who is told how far the work is.
+
+    Yields:
+        Each check when it is done. Where a table's log cannot be read, the check that says so is the last one.
+
+    Raises:
+        InputError: no table can be read, so there is no store.
+
     """
     logs = _check_logs(store)
     yield logs
@@ -54,7 +62,12 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
 
 
 def _check_logs(store: Store) -> Check:
-    """The log of every table can be read; InputError where none can."""
+    """Check that the log of every table can be read.
+
+    Raises:
+        InputError: none can.
+
+    """
     refused = {}
     for table in TABLES:
         try:

@@ -390,8 +390,8 @@ def test_messages(moments: DocumentMoments) -> None:
         ({"positions": {"delta": moments.positions["delta"]}}, "the moment 'f' is missing"),
         ({"strata": np.array(["s"])}, "strata has shape"),
         ({"strata": np.array(["pooled"] * 5)}, "cannot be named 'pooled'"),
-        ({"documents": np.array(["d"] * 5)}, "document 'd' is there twice"),
-        ({"actions": ("mild", "mild")}, "action 'mild' is there twice"),
+        ({"documents": np.array(["d"] * 5)}, "document 'd' is given twice"),
+        ({"actions": ("mild", "mild")}, "action 'mild' is given twice"),
         ({"documents": [], "strata": [], "clusters": []}, "nothing to estimate"),
     ]
     for changes, message in bad:
