@@ -237,7 +237,7 @@ def test_messages() -> None:
         (lambda: moments(swrb=absent), "swrb: 'risk_variance' of document 'doc 03' under 'often' is null where"),
         (lambda: moments(plain={}), "plain: the moment 'risk' is missing"),
         (lambda: moments(plain=given.plain | {"rsk": given.plain["risk"]}), "no moment is named 'rsk'; did you mean"),
-        (lambda: moments(actions=("rare", "rare")), "action 'rare' is there twice"),
+        (lambda: moments(actions=("rare", "rare")), "action 'rare' is given twice"),
         (lambda: resample_branching(given, draws=0, seed=1), "0 draws: give 1 or more"),
     ]
     for call, message in cases:
