@@ -140,7 +140,7 @@ class Pooling:
         return results
 
     def _select(self, value: Array, supports: tuple[int, ...]) -> Array:
-        """[B, rows, U] or [B, rows, U, X] -> the same of some supports; no copy where they are all."""
+        """Take some supports of [B, rows, U] or [B, rows, U, X]; without a copy where they are all."""
         if supports == tuple(range(len(self.supports))):
             return value
         return value[:, :, list(supports)]

@@ -18,6 +18,7 @@ from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import TABLES
+from schema.windows import Windows
 from sql.catalog import Views, open_views, view_texts
 from sql.contracts import contracts
 
@@ -122,6 +123,13 @@ def test_contract_holds(computed: Computed, view: str) -> None:
     for name, predicate in contract.identities.items():
         broken = connection.sql(f'from "{view}" as view where ({predicate}) is not true').fetchall()
         assert not broken, f"{view}: {name}"
+
+
+def test_windows_that_no_study_declares_are_the_defaults(computed: Computed) -> None:
+    declared = {(row["study"], row["model"]) for row in computed.analysis.log.studies}
+    for row in computed.rows["windows"].to_pylist():
+        if (row["study"], row["model"]) not in declared:
+            assert Windows.from_row(row) == Windows.of(row["horizon"])
 
 
 def test_every_view_has_a_contract_and_an_evaluation() -> None:
