@@ -11,7 +11,7 @@ import typer
 from kvdrift.options import StoreArgument
 from schema.errors import InputError, nearest
 
-FORMATS = ("html", "latex")
+REPORT_FORMATS = ("html", "latex")
 
 
 def report(
@@ -27,8 +27,8 @@ def report(
     """Write the report of a store's studies: one page each, with figures and tables as files."""
     # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if output_format not in FORMATS:
-        raise InputError(f"--format {output_format}: {nearest(output_format, FORMATS)}")
+    if output_format not in REPORT_FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
     for page in report_pages(store, output, study, latex=output_format == "latex"):
         typer.echo(f"report: {page}")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sql.catalog import Views
 
-FORMATS = ("table", "csv", "json", "parquet", "latex")
+QUERY_FORMATS = ("table", "csv", "json", "parquet", "latex")
 _SHOWN_ROWS = 200
 
 
@@ -32,8 +32,8 @@ def sql(
     """Answer SQL over a store's tables and views, also while a study is running."""
     import kvdrift
 
-    if output_format not in FORMATS:
-        raise InputError(f"--format {output_format}: {nearest(output_format, FORMATS)}")
+    if output_format not in QUERY_FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     with kvdrift.open(store) as views:
         if query is None:
             prompt(views)
@@ -47,7 +47,7 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
     Args:
         views: the views of a store.
         query: a select.
-        output_format: one of ``FORMATS``.
+        output_format: one of ``QUERY_FORMATS``.
         output: the file to write, standard output by default.
 
     Raises:
