@@ -91,9 +91,10 @@ def _checked_configuration(model_id: str, dtype: str, revision: str | None, devi
         raise InputError(
             f"model.device_map = '{device_map}': needs the package accelerate: install kvdrift with [multi-gpu]"
         )
-    config = read_configuration(model_id, revision)
+    model_source(model_id)  # refuses a folder that is not there or has no configuration
     if local_folder(model_id) is not None and not has_local_weights(model_id):
         raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
+    config = read_configuration(model_id, revision)
     check_supported(config, model_id)
     return config
 

@@ -31,7 +31,7 @@ COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "anal
         ([('id = "kvdrift/tiny"', 'id = "./nowhere"')], "model.id = './nowhere': no such folder"),
         ([('source = "embedded"', 'source = "embeded"')], "unknown source 'embeded'; did you mean 'embedded'?"),
         ([('tasks = ["needle"]', 'tasks = ["needles"]')], "unknown task 'needles'; did you mean 'needle'?"),
-        ([("length = 384", "length = 385")], "length 385: the embedded source makes 384"),
+        ([("length = 384", "length = 385")], "length 385: the embedded source has the lengths 384, 768, 1536"),
         ([('baseline = "snapkv-half"', 'baseline = "snapkv-hal"')], "plan.baseline = 'snapkv-hal': no such action; did you mean 'snapkv-half'?"),
         ([('"gap", ', '"gaps", ')], "plan.primary: unknown quantity 'gaps'; did you mean 'gap'?"),
         ([('"gap", ', '"entry_cdf", ')], "plan.primary: 'entry_cdf' is a profile"),
