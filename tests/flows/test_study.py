@@ -83,9 +83,14 @@ def test_nothing_but_our_own_lines_on_standard_error(copied: Path, tmp_path: Pat
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 
 
-def test_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(finished: Path, tmp_path: Path) -> None:
+def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(finished: Path, tmp_path: Path) -> None:
     study, location = write_study(tmp_path), tmp_path / "store"
-    for table, enough in (("events", 1), ("trajectories", 1), ("plans", 1), ("events", 20), ("results", 1)):
+    code, out, err = run_command("run", study, "--store", location, "--limit", "1")
+    assert code == 0, err
+    assert "stopped at --limit 1: 3 documents of this stage are left; run the same command again to go on" in out
+    assert "report:" not in out
+    assert content(location, "trajectories").num_rows == 2 * 4 + 2  # what is there can be queried
+    for table, enough in (("trajectories", 12), ("plans", 1), ("events", 20), ("results", 1)):
         process = start_command("run", study, "--store", location)
         while process.poll() is None:
             if (location / "events" / "_delta_log").is_dir() and _files(location, table) >= enough:
