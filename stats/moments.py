@@ -109,7 +109,7 @@ class DocumentMoments(MeasuredDocuments):
         return ~np.isnan(self.scalars["diverged"])
 
     def in_canonical_order(self) -> DocumentMoments:
-        """The same in ``canonical_order``."""
+        """Return the same moments with their documents in ``canonical_order``."""
         order = self.canonical_order
         return DocumentMoments(
             self.documents[order],

@@ -117,7 +117,7 @@ class ReportedEstimates:
         )  # fmt: skip
 
     def compared(self, published: Mapping[_Place, Published]) -> ReportedEstimates:
-        """The same with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
+        """Return these estimates with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
         rows = []
         for row in self.all():
             found = published.get((row.quantity, row.stratum, row.action, row.baseline, row.x))

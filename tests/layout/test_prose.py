@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError)\b")
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "ARCHITECTURE.md",
+    "docs/adding-a-selector.md",
+    "docs/finite-state-systems.md",
+)
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
@@ -53,6 +59,12 @@ def named_paths(text: str) -> set[str]:
         word for word in words if re.match(rf"(?:{'|'.join(PACKAGES)}|tests|docs|studies|benchmarks|training)/", word)
     ]
     return {re.sub(r"\b[A-Z]{3,}\b", "*", word).rstrip("/") for word in ours if word != EMBEDDED_ID}
+
+
+def test_the_example_of_a_selector_is_the_one_in_the_package() -> None:
+    text = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8")
+    example = text.partition("```python\n")[2].partition("```")[0]
+    assert example == (ROOT / "generator" / "selectors" / "knorm.py").read_text(encoding="utf-8")
 
 
 def test_paths_are_found_in_text() -> None:
