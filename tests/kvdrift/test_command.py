@@ -10,9 +10,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call
-from fixtures.small_study import run_command, write_study
+from fixtures.small_study import run_command, run_of, write_study
+from fixtures.study_files import load_study
 
 import kvdrift
+from flows import pages, stages
+from generator.transformer import tokenizer
+from kvdrift.commands.report import report_pages
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError
 
@@ -216,6 +220,19 @@ def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: py
     assert code == 0
     assert (tmp_path / "page" / "index.html").is_file()
     assert call(capsys, "report", finished, "--study", "smal")[0] == 2
+
+
+def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(
+        load_study(write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nrevision = "abc"'))),
+        tmp_path / "store",
+    )
+    stages.prepare(run)
+    asked = []
+    monkeypatch.setattr(tokenizer, "token_reader", lambda model, *, revision: asked.append((model, revision)))
+    monkeypatch.setattr(pages, "write_report", lambda *_, **__: tmp_path / "index.html")
+    assert report_pages(run.location, None, None, latex=False) == [tmp_path / "index.html"]
+    assert asked == [("kvdrift/tiny", "abc")]
 
 
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:

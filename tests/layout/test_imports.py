@@ -84,7 +84,9 @@ def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
         ["sql", "STORE", "select 1 as x", "--format", "latex"],
         ["derive", "STORE"],
         ["verify", "STORE"],
+        ["analyze", "STORE"],
         ["list", "views"],
+        ["list", "tasks"],
     ],
     ids=" ".join,
 )
