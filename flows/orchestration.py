@@ -6,6 +6,7 @@ parent; this one ends with the study, whatever ends it, and starts in a fraction
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -32,7 +33,8 @@ def orchestration(home: Path) -> Iterator[None]:
     """Give the flows run inside the block a Prefect server.
 
     Users whose environment or active Prefect profile names a server have their own, and their runs appear there;
-    whatever else they set stays. The environment and Prefect's settings are as before after the block.
+    whatever else they set stays. The environment, the root logger and Prefect's settings are as before after the
+    block.
 
     Args:
         home: where our own server keeps its database: one per store, so that studies running at once do not lock each
@@ -42,7 +44,7 @@ def orchestration(home: Path) -> Iterator[None]:
         OperationError: our own server does not start.
 
     """
-    with _environment({name: value for name, value in _QUIET.items() if name not in os.environ}):
+    with _logging(), _environment({name: value for name, value in _QUIET.items() if name not in os.environ}):
         if _api_url():
             yield
         else:
@@ -68,6 +70,18 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
             else:
                 os.environ[name] = value
         refresh_global_settings_context()
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Give the root logger its level and handlers back after the block: Prefect sets them for its own logs."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 def _api_url() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_a_stage_runs_as_often_as_the_flow_says(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
     run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), LocalGenerator())
     calls = []
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
     with orchestration(tmp_path / "home"):
         from prefect import flow  # noqa: PLC0415
 
@@ -74,6 +77,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(tmp_path: Path, monkeypatch: pyt
 
         assert twice() == [1, 2]
     assert len(calls) == 2
+    assert (root.level, root.handlers) == (level, handlers)  # the caller's logs are heard again
 
 
 def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:

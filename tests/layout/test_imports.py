@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from fixtures.command import call
 from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).parents[2]
@@ -76,58 +77,66 @@ def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
     return dict(found)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_commands_load_only_what_they_use(finished: Path) -> None:
+    commands = [
+        ["list", "views"],
+        ["list", "tasks"],
         ["status", "STORE"],
         ["sql", "STORE", "select count(*) from decomposition"],
         ["sql", "STORE", "select 1 as x", "--format", "latex"],
         ["derive", "STORE"],
-        ["verify", "STORE"],
         ["analyze", "STORE"],
-        ["list", "views"],
-        ["list", "tasks"],
-    ],
-    ids=" ".join,
-)
-def test_commands_load_only_what_they_use(finished: Path, command: list[str]) -> None:
-    loaded = modules_after([str(finished) if word == "STORE" else word for word in command])
-    assert loaded.isdisjoint(HEAVY)
+        ["verify", "STORE"],
+    ]
+    for command, loaded in modules_after(
+        [[str(finished) if word == "STORE" else word for word in c] for c in commands]
+    ):
+        assert loaded.isdisjoint(HEAVY), command
 
 
 def test_help_loads_no_library_but_its_own() -> None:
-    loaded = modules_after(["--help"])
+    ((_, loaded),) = modules_after([["--help"]])
     assert loaded.isdisjoint({*HEAVY, "numpy", "pyarrow", "duckdb", "scipy", "prefect", "apache_beam", "pydantic"})
 
 
-def modules_after(command: list[str]) -> set[str]:
-    """Modules that a process has loaded after a command that succeeds."""
+def modules_after(commands: list[list[str]]) -> list[tuple[list[str], set[str]]]:
+    """Commands, which must succeed, each with the modules that one process has loaded after it and those before it."""
     program = (
         "import json, sys\n"
         "from kvdrift.command import main\n"
-        "try:\n"
-        "    main(json.loads(sys.argv[1]))\n"
-        "except SystemExit as stop:\n"
-        "    print('loaded', json.dumps([stop.code or 0, sorted(sys.modules)]))\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        main(command)\n"
+        "    except SystemExit as stop:\n"
+        "        print('\\nloaded', json.dumps([command, stop.code or 0, sorted(sys.modules)]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(command)], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    code, modules = json.loads(done.stdout.splitlines()[-1].removeprefix("loaded "))
-    assert code == 0, done.stdout
-    return set(modules)
+    found = [
+        json.loads(line.removeprefix("loaded ")) for line in done.stdout.splitlines() if line.startswith("loaded ")
+    ]
+    assert [code for _, code, _ in found] == [0] * len(commands), done.stderr
+    return [(command, set(modules)) for command, _, modules in found]
 
 
-def test_everything_imports_without_docstrings_and_assertions() -> None:
-    """``python -OO`` drops both."""
+def test_everything_works_without_docstrings_and_assertions(capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -OO`` drops both; selectors are listed with their papers all the same."""
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for package in (*PACKAGES, "training", "benchmarks")
         for path in (ROOT / package).rglob("*.py")
         if path.name not in {"__main__.py", "fused_sums.py"}  # the second needs Triton, which comes with CUDA
     ]
-    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "from kvdrift.command import main\n"
+        "main(['list', 'selectors'])\n"
+    )
     done = subprocess.run(
         [sys.executable, "-OO", "-c", program, *modules], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert call(capsys, "list", "selectors") == (0, done.stdout, "")
