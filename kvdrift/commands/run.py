@@ -105,12 +105,15 @@ def run_file(
     from flows.generation import LocalGenerator
     from flows.study_flow import run_studies
     from flows.study_run import DocumentLimit, StudyRun
-    from generator.service.dispatch import EndpointPool
     from schema.location import absolute
 
     location = absolute(store if store is not None else default_location(studies))
-    pool = EndpointPool(addresses, studies, progress.say) if addresses else None
-    made_by, shared = pool.generate if pool is not None else LocalGenerator(), DocumentLimit(limit)
+    shared, pool = DocumentLimit(limit), None
+    if addresses:
+        from generator.service.dispatch import EndpointPool
+
+        pool = EndpointPool(addresses, studies, progress.say)
+    made_by = LocalGenerator() if pool is None else pool.generate
     runs = [StudyRun(study, location, made_by, progress, shared) for study in studies]
     for one in runs:
         check_study(one, served=pool is not None)
