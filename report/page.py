@@ -17,7 +17,7 @@ from report.reading.source import Provenance, StudyRows, ViewSource
 from report.sections import SECTIONS
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MACROS = '{% from "macros.html.j2" import table, figure, absent, facts_list with context %}\n'
+_MACROS = '{% from "macros.html.j2" import table, by_stratum, figure, absent, facts_list with context %}\n'
 
 
 def build_report(

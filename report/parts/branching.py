@@ -6,7 +6,7 @@ what is computed here is one difference over its error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from report.parts.depth import by_depth, depth_table, interval_band, read_depths, selected_depths
@@ -14,7 +14,16 @@ from report.printing.canvas import INK, QUIET, ActionStyle, action_styles, legen
 from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, action_legend, errors, log_axis, percent_axis, position_axis
-from report.printing.tables import Cell, CellColumn, Column, EstimateColumn, PrintedTable, action_table, columns_of
+from report.printing.tables import (
+    Cell,
+    CellColumn,
+    Column,
+    EstimateColumn,
+    PrintedTable,
+    action_table,
+    action_tables,
+    columns_of,
+)
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.source import ViewRow
@@ -49,11 +58,7 @@ TEMPLATE = """
 {% if figures.swrb_efficiency is defined %}
 {% call figure("swrb_efficiency") %}<b>Where residual branching pays.</b> Above the line at 1, SWRB has a smaller Monte Carlo variance than coupled pairs for the same budget. Strong points pool the strata{% if content.estimates.have_intervals %}, with intervals{% endif %}; pale points are single strata.{% endcall %}
 {% endif %}
-{% if facts.strata | length > 1 %}
-<details><summary>What residual branching gains in each stratum</summary>
-{{ table(tables.swrb_efficiency_by_stratum, False) }}
-</details>
-{% endif %}
+{{ by_stratum("What residual branching gains in each stratum", tables.swrb_efficiency_by_stratum) -}}
 <p class="how">The next table describes one replicate of each estimator: the variance of R within a document, the kernel pairs that it evaluates, and its decoding time.</p>
 {{ table(tables.swrb_costs) }}
 {{ table(tables.swrb_risk) }}
@@ -75,28 +80,23 @@ def section(content: PageContent) -> Section | None:
     estimates, strata = content.estimates, content.facts.strata
     windows = by_depth(content.pooled("swrb_windows"), actions)
     title = "What residual branching gains"
+    of_windows = "Identified interval of R by depth, by residual branching"
     tables = (
         risk_table(estimates, {action: risks[action] for action in actions}),
-        *(
-            action_table(name, title, estimates, actions, _gain_columns(estimates, actions, own), strata=own)
-            for name, own in (("swrb_efficiency", [POOLED]), ("swrb_efficiency_by_stratum", strata))
-        ),
+        *action_tables("swrb_efficiency", title, content, _gain_columns(content, actions), actions=actions),
         action_table("swrb_costs", "One replicate of each estimator", estimates, actions, columns_of(*_COSTS)),
-        depth_table(
-            windows, content.windows, name="swrb_windows",
-            title="Identified interval of R by depth, by residual branching",
-        ),
-    )  # fmt: skip
+        depth_table(windows, content.windows, "swrb_windows", of_windows),
+    )
     styles = {action: style for action, style in action_styles(content.actions).items() if action in actions}
     drawings = []
-    if len(styles) * len(strata) > 1 and estimates.known("efficiency"):
+    if len(actions) * len(strata) > 1 and estimates.known("efficiency"):
         words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
         drawings.append(Drawing("swrb_efficiency", words, lambda: gain_figure(estimates, styles, strata)))
     if windows and content.windows.horizon > 1:
         words = "Interval of R by depth of the branch window, from residual branching and from coupled pairs"
         drawings.append(Drawing("swrb_windows", words, lambda: windows_figure(windows, styles, content)))
-    values = {"pays": pay_sentences(estimates, actions)}
-    return Section("branching", "Residual branching", TEMPLATE, tables, tuple(drawings), values)
+    pays = pay_sentences(estimates, actions)
+    return Section("branching", "Residual branching", TEMPLATE, tables, tuple(drawings), {"pays": pays})
 
 
 def verdict(efficiency: Estimate) -> str:
@@ -113,16 +113,14 @@ def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[
         by_verdict[verdict(estimates.get("efficiency", action))].append(_named(estimates, action))
     sentences = []
     if by_verdict[PAYS]:
-        sentences.append(
-            f"Residual branching pays for {_list(by_verdict[PAYS])}: for the same number of kernel-pair evaluations it "
-            "divides the Monte Carlo variance of R by the efficiency."
+        means = (
+            "for the same number of kernel-pair evaluations it divides the Monte Carlo variance of R by the efficiency"
         )
+        sentences.append(f"Residual branching pays for {_list(by_verdict[PAYS])}: {means}.")
     if by_verdict[LOSES]:
         subject = "It" if sentences else "Residual branching"
-        sentences.append(
-            f"{subject} does not pay for {_list(by_verdict[LOSES])}: for the same number of evaluations, coupled pairs "
-            "have the smaller variance."
-        )
+        means = "for the same number of evaluations, coupled pairs have the smaller variance"
+        sentences.append(f"{subject} does not pay for {_list(by_verdict[LOSES])}: {means}.")
     if by_verdict[OPEN]:
         sentences.append(f"Undecided for {_list(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
     return [*sentences, _in_time(estimates, actions)]
@@ -130,42 +128,29 @@ def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[
 
 def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
     """R of each action by both estimators on the same documents, and their difference in Monte Carlo errors."""
-    differences = {action: _difference(row) for action, row in risks.items()}
 
-    def ready(column: Column, cells: Mapping[str, Cell]) -> CellColumn:
-        return CellColumn(column, {(POOLED, action): cell for action, cell in cells.items()})
+    def cells(name: str, unit: str, meaning: str, cell: Callable[[ViewRow], Cell]) -> CellColumn:
+        return CellColumn(Column(name, unit, meaning), {(POOLED, action): cell(row) for action, row in risks.items()})
 
-    def counted(name: str, meaning: str) -> CellColumn:
-        return ready(Column(name, "", meaning), {action: Cell(count(row[name])) for action, row in risks.items()})
-
+    apart = "the difference over its standard error; values within ±2 are expected by chance"
     columns: list[EstimateColumn | CellColumn] = [
-        counted("documents", "documents with SWRB replicates"),
-        counted("replicates", "SWRB replicates on all of them"),
+        cells("documents", "", "documents with SWRB replicates", lambda row: Cell(count(row["documents"]))),
+        cells("replicates", "", "SWRB replicates on all of them", lambda row: Cell(count(row["replicates"]))),
         *columns_of(*_RISKS),
-        ready(
-            Column("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents"),
-            {action: cells[0] for action, cells in differences.items()},
-        ),
-        ready(
-            Column("in errors", "", "the difference over its standard error; values within ±2 are expected by chance"),
-            {action: cells[1] for action, cells in differences.items()},
-        ),
-    ]
+        cells("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents",
+              lambda row: _difference(row)[0]),
+        cells("in errors", "", apart, lambda row: _difference(row)[1]),
+    ]  # fmt: skip
     note = "Both columns of R estimate the same number on the same documents."
-    title = "R by coupled pairs and by residual branching"
-    return action_table(
-        "swrb_risk", title, estimates, list(risks), columns, note=note, records=tuple(risks.values())
-    )  # fmt: skip
+    title, records = "R by coupled pairs and by residual branching", tuple(risks.values())
+    return action_table("swrb_risk", title, estimates, list(risks), columns, note=note, records=records)
 
 
-def _gain_columns(
-    estimates: ReportedEstimates, actions: Sequence[str], strata: Sequence[str]
-) -> list[EstimateColumn | CellColumn]:
+def _gain_columns(content: PageContent, actions: Sequence[str]) -> list[EstimateColumn | CellColumn]:
     verdicts = {
-        (stratum, action): Cell(verdict(estimates.get("efficiency", action, stratum=stratum)))
-        for stratum in strata
-        for action in actions
-    }
+        (stratum, action): Cell(verdict(content.estimates.get("efficiency", action, stratum=stratum)))
+        for stratum in (POOLED, *content.facts.strata) for action in actions
+    }  # fmt: skip
     meaning = "by evaluations: pays where the interval of the efficiency is above 1, does not pay where it is below 1"
     return [*columns_of(*_GAINS), CellColumn(Column("verdict", "", meaning), verdicts)]
 
@@ -181,17 +166,17 @@ def _difference(row: ViewRow) -> tuple[Cell, Cell]:
 
 
 def _in_time(estimates: ReportedEstimates, actions: Sequence[str]) -> str:
-    in_time = {action: estimates.get("efficiency_in_seconds", action) for action in actions}
-    known = {action: entry for action, entry in in_time.items() if entry.estimate is not None}
+    entries = [estimates.get("efficiency_in_seconds", action) for action in actions]
+    known = {entry.action: entry for entry in entries if entry.estimate is not None}
     if not known:
         return "Decoding times are not recorded, so its effect on time is not known."
     parts = []
     for found in (PAYS, LOSES, OPEN):
-        texts = [
+        own = [
             f"{action} ({in_text(entry, Scale.RATIO)})" for action, entry in known.items() if verdict(entry) == found
         ]
-        if texts:
-            parts.append(f"{'is undecided' if found == OPEN else found} for {_list(texts)}")
+        if own:
+            parts.append(f"{'is undecided' if found == OPEN else found} for {_list(own)}")
     return f"By measured decoding time, it {'; it '.join(parts)}."
 
 
@@ -217,10 +202,7 @@ def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle],
                 _gain(axes, estimates, quantity, action, stratum, style)
         log_axis(axes)
         axes.axhline(1, color=INK, linewidth=0.8)
-        axes.set_xlim(-3, 103)
-        axes.set_title(title)
-        axes.set_xlabel("mean M: pairs that diverge (%)")
-        axes.set_ylabel(label)
+        axes.set(xlim=(-3, 103), title=title, xlabel="mean M: pairs that diverge (%)", ylabel=label)
     action_legend(figure, dict(styles), marker=True)
     return figure
 

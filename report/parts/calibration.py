@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import INK, QUIET, legend_patch, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, published_handle, zero_line
-from report.printing.tables import Cell, Column, PrintedTable, TableRow, contrast_rows_table, label_column
+from report.printing.tables import Cell, Column, PrintedTable, contrast_rows_table, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.published import PublishedStudy, PublishedVerdict
 from report.reading.source import ViewRow
@@ -17,8 +18,6 @@ from schema.windows import Windows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": "#0072b2", "different": "#d55e00"}
@@ -73,15 +72,13 @@ def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, publ
     gaps = {row["action"]: f"ΔR = {_points(row['gap'], 2)} pp" for row in rows}
     places = {name: decimals_of([row[name] for row in rows], 100.0) for name in numbers} | {"error": 2}
     lines = [
-        TableRow(
-            (
-                Cell(observation_label(row["observation"], windows), left=True),
-                Cell(_CANDIDATES[row["candidate"]], "selected" if row["selected"] else "", left=True),
-                Cell(_points(_root(row["cross_validated_mse"]), 2)),
-                Cell(_points(row["predicted_gap"], places["predicted_gap"])),
-                *_judged(row, places, published),
-            ),
-            f"{row['action']} − {baseline}: {gaps[row['action']]}",
+        table_row(
+            observation_label(row["observation"], windows),
+            Cell(_CANDIDATES[row["candidate"]], "selected" if row["selected"] else ""),
+            _points(_root(row["cross_validated_mse"]), 2),
+            _points(row["predicted_gap"], places["predicted_gap"]),
+            *_judged(row, places, published),
+            group=f"{row['action']} − {baseline}: {gaps[row['action']]}",
         )
         for row in rows
     ]
@@ -95,9 +92,8 @@ def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, publ
         Column("MAE", "pp", "mean absolute error of document contrasts"),
         Column("RMSE", "pp", "root mean squared error of document contrasts"),
     )
-    return PrintedTable(
-        "calibration", f"Predicting the gap to {baseline}", columns, tuple(lines), _note(rows), tuple(rows)
-    )
+    title = f"Predicting the gap to {baseline}"
+    return PrintedTable("calibration", title, columns, tuple(lines), _note(rows), tuple(rows))
 
 
 def calibration_figure(rows: list[ViewRow], windows: Windows, published: PublishedStudy) -> Figure:
@@ -109,14 +105,12 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     axes.axvspan(-margin, margin, color="#111827", alpha=0.07, linewidth=0)
     for place, row in enumerate(rows):
         _error(axes, row, place)
-        printed = _printed(row, published)
-        if printed is not None:
+        if (printed := _printed(row, published)) is not None:
             axes.plot([100 * printed.error.value], [place], marker="D", markersize=7, markerfacecolor="none",
                       markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
     labels = [
-        f" {row['action']} · {observation_label(row['observation'], windows)} · {_CANDIDATES[row['candidate']]}"
-        if several
-        else f" {observation_label(row['observation'], windows)} · {_CANDIDATES[row['candidate']]}"
+        f" {row['action'] + ' · ' if several else ''}{observation_label(row['observation'], windows)} · "
+        + _CANDIDATES[row["candidate"]]
         for row in rows
     ]
     axes.set_yticks(range(len(rows)), labels)
@@ -126,10 +120,8 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     zero_line(axes, upright=True)
     axes.set_xlabel("error of the predicted gap, ΔR − prediction (percentage points)")
     band = legend_patch(f"margin ±{fixed(margin, 0)} pp", color="#111827", alpha=0.07, linewidth=0)
-    handles: list[Patch | Line2D] = [band]
-    if any(_printed(row, published) for row in rows):
-        handles.append(published_handle("D"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=2)
+    printed_too = any(_printed(row, published) for row in rows)
+    figure.legend(handles=[band, published_handle("D")] if printed_too else [band], loc="outside upper left", ncols=2)
     return figure
 
 
@@ -149,28 +141,27 @@ def _error(axes: Axes, row: ViewRow, place: int) -> None:
     axes.errorbar([value], [place], xerr=spread, fmt="o", color=colour, linewidth=1.3, capsize=3, markersize=5.5,
                   markerfacecolor=colour if row["selected"] else "white")  # fmt: skip
     if row["selected"]:
-        axes.annotate(
-            row["decision"] or "", (high, place), (7, 0), textcoords="offset points", va="center", fontsize=8, color=INK
-        )
+        axes.annotate(row["decision"] or "", (high, place), (7, 0), textcoords="offset points", va="center",
+                      fontsize=8, color=INK)  # fmt: skip
 
 
 def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> list[Cell]:
     """Error with its interval, decision, MAE, RMSE; the paper's numbers under the predictor that the paper selected."""
     printed = _printed(row, published)
-    beside = dict.fromkeys(("error", "decision", "mae", "rmse"), "")
+    beside: dict[str, str] = {}
     if printed is not None:
-        beside |= {"error": f"published {_points(printed.error.value, 2)}", "decision": f"published {printed.decision}"}
-        beside |= {
-            name: f"published {_points(value, 2)}"
-            for name, value in (("mae", printed.mae), ("rmse", printed.rmse)) if value is not None
-        }  # fmt: skip
+        numbers = {"error": printed.error.value, "mae": printed.mae, "rmse": printed.rmse}
+        beside = {name: f"published {_points(value, 2)}" for name, value in numbers.items() if value is not None}
+        beside["decision"] = f"published {printed.decision}"
     bounds = ""
     if row["low"] is not None and row["high"] is not None:
         bounds = f"[{_points(row['low'], places['error'])}, {_points(row['high'], places['error'])}]"
+    texts = {name: _points(row[name], places[name]) for name in ("error", "mae", "rmse")}
+    texts["decision"] = row["decision"] or MISSING
+    under = {"error": bounds}
     return [
-        Cell(_points(row["error"], places["error"]), bounds, published=beside["error"]),
-        Cell(row["decision"] or MISSING, published=beside["decision"]),
-        *(Cell(_points(row[name], places[name]), published=beside[name]) for name in ("mae", "rmse")),
+        Cell(texts[name], under.get(name, ""), published=beside.get(name, ""))
+        for name in ("error", "decision", "mae", "rmse")
     ]
 
 
@@ -181,11 +172,14 @@ def _printed(row: ViewRow, published: PublishedStudy) -> PublishedVerdict | None
 
 
 def _note(rows: list[ViewRow]) -> str:
-    levels = " and ".join(level(value) for value in sorted({row["level"] for row in rows}))
-    margins = " and ".join(fixed(100 * value, 0) for value in sorted({row["margin"] for row in rows}))
-    documents = " and ".join(count(value) for value in sorted({row["documents"] for row in rows}))
-    status = " and ".join(sorted({row["status"] for row in rows}))
-    return f"{status.capitalize()}, {levels} intervals, margin ±{margins} pp, {documents} documents of both actions."
+    def said(name: str, text: Callable[[Any], str]) -> str:
+        return " and ".join(text(value) for value in sorted({row[name] for row in rows}))
+
+    margins = said("margin", lambda value: fixed(100 * value, 0))
+    return (
+        f"{said('status', str).capitalize()}, {said('level', level)} intervals, margin ±{margins} pp, "
+        f"{said('documents', count)} documents of both actions."
+    )
 
 
 def _points(value: float | None, decimals: int) -> str:

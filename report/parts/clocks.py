@@ -22,7 +22,7 @@ from report.printing.strokes import (
 )
 from report.printing.tables import Cell, CellColumn, Column, EstimateColumn, action_table, action_tables, columns_of
 from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
+from report.reading.estimates import Estimate
 from schema.study import POOLED
 from schema.windows import Windows
 
@@ -118,15 +118,14 @@ def _span(block: tuple[int, int]) -> str:
 
 def clocks_figure(content: PageContent) -> Figure:
     """The generation clock on the left, the branch clock on the right; curves above, summaries below."""
-    estimates, windows, styles = content.estimates, content.windows, action_styles(content.actions)
+    styles = action_styles(content.actions)
     figure = new_figure(WIDTH, 6.6)
     grid = figure.subplots(2, 2, height_ratios=(3, 2))
-    _generation_curves(grid[0, 0], estimates, styles, windows)
-    _branch_curves(grid[0, 1], estimates, styles, windows)
-    others = {action: styles[action] for action in content.others}
-    _block_points(grid[1, 0], estimates, others or styles, windows, content.baseline if others else None)
-    _late_minus_early(grid[1, 1], estimates, styles)
-    action_legend(figure, styles, marker=True, published=estimates.have_published)
+    _generation_curves(grid[0, 0], content, styles)
+    _branch_curves(grid[0, 1], content, styles)
+    _block_points(grid[1, 0], content, styles)
+    _late_minus_early(grid[1, 1], content, styles)
+    action_legend(figure, styles, marker=True, published=content.estimates.have_published)
     return figure
 
 
@@ -141,9 +140,8 @@ def strata_figure(content: PageContent) -> Figure:
         ("late_minus_early_pre_eos", "Late − early δ, pre-EOS", None, styles),
     ]
     if others:
-        panels.insert(
-            0, ("generation_gap_change", f"Δg, gap in δ to {shown(content.baseline)}", content.baseline, others)
-        )
+        title = f"Δg, gap in δ to {shown(content.baseline)}"
+        panels.insert(0, ("generation_gap_change", title, content.baseline, others))
     grid = figure.subplots(1, len(panels), sharey=True)
     for axes, letter, (quantity, title, base, drawn) in zip(grid, "abc", panels, strict=False):
         for place, stratum in enumerate(rows):
@@ -151,8 +149,7 @@ def strata_figure(content: PageContent) -> Figure:
         axes.axhline(0.5, color=QUIET, linewidth=0.7)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(library().ticker.MaxNLocator(nbins=5))
-        axes.set_title(f"{letter}  {title}")
-        axes.set_xlabel("percentage points")
+        axes.set(title=f"{letter}  {title}", xlabel="percentage points")
         zero_line(axes, upright=True)
     both = [end for axes in grid[-2:] for end in axes.get_xlim()]  # all lags and pre-EOS on one scale
     for axes in grid[-2:]:
@@ -169,17 +166,15 @@ def _stratum(axes: Axes, entries: list[Estimate], place: int, styles: dict[str, 
         across(axes, row, place + step * (turn - (len(styles) - 1) / 2), style)
 
 
-def _generation_curves(
-    axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows
-) -> None:
+def _generation_curves(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
     for action, style in styles.items():
-        forced = estimates.profile("generation_f", action)
+        forced = content.estimates.profile("generation_f", action)
         axes.plot(*points(forced), color=style.colour, linestyle=style.dashes, linewidth=0.8, alpha=0.8)
-        curve(axes, estimates.profile("generation_delta", action), style)
+        curve(axes, content.estimates.profile("generation_delta", action), style)
     axes.set_title("a  Generation clock")
     percent_axis(axes, "total variation (%)")
     axes.set_ylim(bottom=0)
-    position_axis(axes, windows.horizon, "generation position t (tokens)")
+    position_axis(axes, content.windows.horizon, "generation position t (tokens)")
     sample = [
         legend_line("δ, each on its own history", color=QUIET, linewidth=1.8),
         legend_line("f, forced along the reference", color=QUIET, linewidth=0.8),
@@ -188,10 +183,10 @@ def _generation_curves(
     axes.legend(handles=sample, loc="upper right", fontsize=8, borderaxespad=0.2)
 
 
-def _branch_curves(axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows) -> None:
-    bound = windows.cohort_bound
+def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
+    windows, bound = content.windows, content.windows.cohort_bound
     for action, style in styles.items():
-        rows = estimates.profile("branch_delta", action)
+        rows = content.estimates.profile("branch_delta", action)
         curve(axes, rows, style)
         published_points(axes, rows, style, every=_EVERY)
     low, high = axes.get_ylim()
@@ -204,41 +199,35 @@ def _branch_curves(axes: Axes, estimates: ReportedEstimates, styles: dict[str, A
             axes.axvspan(first - 0.5, last + 0.5, color="#111827", alpha=0.06, linewidth=0)
         headroom(axes, 0.1)
         top = axes.get_xaxis_transform()
-        early, late = (1 + windows.early_last) / 2, (windows.late_first + bound) / 2
-        axes.text(early, 0.985, "early", transform=top, ha="center", va="top", color=QUIET, fontsize=8)
-        axes.text(late, 0.985, "late", transform=top, ha="center", va="top", color=QUIET, fontsize=8)
+        for name, ends in (("early", 1 + windows.early_last), ("late", windows.late_first + bound)):
+            axes.text(ends / 2, 0.985, name, transform=top, ha="center", va="top", color=QUIET, fontsize=8)
     position_axis(axes, max(bound, 2), "lag after the first mismatch (tokens)")
 
 
-def _block_points(
-    axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle], windows: Windows, baseline: str | None
-) -> None:
-    quantity = "generation_gap" if baseline else "generation_block_delta"
-    for place, (action, style) in enumerate(styles.items()):
-        rows = estimates.profile(quantity, action, baseline)
-        shift = 0.09 * (place - (len(styles) - 1) / 2)
-        upright(axes, [(row.x or 0) + shift for row in rows], rows, style)
-    axes.set_xticks((1, 2, 3), [_span(block) for block in windows.blocks])
-    axes.set_xlim(0.6, 3.4)
-    axes.set_xlabel("block of generation positions (tokens)")
+def _block_points(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
+    quantity, baseline = ("generation_gap", content.baseline) if content.others else ("generation_block_delta", None)
+    drawn = content.others or content.actions
+    for place, action in enumerate(drawn):
+        rows = content.estimates.profile(quantity, action, baseline)
+        shift = 0.09 * (place - (len(drawn) - 1) / 2)
+        upright(axes, [(row.x or 0) + shift for row in rows], rows, styles[action])
+    axes.set_xticks((1, 2, 3), [_span(block) for block in content.windows.blocks])
+    axes.set(xlim=(0.6, 3.4), xlabel="block of generation positions (tokens)")
     axes.grid(visible=False, axis="x")
     if baseline:
-        axes.set_title(f"c  Gap in δ to {shown(baseline)}")
-        axes.set_ylabel("gap (percentage points)")
+        axes.set(title=f"c  Gap in δ to {shown(baseline)}", ylabel="gap (percentage points)")
         zero_line(axes, upright=False)
     else:
-        axes.set_title("c  δ by block")
-        axes.set_ylabel("total variation (%)")
+        axes.set(title="c  δ by block", ylabel="total variation (%)")
         axes.set_ylim(bottom=0)
 
 
-def _late_minus_early(axes: Axes, estimates: ReportedEstimates, styles: dict[str, ActionStyle]) -> None:
+def _late_minus_early(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
     for place, (action, style) in enumerate(styles.items()):
-        across(axes, estimates.get("late_minus_early", action), place - 0.11, style)
-        across(axes, estimates.get("late_minus_early_pre_eos", action), place + 0.2, style, pale=True)
+        across(axes, content.estimates.get("late_minus_early", action), place - 0.11, style)
+        across(axes, content.estimates.get("late_minus_early_pre_eos", action), place + 0.2, style, pale=True)
     axes.set_yticks(range(len(styles)), [shown(action) for action in styles])
     axes.set_ylim(len(styles) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     zero_line(axes, upright=True)
-    axes.set_title("d  Late minus early on the branch")
-    axes.set_xlabel("late − early δ (percentage points)")
+    axes.set(title="d  Late minus early on the branch", xlabel="late − early δ (percentage points)")

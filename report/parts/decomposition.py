@@ -14,11 +14,7 @@ TEMPLATE = """
 <h2>How much, how soon, how long</h2>
 <p>R is the share of positions with different tokens. It is the share of first mismatches (O) plus the share of positions after them (E) times the mismatch rate at those positions (C): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
 {{ table(tables.decomposition) }}
-{% if facts.strata | length > 1 %}
-<details><summary>Decomposition in each stratum</summary>
-{{ table(tables.decomposition_by_stratum, False) }}
-</details>
-{% endif %}
+{{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
 """  # noqa: E501
 
 

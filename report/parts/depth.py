@@ -13,7 +13,7 @@ from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_lin
 from report.printing.numbers import count, decimals_of, fixed, level
 from report.printing.section import Drawing, Section
 from report.printing.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
-from report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, text_cell
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from schema.windows import Windows
@@ -60,12 +60,12 @@ def section(content: PageContent) -> Section:
     depths = read_depths(content)
     if not depths.intervals:
         return Section("depth", "Windows", TEMPLATE)
-    tables = [depth_table(depths.intervals, content.windows)]
-    if depths.orderings:
-        tables.append(ordering_table(depths, content))
+    name, title = "identified_interval", "Identified interval of R by depth"
+    ordering = (ordering_table(depths, content),) if depths.orderings else ()
+    tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, lambda: depth_figure(depths, content))
-    return Section("depth", "Windows", TEMPLATE, tuple(tables), (drawing,))
+    return Section("depth", "Windows", TEMPLATE, tables, (drawing,))
 
 
 def read_depths(content: PageContent) -> Depths:
@@ -88,13 +88,7 @@ def selected_depths(windows: Windows) -> list[int]:
     return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
 
 
-def depth_table(
-    intervals: Mapping[str, Sequence[ViewRow]],
-    windows: Windows,
-    *,
-    name: str = "identified_interval",
-    title: str = "Identified interval of R by depth",
-) -> PrintedTable:
+def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, name: str, title: str) -> PrintedTable:
     """The identified interval of each action at selected depths, its minimax point and risk, and the realized tail."""
     wanted = set(selected_depths(windows))
     listed = [row for rows in intervals.values() for row in rows]
@@ -102,13 +96,11 @@ def depth_table(
     shown_rows = [row for row in listed if row["depth"] in wanted]
     places = {end: decimals_of([row[end] for row in shown_rows], 100.0) for end in ends}
     lines = [
-        TableRow(
-            (
-                Cell(count(row["depth"])),
-                *(Cell(fixed(100 * row[end], places[end])) for end in ends),
-                Cell(f"[{fixed(100 * row['enclosure_low'], 1)}, {fixed(100 * row['enclosure_high'], 1)}]"),
-            ),
-            row["action"],
+        table_row(
+            count(row["depth"]),
+            *(fixed(100 * row[end], places[end]) for end in ends),
+            _range(row, "enclosure"),
+            group=row["action"],
         )
         for row in shown_rows
     ]
@@ -132,14 +124,9 @@ def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
     lines = []
     for action, rows in depths.orderings.items():
         at = {row["depth"]: row for row in rows}
-        cells = [
-            Cell(f"[{fixed(100 * at[depth]['contrast_low'], 1)}, {fixed(100 * at[depth]['contrast_high'], 1)}]")
-            if depth in at
-            else Cell("")
-            for depth in wanted
-        ]
+        cells = [_range(at[depth], "contrast") if depth in at else Cell("") for depth in wanted]
         first = depths.ordered_from(action)
-        lines.append(TableRow((text_cell(action), *cells, Cell("never" if first is None else f"L = {count(first)}"))))
+        lines.append(table_row(action, *cells, "never" if first is None else f"L = {count(first)}"))
     columns = (
         label_column("action"),
         *(Column(f"L = {count(depth)}", "pp") for depth in wanted),
@@ -148,6 +135,10 @@ def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
     listed = tuple(row for rows in depths.orderings.values() for row in rows)
     note = f"The range of R(action) − R({baseline}) given the window, on the documents of both actions."
     return PrintedTable("action_ordering", f"Order against {baseline} by depth", columns, tuple(lines), note, listed)
+
+
+def _range(row: ViewRow, name: str) -> str:
+    return f"[{fixed(100 * row[f'{name}_low'], 1)}, {fixed(100 * row[f'{name}_high'], 1)}]"
 
 
 def depth_figure(depths: Depths, content: PageContent) -> Figure:
@@ -161,18 +152,13 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
     grid[0].set_title("a  R that fits a window of depth L")
     percent_axis(grid[0], "R (%)")
     position_axis(grid[0], windows.horizon, "depth L (tokens)")
-    sample = [
-        legend_line("least R", color=QUIET, linewidth=1.8),
-        legend_line("most R", color=QUIET, linewidth=0.9),
-    ]
+    sample = [legend_line("least R", color=QUIET, linewidth=1.8), legend_line("most R", color=QUIET, linewidth=0.9)]
     grid[0].legend(handles=sample, loc="upper right", fontsize=8)
     if others:
         axes = grid[1]
         for action, style in others.items():
-            rows = depths.orderings[action]
-            interval_band(axes, rows, "contrast_low", "contrast_high", style)
-            first = depths.ordered_from(action)
-            if first is not None:
+            interval_band(axes, depths.orderings[action], "contrast_low", "contrast_high", style)
+            if (first := depths.ordered_from(action)) is not None:
                 axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
         zero_line(axes, upright=False)
         axes.set_title(f"b  R less that of {shown(content.baseline)}")

@@ -20,11 +20,7 @@ TEMPLATE = """
 {% call figure("entry_cdf") %}<b>When the two continuations first differ.</b> The height of a curve at t is the share of continuations whose first mismatch is at position t or before. Continuations that agree through H = {{ windows.horizon }} are counted too, so a curve need not reach 100%. A curve further to the left means earlier divergence.{% if content.estimates.have_intervals %} Bands are pointwise intervals.{% endif %}{% endcall %}
 <p class="how">The columns are the shares of continuations that have diverged by the end of the first block, by the bound of the branch cohort, and by H. Mean τ averages over the continuations that diverge.</p>
 {{ table(tables.entry, False) }}
-{% if facts.strata | length > 1 %}
-<details><summary>Entry in each stratum</summary>
-{{ table(tables.entry_by_stratum, False) }}
-</details>
-{% endif %}
+{{ by_stratum("Entry in each stratum", tables.entry_by_stratum) -}}
 {% else %}{{ absent("entry times") }}{% endif %}
 """  # noqa: E501
 

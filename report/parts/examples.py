@@ -6,11 +6,12 @@ shows, replicate 0, every compared action. Positions after the EOS of both sides
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from report.printing.section import Section
 from report.reading.content import PageContent, TokenReader
-from report.reading.source import StudyRows, ViewRow
+from report.reading.source import ViewRow
 
 REPLICATE = 0
 _STRATA = 3
@@ -48,24 +49,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Example:
-    """One coupled pair of continuations."""
+    """One coupled pair of continuations, and what happens in it in one line."""
 
     action: str
-    tau: int | None
-    eos_x: int | None
-    eos_y: int | None
-    mismatches: int
-    horizon: int
+    summary: str
     pairs: tuple[Pair, ...]
-
-    @property
-    def summary(self) -> str:
-        """What happens, in one line."""
-        if self.tau is None:
-            story = f"agrees through position {self.horizon}"
-        else:
-            story = f"first mismatch at τ = {self.tau}, {self.mismatches} of {self.horizon} positions differ"
-        return f"{story}; {_end('reference', self.eos_x)}, {_end('compressed', self.eos_y)}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ def section(content: PageContent) -> Section | None:
     for stratum in facts.strata[:_STRATA]:
         own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
         chosen += own[:1]
-    found = [_document(content.source, row, content.actions, content.token_text) for row in chosen]
+    found = [_document(content, row) for row in chosen]
     documents = [document for document in found if document.examples]
     return Section("examples", "Examples", TEMPLATE, values={"documents": documents}) if documents else None
 
@@ -98,19 +86,17 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE) or "∅"
 
 
-def _document(source: StudyRows, row: ViewRow, actions: list[str], token_text: TokenReader) -> ExampleDocument:
+def _document(content: PageContent, row: ViewRow) -> ExampleDocument:
     where = {"doc": row["doc"], "replicate": REPLICATE}
-    trajectories = {found["action"]: found for found in source.of("trajectories", **where)}
-    events: dict[str, list[ViewRow]] = {}
-    for event in source.of("events", **where):
-        events.setdefault(event["action"], []).append(event)
+    trajectories = {found["action"]: found for found in content.source.of("trajectories", **where)}
+    events: dict[str, list[ViewRow]] = defaultdict(list)
+    for event in sorted(content.source.of("events", **where), key=lambda event: int(event["t"])):
+        events[event["action"]].append(event)
     examples = tuple(
-        _example(trajectories[action], sorted(events[action], key=lambda event: int(event["t"])), token_text)
-        for action in actions
-        if action in trajectories and action in events
-    )
-    answers = tuple(row["answers"] or ())
-    return ExampleDocument(row["doc"], row["stratum"], row["task"] or "", answers, examples)
+        _example(trajectories[action], events[action], content.token_text)
+        for action in content.actions if action in trajectories and action in events
+    )  # fmt: skip
+    return ExampleDocument(row["doc"], row["stratum"], row["task"] or "", tuple(row["answers"] or ()), examples)
 
 
 def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader) -> Example:
@@ -118,18 +104,23 @@ def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader
     last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
     pairs = tuple(
         Pair(
-            t=event["t"],
-            x=visible(token_text(event["x_token"])),
-            y=visible(token_text(event["y_token"])),
-            mismatch=event["x_token"] != event["y_token"],
-            entry=event["t"] == tau,
-            x_mark=_mark(event["t"], eos_x),
-            y_mark=_mark(event["t"], eos_y),
+            event["t"],
+            visible(token_text(event["x_token"])),
+            visible(token_text(event["y_token"])),
+            event["x_token"] != event["y_token"],
+            event["t"] == tau,
+            _mark(event["t"], eos_x),
+            _mark(event["t"], eos_y),
         )
         for event in events
         if event["t"] <= last
     )
-    return Example(trajectory["action"], tau, eos_x, eos_y, trajectory["mismatches"], trajectory["horizon"], pairs)
+    mismatches, horizon = trajectory["mismatches"], trajectory["horizon"]
+    story = f"first mismatch at τ = {tau}, {mismatches} of {horizon} positions differ"
+    if tau is None:
+        story = f"agrees through position {horizon}"
+    summary = f"{story}; {_end('reference', eos_x)}, {_end('compressed', eos_y)}"
+    return Example(trajectory["action"], summary, pairs)
 
 
 def _mark(t: int, eos: int | None) -> str:

@@ -12,20 +12,11 @@ from report.printing.canvas import INK, QUIET, new_figure
 from report.printing.numbers import MISSING, count, duration, fixed, level
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
-from report.printing.tables import (
-    Cell,
-    Column,
-    PrintedTable,
-    TableRow,
-    estimate_cells,
-    label_column,
-    status_note,
-    text_cell,
-)
+from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, status_note, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
 from stats.quantities import ALL_QUANTITIES
-from stats.registry import Scale
+from stats.registry import Quantity, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,23 +71,17 @@ def section(content: PageContent) -> Section:
     estimates = content.estimates.all()
     primary = [row for row in estimates if row.standing == PRIMARY]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
-    made = (
-        endpoints_table(plan),
-        cost_table(plan),
-        _listing("primary", "Primary endpoints", primary),
-        _listing("other", "Other estimates", other),
-    )
-    tables = tuple(table for table in made if table is not None)
-    drawings = []
-    if any(table.name == "cost_curve" for table in tables):
-        words = "Widest half-width and expected time by number of replicates"
-        drawings.append(Drawing("cost_curve", words, lambda: cost_figure(plan)))
+    listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
+    costs = cost_table(plan)
+    tables = tuple(table for table in (endpoints_table(plan), costs, *listings) if table is not None)
+    words = "Widest half-width and expected time by number of replicates"
+    drawings = () if costs is None else (Drawing("cost_curve", words, lambda: cost_figure(plan)),)
     values = {
         "chosen": plan_rows(plan, _CHOSEN),
         "rest": plan_rows(plan, _REST),
         "added": [row["action"] for row in content.facts.actions if not (row["prespecified"] or row["control"])],
     }
-    return Section("plan", "Plan", TEMPLATE, tables, tuple(drawings), values)
+    return Section("plan", "Plan", TEMPLATE, tables, drawings, values)
 
 
 def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
@@ -130,8 +115,7 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
     """
     rows = []
     for entry in plan.get("primary_endpoints", []):
-        known = ALL_QUANTITIES.get(entry["quantity"])
-        scale = known.scale if known else Scale.PERCENT
+        known, scale = _known(entry["quantity"])
         spread = Scale.POINTS if scale is Scale.PERCENT else scale
         numbers = (
             (entry.get("development_value"), scale),
@@ -139,16 +123,9 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
             (_root(entry.get("variance_between_replicates")), spread),
             (entry.get("expected_half_width"), spread),
         )
-        rows.append(
-            TableRow((
-                Cell(entry["quantity"], known.meaning if known else "", left=True),
-                text_cell(_subject(entry["action"], entry.get("baseline"))),
-                *(
-                    Cell(MISSING if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}")
-                    for value, unit in numbers
-                ),
-            ))
-        )  # fmt: skip
+        cells = ("" if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}" for value, unit in numbers)
+        label = Cell(entry["quantity"], known.meaning if known else "")
+        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells))
     if not rows:
         return None
     columns = (
@@ -169,13 +146,10 @@ def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
     if len(curve) < 2:
         return None
     rows = tuple(
-        TableRow((
-            Cell(count(entry["replicates"])),
-            Cell(count(entry["documents_per_stratum"])),
-            Cell(plan_text(entry["widest_half_width"])),
-            Cell(duration(entry["seconds"])),
-            Cell(plan_text(entry["reachable"])),
-        ))
+        table_row(
+            *(count(entry[name]) for name in ("replicates", "documents_per_stratum")),
+            plan_text(entry["widest_half_width"]), duration(entry["seconds"]), plan_text(entry["reachable"]),
+        )
         for entry in curve
     )  # fmt: skip
     columns = (Column("K"), Column("N per stratum"), Column("widest half-width", "", "fraction, or tokens"),
@@ -194,8 +168,7 @@ def cost_figure(plan: dict[str, Any]) -> Figure:
     curve = cost_curve(plan)
     figure = new_figure(WIDTH, 3.0)
     widths, times = figure.subplots(1, 2)
-    known = [ALL_QUANTITIES.get(entry["quantity"]) for entry in plan.get("primary_endpoints", [])]
-    tokens = any(quantity is not None and quantity.scale is Scale.TOKENS for quantity in known)
+    tokens = any(_known(entry["quantity"])[1] is Scale.TOKENS for entry in plan.get("primary_endpoints", []))
     factor = 1.0 if tokens else 100.0
     seconds = max(entry["seconds"] for entry in curve)
     scale, unit = next((s, name) for s, name in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -205,22 +178,18 @@ def cost_figure(plan: dict[str, Any]) -> Figure:
         (times, "b  Expected time", unit, "seconds", 1 / scale),
     )
     for axes, title, label, name, times_by in panels:
-        x = [entry["replicates"] for entry in curve]
-        y = [entry[name] * times_by for entry in curve]
+        x, y = [entry["replicates"] for entry in curve], [entry[name] * times_by for entry in curve]
         axes.plot(x, y, color=QUIET, linewidth=1.2)
         for entry, height in zip(curve, y, strict=True):
-            chosen = entry["replicates"] == plan["replicates"]
-            axes.plot([entry["replicates"]], [height], marker="o", markersize=6.5, color=INK,
-                      markerfacecolor=INK if chosen else "white")  # fmt: skip
+            fill = INK if entry["replicates"] == plan["replicates"] else "white"
+            axes.plot([entry["replicates"]], [height], marker="o", markersize=6.5, color=INK, markerfacecolor=fill)
             axes.annotate(f"N {count(entry['documents_per_stratum'])}", (entry["replicates"], height), (0, 8),
                           textcoords="offset points", ha="center", fontsize=8, color=QUIET)  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_xticks(x, [count(value) for value in x], minor=False)
         axes.minorticks_off()
         axes.margins(x=0.08, y=0.25)
-        axes.set_title(title)
-        axes.set_ylabel(label)
-        axes.set_xlabel("replicates K")
+        axes.set(title=title, xlabel="replicates K", ylabel=label)
     target = plan.get("target_half_width")
     if target is not None:
         widths.axhline(target * factor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
@@ -235,28 +204,23 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
         return None
     lines = []
     for row in rows:
-        known = ALL_QUANTITIES.get(row.quantity)
-        scale = known.scale if known else Scale.PERCENT
-        where = "" if row.x is None else f" ({row.x})"
-        shown = estimate_cells([row], scale, {})[0]
-        lines.append(
-            TableRow((
-                Cell(f"{row.quantity}{where}", known.meaning if known else "", left=True),
-                text_cell(_subject(row.action, row.baseline)),
-                text_cell(row.stratum),
-                Cell(f"{shown.text} {scale.sign}" if row.estimate is not None else MISSING, shown.under),
-                Cell(level(row.level)),
-                Cell(count(row.draws)),
-                Cell(count(row.documents)),
-                text_cell(row.family or ""),
-                text_cell(row.standing),
-            ))
-        )  # fmt: skip
+        known, scale = _known(row.quantity)
+        cell = estimate_cells([row], scale, {})[0]
+        shown = "" if row.estimate is None else Cell(f"{cell.text} {scale.sign}", cell.under)
+        label = Cell(row.quantity if row.x is None else f"{row.quantity} ({row.x})", known.meaning if known else "")
+        rest = level(row.level), count(row.draws), count(row.documents), row.family or "", row.standing
+        lines.append(table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *rest))
     columns = (
         label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"),
         Column("level"), Column("draws"), Column("documents"), label_column("family"), label_column("status"),
     )  # fmt: skip
     return PrintedTable(name, title, columns, tuple(lines), status_note(rows), tuple(row.as_row() for row in rows))
+
+
+def _known(quantity: str) -> tuple[Quantity | None, Scale]:
+    """What is registered of a quantity, and how its values are printed."""
+    known = ALL_QUANTITIES.get(quantity)
+    return known, known.scale if known else Scale.PERCENT
 
 
 def _subject(action: str, baseline: str | None) -> str:

@@ -12,11 +12,7 @@ TEMPLATE = """
 {% if tables %}
 <p>S is the share of positions where δ is above {{ windows.saturation_threshold }}, so that the two laws have almost nothing in common. The other two columns are shares of the branch cohort (τ ≤ {{ windows.cohort_bound }}), counted after τ and before either EOS: continuations with a run of at least {{ windows.agreement_run }} equal tokens, and continuations with a mismatch after an agreement.</p>
 {{ table(tables.saturation, False) }}
-{% if facts.strata | length > 1 %}
-<details><summary>Saturation and local agreement in each stratum</summary>
-{{ table(tables.saturation_by_stratum, False) }}
-</details>
-{% endif %}
+{{ by_stratum("Saturation and local agreement in each stratum", tables.saturation_by_stratum) -}}
 {% else %}{{ absent("saturation") }}{% endif %}
 """  # noqa: E501
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
 from report.printing.section import Section
-from report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, text_cell
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage
@@ -36,22 +38,15 @@ def section(content: PageContent) -> Section:
 
 def documents_table(facts: Facts) -> PrintedTable:
     """Documents per stratum and split."""
-    places = [*facts.strata, None]
     columns = [label_column("stratum"), Column("development"), Column("evaluation")]
-    cells = [
-        [
-            text_cell(stratum or "all"),
-            *(Cell(count(facts.count(split, stratum))) for split in (DEVELOPMENT, EVALUATION)),
-        ]
-        for stratum in places
-    ]
     if not facts.finite:
         columns.append(Column("prompt length n", "tokens"))
-        for stratum, row in zip(places, cells, strict=True):
-            own = [document for document in facts.documents if stratum in {None, document["stratum"]}]
-            row.append(Cell(count_range(document["prompt_tokens"] for document in own)))
-    rows = tuple(TableRow(tuple(row)) for row in cells)
-    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), rows)
+    rows = []
+    for stratum in (*facts.strata, None):
+        own = [document["prompt_tokens"] for document in facts.documents if stratum in {None, document["stratum"]}]
+        counts = [count(facts.count(split, stratum)) for split in (DEVELOPMENT, EVALUATION)]
+        rows.append(table_row(stratum or "all", *counts, *([] if facts.finite else [count_range(own)])))
+    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), tuple(rows))
 
 
 def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
@@ -62,9 +57,9 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
         added = "control" if action["control"] else "" if action["prespecified"] else "added after the plan"
-        label = (Cell(action["action"], added, left=True), Cell(action["selector"], left=True), Cell(action["keep"]))
         stored = facts.storage.get(action["action"])
-        rows.append(TableRow((*label, *(_held(stored) if stored else [Cell(MISSING)] * 6))))
+        held = _held(stored) if stored else [MISSING] * 6
+        rows.append(table_row(Cell(action["action"], added), action["selector"], action["keep"], *held))
     columns = (
         label_column("action"),
         label_column("selector"),
@@ -79,22 +74,17 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     return PrintedTable("actions", "Actions", columns, tuple(rows), "Measured; means over documents.")
 
 
-def _held(stored: Storage) -> list[Cell]:
+def _held(stored: Storage) -> list[Cell | str]:
     overhead = [value for value in (stored.mean_bytes(1), stored.mean_bytes(2)) if value is not None]
-    return [
-        Cell(count_range(stored.kept_entries)),
-        Cell(size(stored.mean_bytes(0))),
-        Cell(size(sum(overhead) if overhead else None)),
-        Cell(size(stored.mean_bytes(3))),
-        _replicates(stored),
-        Cell(duration(_seconds([stored]))),
-    ]
+    held = stored.mean_bytes(0), sum(overhead) if overhead else None, stored.mean_bytes(3)
+    cost = _replicates(stored), duration(_seconds([stored]))
+    return [count_range(stored.kept_entries), *map(size, held), *cost]
 
 
 def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
     """The actions of finite-state systems, which keep and hold nothing: replicates and time."""
     rows = [
-        TableRow((text_cell(action), _replicates(stored), Cell(duration(_seconds([stored])))))
+        table_row(action, _replicates(stored), duration(_seconds([stored])))
         for action in order if (stored := facts.storage.get(action))
     ]  # fmt: skip
     columns = (label_column("action"), Column("K", "", "replicates per system"), Column("time", "", "of all units"))
@@ -118,7 +108,6 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
     laws = [row.kernel_evaluations for row in facts.storage.values() if row.kernel_evaluations is not None]
     cost = "not recorded" if seconds is None else duration(seconds)
     branched = [total for row in stored for total in row.branchings]
-    equal = _equal_bytes(facts, actions)
     plan = "none; all estimates are exploratory"
     if facts.plan:
         plan = f"frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
@@ -130,7 +119,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),
-        ("Equal bytes", equal),
+        ("Equal bytes", _equal_bytes(facts, actions)),
         ("Controls", "; ".join(_control(control) for control in facts.controls) or "none"),
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
@@ -141,27 +130,22 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
 
 
 def _equal_bytes(facts: Facts, actions: list[str]) -> str:
-    found = []
-    for place, action in enumerate(actions):
-        for other in actions[place + 1 :]:
-            shared = facts.same_bytes(action, other)
-            if shared:
-                each = size(facts.storage[action].mean_bytes(3))
-                found.append(
-                    f"{action} and {other} hold the same bytes on all {count(shared)} documents ({each} resident)"
-                )
-    return "; ".join(found)
+    return "; ".join(
+        f"{action} and {other} hold the same bytes on all {count(shared)} documents "
+        f"({size(facts.storage[action].mean_bytes(3))} resident)"
+        for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
+    )  # fmt: skip
 
 
 def _intervals(estimates: ReportedEstimates) -> str:
-    kinds: dict[tuple[str, int | None], set[float]] = {}
-    for row in estimates.all():
-        if row.has_interval and row.level is not None:
-            kinds.setdefault((row.standing, row.draws), set()).add(row.level)
-    return "; ".join(
-        f"{status}: {count(draws)} bootstrap draws, {' and '.join(level(value) for value in sorted(levels))}"
-        for (status, draws), levels in sorted(kinds.items(), key=str)
-    ) or "missing"  # fmt: skip
+    bounded = [row for row in estimates.all() if row.has_interval and row.level is not None]
+    parts = []
+    for standing in sorted({row.standing for row in bounded}):
+        own = [row for row in bounded if row.standing == standing]
+        draws = " or ".join(count(value) for value in sorted({row.draws for row in own if row.draws is not None}))
+        levels = " and ".join(level(value) for value in sorted({row.level for row in own if row.level is not None}))
+        parts.append(f"{standing}: {draws} bootstrap draws, {levels}")
+    return "; ".join(parts) or "missing"
 
 
 def _documents(facts: Facts) -> str:

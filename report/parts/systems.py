@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import INK, QUIET, legend_line, library, new_figure
 from report.printing.numbers import MISSING, count, fixed, significant
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
-from report.printing.tables import Cell, Column, PrintedTable, TableRow, estimate_cells, label_column, text_cell
+from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import natural
@@ -51,26 +52,21 @@ TEMPLATE = """
 
 @dataclass(frozen=True)
 class System:
-    """One system under one action.
+    """One system under one action, or one of the paper's: its exact R, and what was measured of it by estimator.
 
     Attributes:
-        action: empty for a system of the paper.
-        doc: the system's name.
-        stratum: its stratum.
-        exact: its exact R.
-        estimates: the mean of its replicates, by estimator.
-        variances: the variance of one replicate, by estimator.
-        errors: the standard error of the mean, by estimator.
-        variance_ratio: variance of a coupled pair / of an SWRB replicate.
+        variances: of one replicate.
+        errors: standard errors of the means of the replicates.
+        variance_ratio: of a coupled pair to an SWRB replicate.
         enumerated: its other exact values by name, such as variances and evaluations of one replicate.
 
     """
 
-    action: str
     doc: str
-    stratum: str
     exact: float
     estimates: dict[str, float]
+    action: str = ""
+    stratum: str = ""
     variances: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     variance_ratio: float | None = None
@@ -123,16 +119,21 @@ def read_systems(content: PageContent) -> Systems:
     if not rows:
         return Systems()
     gains = {(row["action"], row["doc"]): row["variance_ratio"] for row in source.of("swrb_efficiency", split=split)}
-    exact: dict[tuple[str, str], dict[str, float]] = {}
+    enumerated: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in source.of("exact_values", x=None):
-        exact.setdefault((row["action"], row["doc"]), {})[row["quantity"]] = row["value"]
-    found: dict[tuple[str, str], list[ViewRow]] = {}
+        enumerated[row["action"], row["doc"]][row["quantity"]] = row["value"]
+    found: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for row in rows:
-        found.setdefault((row["action"], row["doc"]), []).append(row)
-    own = [
-        _system(action, doc, members, gains.get((action, doc)), exact.get((action, doc), {}))
-        for (action, doc), members in sorted(found.items(), key=lambda item: tuple(map(natural, item[0])))
-    ]
+        found[row["action"], row["doc"]].append(row)
+    own = []
+    for (action, doc), members in sorted(found.items(), key=lambda item: tuple(map(natural, item[0]))):
+        exact, stratum = members[0]["exact_risk"], members[0]["stratum"]
+        estimates = {row["estimator"]: row["risk"] for row in members}
+        variances = {row["estimator"]: row["risk_variance"] for row in members if row["risk_variance"] is not None}
+        counts = {row["estimator"]: row["replicates"] for row in members}
+        errors = {estimator: (variance / counts[estimator]) ** 0.5 for estimator, variance in variances.items()}
+        ratio, others = gains.get((action, doc)), enumerated[action, doc]
+        own.append(System(doc, exact, estimates, action, stratum, variances, errors, ratio, others))
     return _with_published(own, content)
 
 
@@ -144,27 +145,26 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
     smaller = sum(one[SWRB] < one[PLAIN] for one in both)
     own, exact, theirs = systems.ratios, systems.exact_ratios, systems.published_ratios
     zero = f"of the {len(own)} systems where SWRB’s is not 0" if len(own) < len(both) else ""
-    count_of = "systems with a smaller variance by SWRB"
-    rows = [(count_of, "", Cell(f"{smaller} of {len(both)}"), _share(exact), _share(theirs))]
+    rows: list[tuple[Cell | str, ...]] = [
+        ("systems with a smaller variance by SWRB", f"{smaller} of {len(both)}", _share(exact), _share(theirs))
+    ]
     for name, of, key in (("least", min, "min"), ("median", statistics.median, "median"), ("greatest", max, "max")):
         enumerated, printed = of(exact) if exact else None, systems.printed.get(f"variance_ratio_{key}")
-        measured = Cell(significant(of(own)))
-        rows.append((f"variance ratio, {name}", zero, measured, significant(enumerated), significant(printed)))
+        values = (significant(value) for value in (of(own), enumerated, printed))
+        rows.append((Cell(f"variance ratio, {name}", zero), *values))
     actions = sorted({system.action for system in systems.own}, key=natural)
     for action in actions:
         members = [system for system in systems.own if system.action == action]
         variance = _ratio_of_means(members, "plain_variance", "swrb_variance")
         cost = _ratio_of_means(members, "swrb_evaluations", "plain_evaluations")
         gain = variance / cost if variance is not None and cost else None
-        for name, quantity, enumerated_value, key in (
+        for name, quantity, enumerated, key in (
             ("evaluations ratio", "evaluation_ratio", cost, "kernel_pair_evaluations_ratio"),
             ("efficiency: variance for evaluations, ratio of means", "efficiency", gain, "variance_cost_advantage"),
         ):
-            beside = (significant(enumerated_value), significant(systems.printed.get(key)))
-            of_action = f"of {action}" if len(actions) > 1 else ""
-            rows.append(
-                (name, of_action, estimate_cells([estimates.get(quantity, action)], Scale.RATIO, {})[0], *beside)
-            )
+            label = Cell(name, f"of {action}" if len(actions) > 1 else "")
+            measured = estimate_cells([estimates.get(quantity, action)], Scale.RATIO, {})[0]
+            rows.append((label, measured, significant(enumerated), significant(systems.printed.get(key))))
     kept = [True, True, bool(exact), bool(systems.printed)]
     heads = (
         label_column("of all systems"),
@@ -172,55 +172,43 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
         Column("exact", "", "of these systems, by enumeration"),
         Column("published"),
     )
-    lines = [
-        TableRow(tuple(itertools.compress((Cell(name, under, left=True), cell, Cell(enumerated), Cell(printed)), kept)))
-        for name, under, cell, enumerated, printed in rows
-    ]
+    lines = tuple(table_row(*itertools.compress(row, kept)) for row in rows)
     title = "Residual branching on systems of known risk"
-    return PrintedTable("swrb_validation", title, tuple(itertools.compress(heads, kept)), tuple(lines))
+    return PrintedTable("swrb_validation", title, tuple(itertools.compress(heads, kept)), lines)
 
 
 def systems_table(systems: Systems) -> PrintedTable:
     """Exact and estimated risks of every system, each estimate's distance in its own standard errors."""
-    groups = [("this study", systems.own), ("published", systems.published)]
-    lines = [
-        TableRow(
-            (
-                text_cell(f"{one.doc} · {one.action}" if one.action and one.action != one.doc else one.doc),
-                Cell(fixed(100 * one.exact, 2)),
-                *(_estimate_cell(one, estimator) for estimator in _ESTIMATORS),
-                Cell(significant(one.variance_ratio), _exactly(one)),
-            ),
-            group if systems.published else "",
+    listed = [("this study", one) for one in systems.own] + [("published", one) for one in systems.published]
+    lines, records = [], []
+    for group, one in listed:
+        ratio = Cell(
+            significant(one.variance_ratio),
+            f"exactly {significant(one.exact_ratio)}" if one.exact_ratio is not None else "",
         )
-        for group, members in groups
-        for one in members
-    ]
+        lines.append(
+            table_row(
+                f"{one.doc} · {one.action}" if one.action and one.action != one.doc else one.doc,
+                fixed(100 * one.exact, 2),
+                *(_estimate_cell(one, estimator) for estimator in _ESTIMATORS),
+                ratio,
+                group=group if systems.published else "",
+            )
+        )
+        records.append({
+            "source": group, "action": one.action or None, "doc": one.doc, "exact_risk": one.exact,
+            **{f"{estimator}_risk": one.estimates.get(estimator) for estimator in _ESTIMATORS},
+            **{f"{estimator}_variance": one.variances.get(estimator) for estimator in _ESTIMATORS},
+            "variance_ratio": one.variance_ratio, "exact_variance_ratio": one.exact_ratio,
+        })  # fmt: skip
+    mean = "mean of its replicates; under it the error in standard errors"
     columns = (
         label_column("system"),
         Column("exact R", "%", "by enumeration"),
-        Column("R (coupled)", "%", "mean of its replicates; under it the error in standard errors"),
-        Column("R (SWRB)", "%", "mean of its replicates; under it the error in standard errors"),
-        Column(
-            "variance ratio",
-            "×",
-            "variance of a coupled pair / of an SWRB replicate",
-        ),
+        Column("R (coupled)", "%", mean),
+        Column("R (SWRB)", "%", mean),
+        Column("variance ratio", "×", "variance of a coupled pair / of an SWRB replicate"),
     )
-    records = [
-        {
-            "source": group,
-            "action": one.action or None,
-            "doc": one.doc,
-            "exact_risk": one.exact,
-            **{f"{estimator}_risk": one.estimates.get(estimator) for estimator in _ESTIMATORS},
-            **{f"{estimator}_variance": one.variances.get(estimator) for estimator in _ESTIMATORS},
-            "variance_ratio": one.variance_ratio,
-            "exact_variance_ratio": one.exact_ratio,
-        }
-        for group, members in groups
-        for one in members
-    ]
     return PrintedTable("swrb_systems", "Every system", columns, tuple(lines), "", tuple(records))
 
 
@@ -228,55 +216,27 @@ def ratios_table(systems: Systems) -> PrintedTable | None:
     """Variance ratios by rank, beside the paper's of the same rank; None without SWRB."""
     if not systems.ratios:
         return None
-    own, theirs = systems.ratios, systems.published_ratios
-    ranks = range(max(len(own), len(theirs)))
-    records = [
-        {
-            "rank": rank + 1,
-            "variance_ratio": own[rank] if rank < len(own) else None,
-            "published": theirs[rank] if rank < len(theirs) else None,
-        }
-        for rank in ranks
-    ]
+    ranked = enumerate(itertools.zip_longest(systems.ratios, systems.published_ratios), 1)
+    records = [{"rank": rank, "variance_ratio": own, "published": theirs} for rank, (own, theirs) in ranked]
     lines = [
-        TableRow((
-            Cell(count(row["rank"])), Cell(significant(row["variance_ratio"])), Cell(significant(row["published"])),
-        ))
+        table_row(count(row["rank"]), significant(row["variance_ratio"]), significant(row["published"]))
         for row in records
-    ]  # fmt: skip
+    ]
     columns = (Column("rank"), Column("this study", "×"), Column("published", "×"))
     return PrintedTable("swrb_ratios", "Variance ratios by rank", columns, tuple(lines), "", tuple(records))
-
-
-def _system(action: str, doc: str, members: list[ViewRow], ratio: float | None, exact: dict[str, float]) -> System:
-    known = [row for row in members if row["risk_variance"] is not None]
-    return System(
-        action,
-        doc,
-        members[0]["stratum"],
-        members[0]["exact_risk"],
-        {row["estimator"]: row["risk"] for row in members},
-        {row["estimator"]: row["risk_variance"] for row in known},
-        {row["estimator"]: (row["risk_variance"] / row["replicates"]) ** 0.5 for row in known},
-        ratio,
-        exact,
-    )
 
 
 def _with_published(own: list[System], content: PageContent) -> Systems:
     if content.windows.horizon != _HORIZON:
         return Systems(own)
-    rows = [
-        row
-        for row in content.source.views.rows("published", study=_STUDY).to_pylist()
-        if is_model(content.facts.model, row["model"])
-    ]
-    by_system: dict[str, dict[str, float]] = {}
+    found = content.source.views.rows("published", study=_STUDY).to_pylist()
+    rows = [row for row in found if is_model(content.facts.model, row["model"])]
+    by_system: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row["stratum"] is not None:
-            by_system.setdefault(row["stratum"], {})[row["quantity"]] = row["value"]
+            by_system[row["stratum"]][row["quantity"]] = row["value"]
     published = [
-        System("", name, "", values["exact_risk"], {kind: values[_PAPERS_NAMES[kind]] for kind in _ESTIMATORS})
+        System(name, values["exact_risk"], {kind: values[_PAPERS_NAMES[kind]] for kind in _ESTIMATORS})
         for name, values in sorted(by_system.items(), key=lambda item: natural(item[0]))
     ]
     ratios = sorted(row["value"] for row in rows if row["quantity"] == "variance_ratio_sorted")
@@ -294,15 +254,11 @@ def _ratio_of_means(systems: Sequence[System], above: str, below: str) -> float 
         return None
     means = []
     for name in (above, below):
-        strata: dict[str, list[float]] = {}
+        strata: dict[str, list[float]] = defaultdict(list)
         for system in systems:
-            strata.setdefault(system.stratum, []).append(system.enumerated[name])
+            strata[system.stratum].append(system.enumerated[name])
         means.append(statistics.fmean(statistics.fmean(values) for values in strata.values()))
     return means[0] / means[1] if means[1] else None
-
-
-def _exactly(one: System) -> str:
-    return "" if one.exact_ratio is None else f"exactly {significant(one.exact_ratio)}"
 
 
 def _estimate_cell(one: System, estimator: str) -> Cell:
@@ -342,19 +298,19 @@ def _risks(axes: Axes, systems: Systems) -> None:
     axes.plot([0, top], [0, top], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     for estimator, (colour, marker, _) in _STYLES.items():
         for members, filled in ((systems.published, False), (systems.own, True)):
-            points = [
-                (100 * one.exact, 100 * one.estimates[estimator]) for one in members if estimator in one.estimates
-            ]
-            axes.plot(*zip(*points, strict=True) if points else ([], []), linestyle="none", marker=marker, color=colour,
-                      markersize=4.5 if filled else 6.5, markerfacecolor=colour if filled else "none",
-                      markeredgewidth=0.9, zorder=4 if filled else 3)  # fmt: skip
-    axes.set_xlim(0, top)
-    axes.set_ylim(0, top)
+            known = [one for one in members if estimator in one.estimates]
+            x, y = [100 * one.exact for one in known], [100 * one.estimates[estimator] for one in known]
+            axes.plot(x, y, linestyle="none", marker=marker, **_filling(colour, filled=filled))
     for axis in (axes.xaxis, axes.yaxis):
         round_ticks(axis)
-    axes.set_title("a  Estimates and exact risks")
-    axes.set_xlabel("exact R (%)")
-    axes.set_ylabel("estimated R (%)")
+    axes.set(xlim=(0, top), ylim=(0, top), title="a  Estimates and exact risks")
+    axes.set(xlabel="exact R (%)", ylabel="estimated R (%)")
+
+
+def _filling(colour: str, *, filled: bool) -> dict[str, Any]:
+    """Ours are filled, the paper's are open, larger and behind."""
+    return {"color": colour, "markersize": 4.5 if filled else 6.5, "markerfacecolor": colour if filled else "none",
+            "markeredgewidth": 0.9, "zorder": 4 if filled else 3}  # fmt: skip
 
 
 def _ratios(axes: Axes, systems: Systems) -> None:
@@ -363,20 +319,17 @@ def _ratios(axes: Axes, systems: Systems) -> None:
         if not ratios:
             continue
         middle = statistics.median(ratios)
-        axes.plot(range(1, len(ratios) + 1), ratios, color=colour, marker=marker, linewidth=1.2 if filled else 0.7,
-                  markersize=4.5 if filled else 6.5, markerfacecolor=colour if filled else "none", markeredgewidth=0.9,
-                  zorder=4 if filled else 3)  # fmt: skip
-        dash = (0, (4, 3)) if filled else (0, (1.5, 2.5))
-        axes.axhline(middle, color=INK if filled else QUIET, linewidth=1.0, linestyle=dash)
-        what = "median" if filled else "published median"
+        axes.plot(range(1, len(ratios) + 1), ratios, marker=marker, linewidth=1.2 if filled else 0.7,
+                  **_filling(colour, filled=filled))  # fmt: skip
         # Below a median at the right, above it at the left: the sorted points are on the other side of it.
-        axes.annotate(f"{what} {significant(middle)}×", (0.015 if filled else 0.985, middle), (0, 3 if filled else -3),
-                      xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=8,
-                      ha="left" if filled else "right", va="bottom" if filled else "top",
-                      color=INK if filled else QUIET)  # fmt: skip
+        ink, dash = (INK, (0, (4, 3))) if filled else (QUIET, (0, (1.5, 2.5)))
+        place, shift, align = (0.015, 3, ("left", "bottom")) if filled else (0.985, -3, ("right", "top"))
+        axes.axhline(middle, color=ink, linewidth=1.0, linestyle=dash)
+        axes.annotate(f"{'median' if filled else 'published median'} {significant(middle)}×", (place, middle),
+                      (0, shift), xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=8,
+                      ha=align[0], va=align[1], color=ink)  # fmt: skip
     log_axis(axes)
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.xaxis.set_major_locator(library().ticker.MaxNLocator(nbins=6, integer=True))
-    axes.set_title("b  Variance of a coupled pair over SWRB’s")
-    axes.set_xlabel("system, sorted")
+    axes.set(title="b  Variance of a coupled pair over SWRB’s", xlabel="system, sorted")
     axes.set_ylabel("variance ratio (log scale)")

@@ -8,6 +8,7 @@ that imports matplotlib, when the first figure is drawn.
 from __future__ import annotations
 
 import functools
+import html
 import io
 import re
 import warnings
@@ -28,45 +29,22 @@ RULE = "#d9dde3"
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0559a", "#8a6a00", "#2f9ed6")  # Okabe and Ito, two of them darker
 _DASHES: tuple[Any, ...] = (
-    "solid",
-    (0, (5, 1.8)),
-    (0, (1.2, 1.3)),
-    (0, (6, 1.6, 1.2, 1.6)),
-    (0, (3, 1.2, 1, 1.2, 1, 1.2)),
-    (0, (9, 2.5)),
-)
+    "solid", (0, (5, 1.8)), (0, (1.2, 1.3)), (0, (6, 1.6, 1.2, 1.6)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (9, 2.5)),
+)  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 _LOOK: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "kvdrift",
-    "pdf.fonttype": 42,
-}
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0,
+    "text.parse_math": False, "text.color": INK,
+    "axes.edgecolor": QUIET, "axes.labelcolor": INK, "axes.linewidth": 0.7,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.grid": True, "axes.axisbelow": True, "axes.unicode_minus": True,
+    "grid.color": RULE, "grid.linewidth": 0.6,
+    "xtick.color": QUIET, "ytick.color": QUIET, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "lines.linewidth": 1.8, "legend.frameon": False, "hatch.linewidth": 0.6,
+    "svg.fonttype": "none", "svg.hashsalt": "kvdrift", "pdf.fonttype": 42,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,9 +119,8 @@ def save(figure: Figure, name: str, folder: Path, description: str) -> str:
     figure.set_layout_engine("none")  # both files have the same layout, found once
     svg = text.getvalue()
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
-    figure.savefig(
-        folder / f"{name}.pdf", format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
-    )
+    unnamed = {"CreationDate": None, "Creator": None, "Producer": None}
+    figure.savefig(folder / f"{name}.pdf", format="pdf", metadata=unnamed)
     return inline(svg, name, description)
 
 
@@ -159,8 +136,4 @@ def inline(svg: str, name: str, description: str) -> str:
     body = re.sub(r'href="#', f'href="#{name}-', body)
     opening, rest = body.split(">", 1)
     opening = re.sub(r'\s(?:width|height)="[^"]*"', "", opening)
-    return f'{opening} role="img" aria-label="{_attribute(description)}">{rest}'.strip()
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    return f'{opening} role="img" aria-label="{html.escape(description)}">{rest}'.strip()

@@ -32,28 +32,20 @@ class Sentence:
 
 def sentences(content: PageContent) -> list[Sentence]:
     """One sentence per contrast with the baseline; for a single action, what it does."""
-    estimates, facts, baseline = content.estimates, content.facts, content.baseline
-    if not content.others:
-        return [_alone(estimates, facts, baseline)]
-    return [
-        _contrast(estimates, facts, action, baseline, first=action == content.others[0]) for action in content.others
-    ]
+    return [_contrast(content, action) for action in content.others] or [_alone(content)]
 
 
-def _alone(estimates: ReportedEstimates, facts: Facts, action: str) -> Sentence:
-    mismatch = in_text(estimates.get("mismatch", action), Scale.PERCENT)
-    itself = "the reference" if facts.finite else "the full cache"
-    return Sentence(
-        f"{action} disagrees with {itself} on {mismatch} of positions.",
-        _capital(_entry(estimates, facts, action)) + ".",
-    )
+def _alone(content: PageContent) -> Sentence:
+    mismatch = in_text(content.estimates.get("mismatch", content.baseline), Scale.PERCENT)
+    lead = f"{content.baseline} disagrees with {_whole(content)} on {mismatch} of positions."
+    return Sentence(lead, _capital(_entry(content, content.baseline)) + ".")
 
 
-def _contrast(estimates: ReportedEstimates, facts: Facts, action: str, baseline: str, *, first: bool) -> Sentence:
+def _contrast(content: PageContent, action: str) -> Sentence:
+    estimates, baseline, whole = content.estimates, content.baseline, _whole(content)
     gap = estimates.get("gap", action, baseline)
     mine, other = (in_text(estimates.get("mismatch", name), Scale.PERCENT) for name in (action, baseline))
-    bytes_ = _bytes(facts, action, baseline)
-    whole = "the reference" if facts.finite else "the full cache"
+    bytes_ = _bytes(content.facts, action, baseline)
     rates = f"it disagrees with {whole} on {mine} of positions against {other}"
     if gap.estimate is None:
         return Sentence(f"The gap between {action} and {baseline} is not estimated.", "")
@@ -67,20 +59,22 @@ def _contrast(estimates: ReportedEstimates, facts: Facts, action: str, baseline:
     does = " and ".join(verb for verb in verbs if verb) or f"disagrees {'more' if gap.estimate > 0 else 'less'}"
     share = _largest_share(estimates, action, baseline)
     lead = f"{action} {does} than {baseline}{bytes_}: {rates}{f'; {share}' if share else ''}."
-    detail = (
-        f"The gap is {in_text(gap, Scale.POINTS)}. {_capital(_entry(estimates, facts, action))}"
-        f"{f'; {_entry(estimates, facts, baseline)}' if first else ''}."
-    )
-    return Sentence(lead, detail)
+    # The first sentence says of the baseline, too, when it diverges.
+    entries = [_capital(_entry(content, action)), *([_entry(content, baseline)] if action == content.others[0] else [])]
+    return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}. {'; '.join(entries)}.")
 
 
-def _entry(estimates: ReportedEstimates, facts: Facts, action: str) -> str:
-    parted = in_text(estimates.get("divergence_probability", action), Scale.PERCENT)
-    entry = estimates.get("mean_entry", action)
+def _whole(content: PageContent) -> str:
+    return "the reference" if content.facts.finite else "the full cache"
+
+
+def _entry(content: PageContent, action: str) -> str:
+    parted = in_text(content.estimates.get("divergence_probability", action), Scale.PERCENT)
+    entry = content.estimates.get("mean_entry", action)
     when = ""
     if entry.estimate is not None:
         when = f", on average at position {in_text(entry, Scale.TOKENS).replace(' tokens', '')}"
-    return f"under {action}, {parted} of continuations diverge within {facts.windows.horizon} tokens{when}"
+    return f"under {action}, {parted} of continuations diverge within {content.windows.horizon} tokens{when}"
 
 
 def _entry_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:

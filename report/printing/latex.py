@@ -51,14 +51,13 @@ def latex(table: PrintedTable) -> str:
     """The table as a float with its title and note as caption."""
     kinds = "".join("l" if column.left else "r" for column in table.columns)
     size = r"\scriptsize" if len(kinds) > _MANY_COLUMNS else r"\small"
-    heads = [escape(column.head) for column in table.columns]
     lines = [
         "% Needs \\usepackage{booktabs}.",
         r"\begin{table}[t]",
         rf"\centering{size}\setlength{{\tabcolsep}}{{4pt}}",
         rf"\begin{{tabular}}{{@{{}}{kinds}@{{}}}}",
         r"\toprule",
-        _line(heads),
+        _line([escape(column.head) for column in table.columns]),
     ]
     if any(column.unit for column in table.columns):
         lines.append(_line([escape(column.unit) for column in table.columns]))
@@ -66,32 +65,25 @@ def latex(table: PrintedTable) -> str:
     group = ""
     for row in table.rows:
         if row.group and row.group != group:
-            lines += [] if not group else [r"\addlinespace"]
+            lines += [r"\addlinespace"] if group else []
             lines.append(rf"\multicolumn{{{len(kinds)}}}{{@{{}}l}}{{\textit{{{escape(row.group)}}}}} \\")
             group = row.group
-        lines += _row(row.cells)
+        lines += _row(row.cells, [column.left for column in table.columns])
     caption = ". ".join(part for part in (escape(table.title), escape(table.note)) if part)
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
     return "\n".join([*lines, r"\end{table}", ""])
 
 
-def _row(cells: Sequence[Cell]) -> list[str]:
+def _row(cells: Sequence[Cell], left: Sequence[bool]) -> list[str]:
     """A row with its intervals and published numbers under it; words under a label stand in the label's line."""
-    first = [
-        _guarded(escape(cell.text + cell.mark + (f" ({cell.under})" if cell.left and cell.under else "")))
-        for cell in cells
-    ]
-    below = [
-        ["" if cell.left else cell.under for cell in cells],
-        [cell.published for cell in cells],
-    ]
+    beside = [f" ({cell.under})" if label and cell.under else "" for cell, label in zip(cells, left, strict=True)]
+    first = [_guarded(escape(cell.text + cell.mark + words)) for cell, words in zip(cells, beside, strict=True)]
+    intervals = ["" if label else cell.under for cell, label in zip(cells, left, strict=True)]
+    small = [texts for texts in (intervals, [cell.published for cell in cells]) if any(texts)]
     return [
         _line(first),
-        *(
-            _line([rf"{{\scriptsize {escape(text)}}}" if text else "" for text in texts])
-            for texts in below if any(texts)
-        ),
-    ]  # fmt: skip
+        *(_line([rf"{{\scriptsize {escape(text)}}}" if text else "" for text in texts]) for texts in small),
+    ]
 
 
 def _guarded(text: str) -> str:

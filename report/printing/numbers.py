@@ -13,9 +13,7 @@ from stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024
-_MINUTE = 60
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # a column of them has one count of decimals
-_HOUR = 3600
 
 
 def fixed(value: float | None, decimals: int) -> str:
@@ -30,7 +28,7 @@ def fixed(value: float | None, decimals: int) -> str:
 
 def significant(value: float | None, digits: int = 3) -> str:
     """A number to so many significant digits, without an exponent."""
-    if value is None or not value:
+    if not value:
         return MISSING if value is None else "0"
     return fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
 
@@ -52,21 +50,11 @@ def scaled(value: float | None, scale: Scale, decimals: int) -> str:
     return fixed(times, decimals) if scale in _LINED_UP else significant(times)
 
 
-def point(estimate: Estimate, scale: Scale, decimals: int) -> str:
-    """The point alone, without its unit."""
-    return scaled(estimate.estimate, scale, decimals)
-
-
 def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
     """``[low, high]`` without unit; empty where there is no interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"[{scaled(estimate.low, scale, decimals)}, {scaled(estimate.high, scale, decimals)}]"
-
-
-def published(estimate: Estimate, scale: Scale, decimals: int) -> str:
-    """The paper's number as it stands under ours; empty where there is none."""
-    return "" if estimate.published is None else f"published {scaled(estimate.published, scale, decimals)}"
 
 
 def in_text(estimate: Estimate, scale: Scale) -> str:
@@ -75,7 +63,7 @@ def in_text(estimate: Estimate, scale: Scale) -> str:
     if estimate.estimate is None:
         return MISSING
     sign = {Scale.PERCENT: "%", Scale.RATIO: ""}.get(scale, f" {scale.sign}")
-    return f"{point(estimate, scale, decimals)}{sign} {interval(estimate, scale, decimals)}".rstrip()
+    return f"{scaled(estimate.estimate, scale, decimals)}{sign} {interval(estimate, scale, decimals)}".rstrip()
 
 
 def level(value: float | None) -> str:
@@ -112,8 +100,7 @@ def duration(value: float | None) -> str:
     """A duration in seconds; in minutes from two minutes on, in hours from two hours on."""
     if value is None:
         return MISSING
-    if value < 2 * _MINUTE:
-        return f"{fixed(value, 1)} s"
-    if value < 2 * _HOUR:
-        return f"{fixed(value / _MINUTE, 1)} min"
-    return f"{fixed(value / _HOUR, 1)} h"
+    for seconds, unit in ((3600, "h"), (60, "min")):
+        if value >= 2 * seconds:
+            return f"{fixed(value / seconds, 1)} {unit}"
+    return f"{fixed(value, 1)} s"

@@ -25,12 +25,8 @@ def curve(axes: Axes, rows: list[Estimate], style: ActionStyle) -> None:
     axes.plot(*points(rows), color=style.colour, linestyle=style.dashes)
     banded = [row for row in rows if row.low is not None and row.high is not None]
     if banded:
-        axes.fill_between(
-            [row.x or 0 for row in banded],
-            [100 * (row.low or 0.0) for row in banded],
-            [100 * (row.high or 0.0) for row in banded],
-            color=style.colour, alpha=BAND, linewidth=0,
-        )  # fmt: skip
+        low, high = [100 * (row.low or 0.0) for row in banded], [100 * (row.high or 0.0) for row in banded]
+        axes.fill_between([row.x or 0 for row in banded], low, high, color=style.colour, alpha=BAND, linewidth=0)
 
 
 def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
@@ -107,12 +103,11 @@ def round_ticks(axis: Axis) -> None:
     axis.set_major_locator(library().ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def position_axis(axes: Axes, last: int, label: str, first: int = 1) -> None:
-    """A horizontal axis of positions, lags or depths from ``first`` to ``last``."""
-    ticks = sorted({first, *(round(last * part / 4) for part in (1, 2, 3)), last})
-    axes.set_xticks([tick for tick in ticks if tick >= first])
-    axes.set_xlim(first, last)
-    axes.set_xlabel(label)
+def position_axis(axes: Axes, last: int, label: str) -> None:
+    """A horizontal axis of positions, lags or depths from 1 to ``last``."""
+    ticks = sorted({1, *(round(last * part / 4) for part in (1, 2, 3)), last})
+    axes.set_xticks([tick for tick in ticks if tick >= 1])
+    axes.set(xlim=(1, last), xlabel=label)
 
 
 def log_axis(axes: Axes) -> None:
@@ -130,12 +125,10 @@ def headroom(axes: Axes, share: float) -> None:
     """Leave room for words above the curves; no tick is above 100%."""
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
-    axes.set_ylim(low, min(high, 102.0) + share * (min(high, 102.0) - low))
+    high = min(high, 102.0)
+    axes.set_ylim(low, high + share * (high - low))
 
 
 def zero_line(axes: Axes, *, upright: bool) -> None:
     """The line of no difference."""
-    if upright:
-        axes.axvline(0, color=INK, linewidth=0.8)
-    else:
-        axes.axhline(0, color=INK, linewidth=0.8)
+    (axes.axvline if upright else axes.axhline)(0, color=INK, linewidth=0.8)

@@ -9,17 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from report.printing.numbers import MISSING, decimals_for, interval, level, point, published
+from report.printing.numbers import MISSING, decimals_for, interval, level, scaled
 from report.reading.content import PageContent
 from report.reading.estimates import ESTIMATE_COLUMNS, EXPLORATORY, PRIMARY, Estimate, ReportedEstimates
 from schema.study import POOLED
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import DIFFERENCE, Scale
 
-_STANDINGS = {
-    PRIMARY: "prespecified primary endpoints, family-adjusted",
-    EXPLORATORY: "exploratory, pointwise",
-}
+_STANDINGS = {PRIMARY: "prespecified primary endpoints, family-adjusted", EXPLORATORY: "exploratory, pointwise"}
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,12 @@ class Cell:
     text: str
     under: str = ""
     mark: str = ""
-    left: bool = False
     published: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head: symbol, unit, and what it means in words."""
+    """A column's head: symbol, unit, what it means in words, and whether its cells are aligned left, as words are."""
 
     head: str
     unit: str = ""
@@ -53,17 +49,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table.
-
-    Attributes:
-        name: also that of its files.
-        title: its caption.
-        columns: their heads.
-        rows: each with as many cells as there are columns.
-        note: sentences under it.
-        records: what its CSV file has in place of the printed cells.
-
-    """
+    """One table; ``name`` is that of its files, and ``records`` what its CSV file has in place of the printed cells."""
 
     name: str
     title: str
@@ -100,7 +86,7 @@ class EstimateColumn:
     def column(self) -> Column:
         """Its head."""
         known = ALL_QUANTITIES[self.quantity]
-        return Column(self.head or known.label, known.scale.sign, self.meaning or known.meaning)
+        return Column(self.head or known.label, self.scale.sign, self.meaning or known.meaning)
 
 
 @dataclass(frozen=True)
@@ -121,9 +107,9 @@ def write_records(path: Path, records: Sequence[dict[str, Any]], columns: Sequen
     path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
 
 
-def text_cell(text: str) -> Cell:
-    """A left-aligned cell of words."""
-    return Cell(text or MISSING, left=True)
+def table_row(*cells: Cell | str, group: str = "") -> TableRow:
+    """A row whose cells may be texts; an empty text is a dash."""
+    return TableRow(tuple(cell if isinstance(cell, Cell) else Cell(cell or MISSING) for cell in cells), group)
 
 
 def label_column(head: str) -> Column:
@@ -163,21 +149,20 @@ def action_table(
 
     """
     places = [(stratum, action) for stratum in strata for action in actions]
-    found = [
-        [estimates.get(column.quantity, action, baseline, stratum=stratum, x=column.x) for stratum, action in places]
-        if isinstance(column, EstimateColumn) else []
-        for column in columns
-    ]  # fmt: skip
-    listed = [entry for row in zip(*(entries for entries in found if entries), strict=True) for entry in row]
+    found = {
+        column: [estimates.get(column.quantity, action, baseline, stratum=own, x=column.x) for own, action in places]
+        for column in columns if isinstance(column, EstimateColumn)
+    }  # fmt: skip
+    listed = [entry for row in zip(*found.values(), strict=True) for entry in row]
     mark = marks(listed)
     cells = [
-        estimate_cells(entries, column.scale, mark)
+        estimate_cells(found[column], column.scale, mark)
         if isinstance(column, EstimateColumn)
         else [column.cells.get(place, Cell(MISSING)) for place in places]
-        for column, entries in zip(columns, found, strict=True)
+        for column in columns
     ]
     rows = [
-        TableRow((text_cell(action), *own), "" if stratum == POOLED else stratum)
+        table_row(action, *own, group="" if stratum == POOLED else stratum)
         for (stratum, action), own in zip(places, zip(*cells, strict=True), strict=True)
     ]
     records = records or tuple(entry.as_row() for entry in listed) or (dict.fromkeys(ESTIMATE_COLUMNS),)
@@ -191,16 +176,16 @@ def action_tables(
     content: PageContent,
     columns: Sequence[EstimateColumn | CellColumn],
     *,
+    actions: Sequence[str] | None = None,
     contrasts: bool = False,
     note: str = "",
-) -> tuple[PrintedTable, PrintedTable]:
-    """The table of all actions, or of the contrasts with the baseline, pooled; and ``NAME_by_stratum``."""
-    actions, baseline = (content.others, content.baseline) if contrasts else (content.actions, None)
-    found = [
-        action_table(full, title, content.estimates, actions, columns, baseline=baseline, strata=strata, note=note)
+) -> tuple[PrintedTable, ...]:
+    """The table of all actions or of ``actions``, or of all contrasts with the baseline; and ``NAME_by_stratum``."""
+    rows, baseline = (content.others, content.baseline) if contrasts else (actions or content.actions, None)
+    return tuple(
+        action_table(full, title, content.estimates, rows, columns, baseline=baseline, strata=strata, note=note)
         for full, strata in ((name, (POOLED,)), (f"{name}_by_stratum", content.facts.strata))
-    ]
-    return found[0], found[1]
+    )
 
 
 def contrast_rows_table(
@@ -218,8 +203,8 @@ def contrast_rows_table(
     rows = []
     for quantity, entries in zip(quantities, series, strict=True):
         known, of = ALL_QUANTITIES[quantity], ALL_QUANTITIES[quantity.removesuffix(DIFFERENCE)]
-        labels = (Cell(known.label, of.meaning, left=True), Cell(known.scale.sign, left=True))
-        rows.append(TableRow((*labels, *estimate_cells(entries, known.scale, mark))))
+        cells = estimate_cells(entries, known.scale, mark)
+        rows.append(table_row(Cell(known.label, of.meaning), Cell(known.scale.sign), *cells))
     columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
     note = f"Differences to {baseline}. {status_note(listed)}"
     return PrintedTable(name, title, columns, tuple(rows), note, tuple(entry.as_row() for entry in listed))
@@ -228,17 +213,13 @@ def contrast_rows_table(
 def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:
     """Estimates with their intervals and the paper's numbers under them, all to the same count of decimals."""
     decimals = decimals_for(entries, scale)
-    return [
-        Cell(MISSING)
-        if entry.estimate is None
-        else Cell(
-            point(entry, scale, decimals),
-            interval(entry, scale, decimals),
-            mark.get(entry.standing, ""),
-            published=published(entry, scale, decimals),
-        )
-        for entry in entries
-    ]
+    cells = []
+    for entry in entries:
+        printed = "" if entry.published is None else f"published {scaled(entry.published, scale, decimals)}"
+        point, bounds = scaled(entry.estimate, scale, decimals), interval(entry, scale, decimals)
+        known = Cell(point, bounds, mark.get(entry.standing, ""), printed)
+        cells.append(Cell(MISSING) if entry.estimate is None else known)
+    return cells
 
 
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
@@ -250,13 +231,10 @@ def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
 def status_note(estimates: Iterable[Estimate]) -> str:
     """One sentence on the intervals of these estimates: levels, and what was prespecified."""
     known = [row for row in estimates if row.estimate is not None]
-    if not known:
-        return "No estimates."
     bounded = [row for row in known if row.has_interval]
     if not bounded:
-        return "Points only: intervals are missing."
-    mark = marks(bounded)
-    parts = []
+        return "Points only: intervals are missing." if known else "No estimates."
+    mark, parts = marks(bounded), []
     for standing, words in _STANDINGS.items():
         levels = sorted({row.level for row in bounded if row.standing == standing and row.level is not None})
         if levels:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import INK, QUIET, legend_patch, new_figure
-from report.printing.numbers import MISSING, decimals_for, fixed, interval, point
+from report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
 from report.printing.section import Drawing
 from report.printing.strokes import WIDTH, errors, published_handle
 from report.reading.content import PageContent
@@ -35,16 +35,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a bar stacks.
-
-    Attributes:
-        total: the quantity that the terms add up to.
-        share: the quantity that is printed beside the total.
-        share_label: its head.
-        axis: the label of the axis.
-        terms: (quantity, label, colour, hatch) of each term.
-
-    """
+    """What a bar stacks: quantity, label, colour and hatch of each term; their total, and a share printed beside it."""
 
     total: str
     share: str
@@ -62,9 +53,8 @@ def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> 
         several = len(content.others) > 1
         bars = [
             Bar(f"{stratum} · {action}" if several else stratum, action, content.baseline, stratum)
-            for action in content.others
-            for stratum in strata
-        ]
+            for action in content.others for stratum in strata
+        ]  # fmt: skip
         draw = partial(term_bars, content.estimates, bars, terms)
         drawings.append(Drawing(f"{name}_by_stratum", f"{words}, in each stratum", draw))
     return tuple(drawings)
@@ -88,13 +78,12 @@ def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -
     axes.set_xlabel(terms.axis)
     decimals = decimals_for(totals, Scale.POINTS)
     beside.set_axis_off()
-    beside.set_xlim(0, 1)
-    beside.set_ylim(axes.get_ylim())
+    beside.set(xlim=(0, 1), ylim=axes.get_ylim())
     beside.text(0, -0.62, "total, pp", va="bottom", color=QUIET)
     beside.text(1, -0.62, terms.share_label, va="bottom", ha="right", color=QUIET)
     for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         share = estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum)
-        value = f"{point(total, Scale.POINTS, decimals)} {interval(total, Scale.POINTS, decimals)}".rstrip()
+        value = f"{scaled(total.estimate, Scale.POINTS, decimals)} {interval(total, Scale.POINTS, decimals)}".rstrip()
         beside.text(0, place, value, va="center")
         beside.text(1, place, _share(share), va="center", ha="right", fontweight="bold")
     handles: list[Patch | Line2D] = [

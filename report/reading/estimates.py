@@ -16,7 +16,7 @@ EXPLORATORY = "exploratory"
 PRIMARY = "primary"
 
 _Series = tuple[str, str, str, str | None]
-_Place = tuple[str, str, str, str | None, int | None]
+Place = tuple[str, str, str, str | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -110,34 +110,29 @@ class ReportedEstimates:
 
     def known(self, *quantities: str) -> bool:
         """Whether any of these quantities has a number anywhere."""
-        return any(
-            row.estimate is not None
-            for key, series in self._series.items() if key[0] in quantities
-            for row in series.values()
-        )  # fmt: skip
+        return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
 
-    def compared(self, published: Mapping[_Place, Published]) -> ReportedEstimates:
+    def compared(self, published: Mapping[Place, Published]) -> ReportedEstimates:
         """Return these estimates with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""
-        rows = []
-        for row in self.all():
-            found = published.get((row.quantity, row.stratum, row.action, row.baseline, row.x))
-            if found is None:
-                rows.append(row)
-            else:
-                rows.append(replace(row, published=found.value, published_low=found.low, published_high=found.high))
-        made = ReportedEstimates(rows)
+        rows = {(row.quantity, row.stratum, row.action, row.baseline, row.x): row for row in self.all()}
+        for place in rows.keys() & published.keys():
+            found = published[place]
+            rows[place] = replace(
+                rows[place], published=found.value, published_low=found.low, published_high=found.high
+            )
+        made = ReportedEstimates(rows.values())
         made.stale = self.stale
         return made
 
     @property
     def have_published(self) -> bool:
         """Whether any estimate has the paper's number beside it."""
-        return any(row.published is not None for series in self._series.values() for row in series.values())
+        return any(row.published is not None for row in self.all())
 
     @property
     def have_intervals(self) -> bool:
         """Whether any estimate has an interval."""
-        return any(row.has_interval for series in self._series.values() for row in series.values())
+        return any(row.has_interval for row in self.all())
 
 
 def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> ReportedEstimates:
@@ -180,10 +175,7 @@ def quantities_by_view() -> dict[str, list[Quantity]]:
 
 
 def _from_stored(row: ViewRow, *, planned: bool) -> Estimate:
-    values = {name: row[name] for name in _STORED}
-    if not planned:
-        values["status"] = EXPLORATORY
-    return Estimate(**values)
+    return Estimate(**({name: row[name] for name in _STORED} | ({} if planned else {"status": EXPLORATORY})))
 
 
 def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from report.reading.estimates import Published
+from report.reading.estimates import Place, Published
 from report.reading.facts import Facts
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
@@ -21,14 +21,14 @@ _BLOCKS = {f"{first}-{last}": place for place, (first, last) in enumerate(_WINDO
 _SCALE = {"%": 0.01, "pp": 0.01, "steps": 1.0, "fraction": 1.0, "count": 1.0}
 _FIGURE = "_figure"  # the same number as printed in a figure, perhaps with an interval that the text leaves out
 
-_NAMES = {
+# Those that have our names; the others by their names in the paper.
+_NAMES = {name: name for name in (
+    "exposure_term", "rate_term", "occurrence_term", "exposure_share", "eos_share", "rollout_tv_gap",
+    "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history", "full_minus_flat_extrapolation",
+)} | {
     "divergence_cdf": "entry_cdf",
     "mean_entry_given_divergence": "mean_entry",
     "token_mismatch_gap": "gap",
-    "exposure_term": "exposure_term",
-    "rate_term": "rate_term",
-    "occurrence_term": "occurrence_term",
-    "exposure_share": "exposure_share",
     "branch_cohort_fraction": "cohort_fraction",
     "branch_tv": "branch_delta",
     "early_branch_tv": "early",
@@ -41,13 +41,7 @@ _NAMES = {
     "generation_clock_gap_change": "generation_gap_change",
     "history_gap_difference": "history_gap",
     "history_gap_difference_pre_eos": "pre_eos",
-    "eos_share": "eos_share",
-    "rollout_tv_gap": "rollout_tv_gap",
-    "fixed_history_gap": "fixed_history_gap",
-    "flat_extrapolation_gap": "flat_extrapolation_gap",
-    "full_minus_fixed_history": "full_minus_fixed_history",
-    "full_minus_flat_extrapolation": "full_minus_flat_extrapolation",
-}
+}  # fmt: skip
 _OBSERVATIONS = {"fixed_history": "fixed_history", "positions_1_32": "positions"}
 _CANDIDATES = {"cell_mean": "stratum_action_mean", "ridge": "ridge", "flat": "flat"}
 
@@ -75,7 +69,7 @@ class PublishedStudy:
 
     """
 
-    numbers: dict[tuple[str, str, str, str | None, int | None], Published] = field(default_factory=dict)
+    numbers: dict[Place, Published] = field(default_factory=dict)
     verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
     support: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     mismatch: str = ""
@@ -103,8 +97,8 @@ def is_model(model: str, published: str | None) -> bool:
     return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
 
 
-def _numbers(rows: list[ViewRow]) -> dict[tuple[str, str, str, str | None, int | None], Published]:
-    found: dict[tuple[str, str, str, str | None, int | None], Published] = {}
+def _numbers(rows: list[ViewRow]) -> dict[Place, Published]:
+    found: dict[Place, Published] = {}
     for row in rows:
         name = _NAMES.get(row["quantity"].removesuffix(_FIGURE))
         if name is None:
@@ -138,13 +132,10 @@ def _verdicts(rows: list[ViewRow]) -> dict[tuple[str, str, str], PublishedVerdic
         if kind != "calibration_error":
             continue
         observation, candidate, decision = rest
-        mae, rmse = (
-            errors.get((row["action"], row["baseline"], f"calibration_{error}:{observation}"))
-            for error in ("mae", "rmse")
-        )
-        verdicts[row["action"], row["baseline"], _OBSERVATIONS[observation]] = PublishedVerdict(
-            _CANDIDATES[candidate], decision, _number(row), mae, rmse
-        )
+        contrast = row["action"], row["baseline"]
+        mae, rmse = (errors.get((*contrast, f"calibration_{error}:{observation}")) for error in ("mae", "rmse"))
+        verdict = PublishedVerdict(_CANDIDATES[candidate], decision, _number(row), mae, rmse)
+        verdicts[*contrast, _OBSERVATIONS[observation]] = verdict
     return verdicts
 
 

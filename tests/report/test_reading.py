@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,13 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fixtures.report_views import MODEL, STUDY, check, make_views
+from fixtures.report_views import MODEL, STUDY, check, make_views, records
 
 from report.page import build_report
 from schema.store.store import Store
 from sql.catalog import Views, open_views
-
-ACTIONS = ("snapkv-half", "recent-half")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +43,7 @@ def test_a_page_of_real_views_has_their_numbers(views: Views, tmp_path: Path) ->
         (row["stratum"], row["action"], row["baseline"], row["quantity"], row["x"]): row
         for row in views.rows("estimates", study="small", split="evaluation").to_pylist()
     }
-    with (tmp_path / "tables" / "estimates.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = records(tmp_path, "estimates")
     assert len(rows) == len(stored) > 500
     for row in rows:
         x = int(row["x"]) if row["x"] else None
@@ -62,15 +58,14 @@ def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_
     assert "Intervals are missing" in page
     for view, table in (("decomposition", "decomposition"), ("branch_windows", "branch"), ("contrasts", "gap")):
         points = views.rows(view, study="small", split="evaluation", stratum="pooled").to_pylist()
-        with (tmp_path / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        assert rows
-        for row in rows:
-            found = [
-                point[row["quantity"]]
-                for point in points
-                if point["action"] == row["action"] and point.get("baseline") == (row["baseline"] or None)
+        assert records(tmp_path, table)
+        for row in records(tmp_path, table):
+            own = [
+                one
+                for one in points
+                if (one["action"], one.get("baseline")) == (row["action"], row["baseline"] or None)
             ]
+            found = [one[row["quantity"]] for one in own]
             assert [float(row["estimate"]) if row["estimate"] else None] == found
 
 
@@ -78,7 +73,7 @@ def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_
     "column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "moved_pairs"]
 )
 def test_a_renamed_column_is_an_error_and_not_a_dash(column: str, tmp_path: Path) -> None:
-    views = make_views(ACTIONS)
+    views = make_views()
     views.views["estimates"] = [row for row in views.views["estimates"] if row["quantity"] != "mean_entry"]
     with pytest.raises(KeyError, match=column):
         build_report(Changed(views, renamed=(column, "renamed")), STUDY, MODEL, tmp_path)

@@ -6,7 +6,6 @@ follow from (λ, C, H); intervals are the point ± a fixed part of it.
 
 from __future__ import annotations
 
-import csv
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 from fixtures.report_views import (
     HAZARD,
-    MODEL,
-    STUDY,
     FakeViews,
     H,
+    Page,
     Row,
     action_numbers,
     build,
@@ -30,9 +28,9 @@ from fixtures.report_views import (
     make_views,
     number,
     pair,
+    records,
 )
 
-from report.page import build_report
 from report.parts.examples import visible
 from report.printing.canvas import action_styles
 from report.printing.latex import escape
@@ -42,11 +40,13 @@ from schema.errors import InputError
 from schema.windows import Windows
 from stats.quantities import QUANTITIES
 
+THREE = ("snapkv-half", "recent-half", "snapkv-10")
+
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("three")
-    return folder, build(folder, make_views(("snapkv-half", "recent-half", "snapkv-10")))
+    return folder, build(folder, make_views(THREE))
 
 
 def test_files_exist_and_parse(three: tuple[Path, str]) -> None:
@@ -73,7 +73,7 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
 
 def test_same_input_gives_same_bytes(three: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = three
-    build(tmp_path, make_views(("snapkv-half", "recent-half", "snapkv-10")))
+    build(tmp_path, make_views(THREE))
     first = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     second = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert first == second
@@ -82,17 +82,15 @@ def test_same_input_gives_same_bytes(three: tuple[Path, str], tmp_path: Path) ->
 @pytest.mark.parametrize("table", ["decomposition", "gap", "eos_contrasts", "saturation"])
 def test_printed_numbers_are_the_estimates(three: tuple[Path, str], table: str) -> None:
     folder, html = three
-    rows = check(html).tables[f"table-{table}"]
-    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
-        records = list(csv.DictReader(file))
+    rows, lines = check(html).tables[f"table-{table}"], records(folder, table)
     stored = {
         (row["action"], row["quantity"], row["baseline"]): row
-        for row in make_views(("snapkv-half", "recent-half", "snapkv-10")).views["estimates"]
+        for row in make_views(THREE).views["estimates"]
         if row["stratum"] == "pooled" and row["x"] is None
     }
     cells = [cell for row in rows[1:] for cell in row[1:]]
-    assert len(cells) == len(records) > 0
-    for cell, record in zip(cells, records, strict=True):
+    assert len(cells) == len(lines) > 0
+    for cell, record in zip(cells, lines, strict=True):
         row = stored[record["action"], record["quantity"], record["baseline"] or None]
         assert float(record["estimate"]) == row["estimate"]
         factor = QUANTITIES[record["quantity"]].scale.factor
@@ -113,20 +111,18 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
     assert "stays apart longer than snapkv-half with 0.20 times its prompt-cache bytes" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_overlapping_intervals_claim_nothing(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_overlapping_intervals_claim_nothing(page: Page) -> None:
+    views = make_views()
     for row in views.views["estimates"]:
         if row["quantity"] in {"gap", "exposure_term"}:
             row["low"], row["high"] = -0.5, 0.5
-    html = build(tmp_path, views)
+    html = page(views)
     assert "recent-half and snapkv-half are not distinguishable at the same bytes" in html
     assert "stays apart longer" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_missing_intervals_are_said(tmp_path: Path) -> None:
-    html = build(tmp_path, make_views(("snapkv-half", "recent-half"), analyzed=False, planned=False))
+def test_missing_intervals_are_said(page: Page) -> None:
+    html = page(make_views(analyzed=False, planned=False))
     table = check(html).tables["table-decomposition"]
     assert "Intervals are missing" in html
     assert "No plan was frozen" in html
@@ -139,7 +135,7 @@ def test_missing_intervals_are_said(tmp_path: Path) -> None:
 
 def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     """A horizon too short for lag windows and for the first block: their quantities are null."""
-    views = make_views(("snapkv-half", "recent-half"), strata=("NIAH-4K",))
+    views = make_views(strata=("NIAH-4K",))
     views.set_windows(Windows.of(H, early_last=0, late_first=33, first_block_last=0, second_block_last=0))
     for row in views.views["estimates"]:
         if "early" in row["quantity"] or "late" in row["quantity"] or row["quantity"].startswith("generation_"):
@@ -148,56 +144,51 @@ def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     assert tables["table-generation_gaps"][0] == ["action", "g, –pp", "g, –pp", "g, 1–64pp", "Δgpp"]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_standing_of_estimates_is_said(tmp_path: Path) -> None:
+def test_standing_of_estimates_is_said(page: Page) -> None:
     actions = ("snapkv-half", "recent-half", "recent-10")
-    html = build(tmp_path, make_views(actions))
+    html = page(make_views(actions))
     tables = check(html).tables
     marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
     assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
     assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
     assert "Actions added after the plan: recent-10." in html
-    without = build(tmp_path, make_views(actions, planned=False))
+    without = page(make_views(actions, planned=False))
     assert "†" not in without
     assert "table-primary" not in check(without).ids
     assert "Exploratory, pointwise 95% intervals." in without
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_stale_estimates_are_said(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_stale_estimates_are_said(page: Page) -> None:
+    views = make_views()
     for row in views.views["decomposition"]:
         if row["action"] == "recent-half":
             row["mismatch"] += 0.01
-    assert "after the last analysis of recent-half;" in build(tmp_path, views)
+    assert "after the last analysis of recent-half;" in page(views)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_one_action_alone(tmp_path: Path) -> None:
-    html = build(tmp_path, make_views(("snapkv-half",), strata=("NIAH-4K",)))
+def test_one_action_alone(page: Page) -> None:
+    html = page(make_views(("snapkv-half",), strata=("NIAH-4K",)))
     checker = check(html)
     assert "snapkv-half disagrees with the full cache on" in html
     assert "table-gap" not in checker.ids
     assert not {"figure-gap_terms", "figure-eos_terms", "gap", "calibration"} & set(checker.ids)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_six_actions_seven_strata(tmp_path: Path) -> None:
+def test_six_actions_seven_strata(page: Page) -> None:
     strata = tuple(f"RULER-{length}K" for length in (4, 8, 16, 32, 64, 128, 256))
-    html = build(tmp_path, make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")
+    html = page(make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")
     assert "Contrasts subtract <b>knorm-half</b> (as requested)" in html
     assert html.index("RULER-8K") < html.index("RULER-16K")
     styles = action_styles(list(HAZARD))
     assert len({style.colour for style in styles.values()}) == len({str(s.dashes) for s in styles.values()}) == 6
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_nulls_are_dashes(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_nulls_are_dashes(page: Page) -> None:
+    views = make_views()
     for row in views.views["estimates"]:
         if row["quantity"] in {"early", "late", "late_minus_early", "exposure_share", "branch_delta", "eos_share"}:
             row["estimate"] = row["low"] = row["high"] = None
-    tables = check(build(tmp_path, views)).tables
+    tables = check(page(views)).tables
     branch = dict(zip(tables["table-branch"][0], tables["table-branch"][1], strict=True))
     assert [branch[head] for head in ("early δ%", "late δ%", "late − earlypp")] == [MISSING] * 3
     assert tables["table-eos_contrasts"][1][-1] == MISSING
@@ -237,66 +228,60 @@ def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
     assert [cell[4] for cell in cells] == [""] * 36 + ["s"] + ["z"] * 4
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_control_that_moved_is_a_notice(tmp_path: Path) -> None:
+def test_control_that_moved_is_a_notice(page: Page) -> None:
     views = make_views(("snapkv-half",))
-    assert "The control full keeps the whole cache" not in build(tmp_path, views)
+    assert "The control full keeps the whole cache" not in page(views)
     views.views["controls"][1]["moved_pairs"] = 1
-    html = build(tmp_path, views)
+    html = page(views)
     assert "The control full keeps the whole cache" in html
     assert "full: δ and f are NOT 0" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_unknown_quantities_are_not_hidden(tmp_path: Path) -> None:
+def test_unknown_quantities_are_not_hidden(page: Page) -> None:
     views = make_views(("snapkv-half",))
     views.views["estimates"] += estimate_rows("pooled", "snapkv-half", None, {"new_quantity": 0.123})
-    rows = check(build(tmp_path, views)).tables["table-other"]
+    rows = check(page(views)).tables["table-other"]
     assert rows[1][0].strip() == "new_quantity"
     assert rows[1][3].startswith("12.3 %")
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_development_only_study_says_so(tmp_path: Path) -> None:
-    html = build(tmp_path, make_views(("snapkv-half",), split="development", analyzed=False))
+def test_development_only_study_says_so(page: Page) -> None:
+    html = page(make_views(("snapkv-half",), split="development", analyzed=False))
     assert "the page shows the development documents" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_documents_without_events_are_counted_apart(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_documents_without_events_are_counted_apart(page: Page) -> None:
+    views = make_views()
     views.views["documents"] += [
         row | {"doc": f"{row['doc']}x", "split": "evaluation"} for row in views.views["documents"][:5]
     ]
-    html = build(tmp_path, views)
+    html = page(views)
     assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_events_of_another_generator_have_a_page_too(tmp_path: Path) -> None:
+def test_events_of_another_generator_have_a_page_too(page: Page) -> None:
     """Ingested events have no row in studies: seed and study file are not known, windows follow from the horizon."""
-    views = make_views(("snapkv-half", "recent-half"), planned=False)
+    views = make_views(planned=False)
     views.views["studies"] = []
-    html = build(tmp_path, views)
+    html = page(views)
     assert "<dt>Seed</dt><dd>not recorded</dd>" in html
     assert "Study file SHA-256" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_wrong_names_are_one_line_errors(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_wrong_names_are_one_line_errors(page: Page) -> None:
+    views = make_views()
     with pytest.raises(InputError, match="half-cache / kvdrift/tiny"):
-        build_report(views, "half-cach", MODEL, tmp_path)
+        page(views, "kvdrift/tin")
     with pytest.raises(InputError, match="did you mean 'recent-half'"):
-        build_report(views, STUDY, MODEL, tmp_path, baseline="recent-hal")
+        page(views, baseline="recent-hal")
     whole = views.views["decomposition"]
     views.views["decomposition"] = []
     with pytest.raises(InputError, match="no derived trajectories yet"):
-        build_report(views, STUDY, MODEL, tmp_path)
+        page(views)
     views.views["decomposition"] = whole
     views.views["actions"] = [row for row in views.views["actions"] if row["control"]]
     with pytest.raises(InputError, match="nothing to report"):
-        build_report(views, STUDY, MODEL, tmp_path)
+        page(views)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +296,8 @@ def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_plan_section_has_spreads_and_what_precision_costs(tmp_path: Path) -> None:
-    html = build(tmp_path, make_views(("snapkv-half", "recent-half")))
+def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, str]) -> None:
+    _, html = three
     tables = check(html).tables
     endpoint = tables["table-plan_endpoints"][1]
     assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp"]  # roots of the components, in points
@@ -323,22 +307,19 @@ def test_plan_section_has_spreads_and_what_precision_costs(tmp_path: Path) -> No
     assert "<dd>folds: 6; margin: −0.02; observations: positions</dd>" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_windows_say_from_where_actions_are_ordered(tmp_path: Path) -> None:
-    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
+def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> None:
+    tables = check(three[1]).tables
     low, high = (action_numbers(action, 0.0)["mismatch"] for action in ("snapkv-half", "recent-half"))
-    first = next(depth for depth in range(1, H + 1)
-                 if high * depth / H > low + (1 - low) * (1 - depth / H))  # fmt: skip
+    first = next(depth for depth in range(1, H + 1) if high * depth / H > low + (1 - low) * (1 - depth / H))
     assert tables["table-action_ordering"][1][0] == "recent-half"
     assert tables["table-action_ordering"][1][-1] == f"L = {first}"
     depths = [row[0] for row in tables["table-identified_interval"][1:] if len(row) > 1]
-    assert depths == ["1", "8", "16", "32", "64"] * 2
+    assert depths == ["1", "8", "16", "32", "64"] * 3
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_calibration_shows_every_candidate_and_its_decision(tmp_path: Path) -> None:
-    tables = check(build(tmp_path, make_views(("snapkv-half", "recent-half")))).tables
-    heading, *rows = tables["table-calibration"][1:]
+def test_calibration_shows_every_candidate_and_its_decision(three: tuple[Path, str]) -> None:
+    tables = check(three[1]).tables
+    heading, *rows = tables["table-calibration"][1:8]
     assert heading == ["recent-half − snapkv-half: ΔR = 20.00 pp"]
     assert [row[0] for row in rows] == ["fixed history"] * 3 + ["positions 1–16"] * 3
     assert [(row[1], row[5]) for row in rows[:3]] == [
@@ -348,15 +329,14 @@ def test_calibration_shows_every_candidate_and_its_decision(tmp_path: Path) -> N
     assert len(tables["table-uncalibrated"]) == 6
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_sections_without_rows_say_so_in_a_line(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_sections_without_rows_say_so_in_a_line(page: Page) -> None:
+    views = make_views()
     gone = {"identified_interval", "action_ordering", "calibration", "entry", "eos_partition"}
     views.views |= {view: [] for view in gone}
     views.views["estimates"] = [
         row for row in views.views["estimates"] if row["quantity"] not in {"entry_cdf", "eos_gap", "survival", "hazard"}
     ]
-    html = build(tmp_path, views)
+    html = page(views)
     checker = check(html)
     assert not {"figure-depth", "figure-calibration", "figure-entry_cdf", "table-eos_partition"} & set(checker.ids)
     for what in ("identified intervals", "entry times", "EOS partition"):
@@ -393,8 +373,9 @@ PAPER = [
 ]
 
 
-def as_paper(views: FakeViews, windows: Windows = PAPERS_WINDOWS) -> FakeViews:
+def paper_views(windows: Windows = PAPERS_WINDOWS) -> FakeViews:
     """The study as if it were of the paper's model and windows, beside the paper's numbers."""
+    views = make_views(strata=("VT-4K",))
     for rows in views.views.values():
         for row in rows:
             if "model" in row:
@@ -404,13 +385,8 @@ def as_paper(views: FakeViews, windows: Windows = PAPERS_WINDOWS) -> FakeViews:
     return views
 
 
-def build_paper(folder: Path, **options: Any) -> str:
-    views = as_paper(make_views(("snapkv-half", "recent-half"), strata=("VT-4K",)), **options)
-    return build_report(views, STUDY, LLAMA, folder).read_text(encoding="utf-8")
-
-
 def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    html = build_paper(tmp_path)
+    html = build(tmp_path, paper_views(), LLAMA)
     tables = check(html).tables
     gap = dict(zip(tables["table-gap"][0], tables["table-gap"][1], strict=True))
     assert gap["ΔRpp"].endswith("published 20.8")
@@ -420,8 +396,7 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     assert re.search(r"published 61\.[01]$", tables["table-entry"][1][1])
     assert tables["table-entry"][1][-1].endswith("published 30.4")
     assert "published 288 / 4,723" in tables["table-branch"][1][2]
-    with (tmp_path / "tables" / "branch_by_stratum.csv").open(encoding="utf-8") as file:
-        found = {(row["action"], row["quantity"]): row["published"] for row in csv.DictReader(file)}
+    found = {(row["action"], row["quantity"]): row["published"] for row in records(tmp_path, "branch_by_stratum")}
     assert float(found["snapkv-half", "late_minus_early"]) == pytest.approx(0.0421)
     assert not found["recent-half", "late_minus_early"]
     ridge = tables["table-calibration"][7]
@@ -432,12 +407,10 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     assert "22.2<" not in html
     for figure in ("entry_cdf", "gap_terms", "two_clocks", "calibration"):
         assert "open: published" in (tmp_path / "figures" / f"{figure}.svg").read_text(encoding="utf-8")
-    with (tmp_path / "tables" / "gap.csv").open(encoding="utf-8") as file:
-        row = next(row for row in csv.DictReader(file) if row["quantity"] == "gap")
+    row = next(row for row in records(tmp_path, "gap") if row["quantity"] == "gap")
     assert [float(row[f"published{end}"]) for end in ("", "_low", "_high")] == pytest.approx([0.2079, 0.1906, 0.2251])
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("windows", "named"),
     [
@@ -446,18 +419,17 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
         (Windows.of(128, saturation_threshold=0.9), "the default windows"),
     ],
 )
-def test_published_numbers_of_other_windows_are_not_compared(tmp_path: Path, windows: Windows, named: str) -> None:
-    html = build_paper(tmp_path, windows=windows)
+def test_published_numbers_of_other_windows_are_not_compared(page: Page, windows: Windows, named: str) -> None:
+    html = page(paper_views(windows), LLAMA)
     assert f"measured with {named} and a horizon of 128 tokens" in html
     assert "published</small>" not in html
     assert "published 2" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_studies_unlike_the_paper_show_nothing_published(tmp_path: Path) -> None:
-    views = make_views(("snapkv-half", "recent-half"))
+def test_studies_unlike_the_paper_show_nothing_published(page: Page) -> None:
+    views = make_views()
     views.views["published"] = PAPER
-    assert "published" not in re.sub(r"<style>.*?</style>", "", build(tmp_path, views), flags=re.DOTALL)
+    assert "published" not in re.sub(r"<style>.*?</style>", "", page(views), flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -470,10 +442,9 @@ def test_models_match_by_the_end_of_their_id(model: str, same: bool) -> None:  #
     assert not is_model(model, None)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
+def test_latex_is_whole_and_escaped(tmp_path: Path, page: Page) -> None:
     odd = r"a_b & 50% #1 ~^\{x}$"
-    html = build(tmp_path, make_views(("snapkv-half", odd, "recent-half")), latex=True)
+    html = page(make_views(("snapkv-half", odd, "recent-half")), latex=True)
     tables = check(html).tables
     assert {path.stem for path in (tmp_path / "tables").glob("*.tex")} == {
         path.stem for path in (tmp_path / "tables").glob("*.csv")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,18 @@ from fixtures.report_views import (
     MODEL,
     STUDY,
     FakeViews,
+    Page,
     Row,
     build,
     check,
     check_latex,
+    ends,
     estimate_rows,
     make_views,
     number,
+    records,
 )
 
-from report.page import build_report
 from report.parts.branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
@@ -37,7 +37,6 @@ ACTIONS = ("snapkv-half", "recent-half", "recent-10")
 GAINS = {
     "snapkv-half": (0.05, 40.0, 1.25, 2.0), "recent-half": (0.7, 1.7, 1.7, 2.5), "recent-10": (0.99, 1.02, 1.5, 2.0),
 }  # fmt: skip
-ENDS = re.compile(r"\[(\S+), (\S+)\]")
 
 
 def branching_numbers(action: str) -> dict[str, float]:
@@ -59,14 +58,10 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
     rows: dict[str, list[Row]] = {"swrb_risk": [], "swrb_efficiency": [], "swrb_windows": []}
     for action in branched:
         numbers = branching_numbers(action)
-        named = {
-            view: {
-                quantity.column: numbers[name]
-                for name, quantity in BRANCHING_QUANTITIES.items()
-                if quantity.view == view
-            }
-            for view in ("swrb_risk", "swrb_efficiency")
-        }
+        named: dict[str, Row] = {"swrb_risk": {}, "swrb_efficiency": {}}
+        for name, quantity in BRANCHING_QUANTITIES.items():
+            if quantity.view in named:
+                named[quantity.view][quantity.column] = numbers[name]
         for stratum in ("pooled", "NIAH-4K", "NIAH-16K", "VT-4K"):
             if options.get("analyzed", True):
                 views.views["estimates"] += estimate_rows(stratum, action, None, numbers)
@@ -74,12 +69,11 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
             rows["swrb_risk"].append(where | named["swrb_risk"] | {"replicates": 192, "monte_carlo_error": 0.0012})
             of_one = {"doc": f"{stratum}/evaluation/0", "efficiency": 99.0}
             rows["swrb_efficiency"] += [where | named["swrb_efficiency"] | more for more in ({"doc": None}, of_one)]
-        views_of = [row for row in views.views["identified_interval"] if row["action"] == action]
-        rows["swrb_windows"] += [row | {"lower": row["lower"] * 0.99} for row in views_of]
+        own = [row for row in views.views["identified_interval"] if row["action"] == action]
+        rows["swrb_windows"] += [row | {"lower": row["lower"] * 0.99} for row in own]
     views.views |= rows
-    for row in list(views.views["units"]):
-        if row["action"] in branched:
-            views.views["units"].append(row | {"estimator": "swrb", "replicates": 5})
+    units = [row for row in views.views["units"] if row["action"] in branched]
+    views.views["units"] += [row | {"estimator": "swrb", "replicates": 5} for row in units]
     return views
 
 
@@ -109,20 +103,17 @@ def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> N
 @pytest.mark.parametrize("table", ["swrb_efficiency", "swrb_costs"])
 def test_printed_numbers_are_the_estimates(drawn: tuple[Path, str], table: str) -> None:
     folder, html = drawn
-    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
-        records = list(csv.DictReader(file))
-    rows = check(html).tables[f"table-{table}"][1:]
+    rows, lines = check(html).tables[f"table-{table}"][1:], records(folder, table)
     cells = [cell for row in rows for cell in row[1:] if cell not in {PAYS, LOSES, OPEN}]
-    assert len(cells) == len(records) > 0
-    for cell, record in zip(cells, records, strict=True):
+    assert len(cells) == len(lines) > 0
+    for cell, record in zip(cells, lines, strict=True):
         value = branching_numbers(record["action"])[record["quantity"]]
         assert float(record["estimate"]) == value
         scale = ALL_QUANTITIES[record["quantity"]].scale
         shown, bounds = cell.split(" ", 1)
-        low, high = (number(end) for end in ENDS.fullmatch(bounds).groups())  # type: ignore[union-attr]
         expected = [scale.factor * float(record[name]) for name in ("estimate", "low", "high")]
         rounding = {"abs": 0.0501} if scale is Scale.PERCENT else {"rel": 0.0051}  # one decimal, or three digits
-        assert [number(shown), low, high] == pytest.approx(expected, **rounding)
+        assert [number(shown), *ends(bounds)] == pytest.approx(expected, **rounding)
 
 
 def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, str]) -> None:
@@ -135,9 +126,7 @@ def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, 
     assert row["R (coupled)%"].startswith("4.3 [")
     assert row["differencepp"] == "−0.30 ± 0.12"
     assert row["in errors"] == "−2.5"
-    with (folder / "tables" / "swrb_risk.csv").open(encoding="utf-8") as file:
-        stored = next(csv.DictReader(file))
-    assert float(stored["monte_carlo_error"]) == 0.0012
+    assert float(records(folder, "swrb_risk")[0]["monte_carlo_error"]) == 0.0012
 
 
 def test_its_files_are_there(drawn: tuple[Path, str]) -> None:
@@ -160,38 +149,34 @@ def test_replicates_of_both_estimators_are_counted_apart(drawn: tuple[Path, str]
     assert {row[head.index("K")] for row in rows} == {"16 5 SWRB", "2"}
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_study_without_branches_has_no_such_section(tmp_path: Path) -> None:
-    html = build(tmp_path, make_views(ACTIONS))
+def test_a_study_without_branches_has_no_such_section(tmp_path: Path, page: Page) -> None:
+    html = page(make_views(ACTIONS))
     assert "esidual branching" not in html
     assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith("swrb")]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_actions_that_were_not_branched_are_left_out(tmp_path: Path) -> None:
-    html = build(tmp_path, branched_views(("recent-half",)))
+def test_actions_that_were_not_branched_are_left_out(page: Page) -> None:
+    html = page(branched_views(("recent-half",)))
     rows = check(html).tables["table-swrb_risk"]
     assert [row[0] for row in rows[1:]] == ["recent-half"]
     assert "Undecided for recent-half" in html
     assert "Residual branching pays" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_without_an_analysis_points_decide_nothing(tmp_path: Path) -> None:
-    html = build(tmp_path, branched_views(analyzed=False, planned=False))
+def test_without_an_analysis_points_decide_nothing(page: Page) -> None:
+    html = page(branched_views(analyzed=False, planned=False))
     rows = check(html).tables["table-swrb_efficiency"]
     assert {row[-1] for row in rows[1:]} == {OPEN}
     assert rows[1][1:-1] == ["5.0", "40.0", "1.25", "2.00", "32.0", "20.0"]
     assert "Residual branching pays" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_times_that_nobody_recorded_are_said(tmp_path: Path) -> None:
+def test_times_that_nobody_recorded_are_said(page: Page) -> None:
     views = branched_views()
     for row in views.views["estimates"]:
         if "second" in row["quantity"]:
             row["estimate"] = row["low"] = row["high"] = None
-    html = build(tmp_path, views)
+    html = page(views)
     assert "Decoding times are not recorded" in html
     assert check(html).tables["table-swrb_efficiency"][1][4] == MISSING
 
@@ -263,8 +248,7 @@ def published_systems() -> list[Row]:
 @pytest.fixture(scope="module")
 def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("finite")
-    page = build_report(finite_views(), STUDY, SYSTEMS, folder, latex=True)
-    return folder, page.read_text(encoding="utf-8")
+    return folder, build(folder, finite_views(), SYSTEMS, latex=True)
 
 
 def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
@@ -292,10 +276,9 @@ def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
     for text in ("open: published", "median 60.0×", "published median 52.7×", "identity; median"):
         assert text in svg
     assert (folder / "figures" / "swrb_systems.pdf").read_bytes().startswith(b"%PDF")
-    with (folder / "tables" / "swrb_systems.csv").open(encoding="utf-8") as file:
-        records = list(csv.DictReader(file))
-    assert [row["source"] for row in records] == ["this study"] * 5 + ["published"] * 3
-    assert float(records[4]["plain_variance"]) == 0.05
+    lines = records(folder, "swrb_systems")
+    assert [row["source"] for row in lines] == ["this study"] * 5 + ["published"] * 3
+    assert float(lines[4]["plain_variance"]) == 0.05
     for name in ("swrb_validation", "swrb_systems", "swrb_ratios"):
         check_latex((folder / "tables" / f"{name}.tex").read_text(encoding="utf-8"))
 
@@ -313,20 +296,16 @@ def test_nothing_on_the_page_speaks_of_prompts_or_caches(finite: tuple[Path, str
     assert checker.tables["table-documents"][0] == ["stratum", "development", "evaluation"]
 
 
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("make", [lambda: finite_views(horizon=4), lambda: finite_views(model="ternary")])
-def test_systems_of_another_kind_stand_alone(tmp_path: Path, make: Callable[[], FakeViews]) -> None:
-    views = make()
-    model = views.views["studies"][0]["model"]
-    html = build_report(views, STUDY, model, tmp_path).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("horizon", "model"), [(4, SYSTEMS), (3, "ternary")])
+def test_systems_of_another_kind_stand_alone(page: Page, horizon: int, model: str) -> None:
+    html = page(finite_views(horizon=horizon, model=model), model)
     tables = check(html).tables
     assert tables["table-swrb_validation"][0] == ["of all systems", "this study", "exact"]
     assert [row[0] for row in tables["table-swrb_systems"][1:]] == [f"system-{c} · snapkv-half" for c in range(1, 6)]
     assert "paper’s systems" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_ratios_over_a_variance_of_zero_are_left_out_and_said(tmp_path: Path) -> None:
+def test_ratios_over_a_variance_of_zero_are_left_out_and_said(page: Page) -> None:
     views = finite_views()
     for row in views.views["swrb"]:
         if row["doc"] == "system-2" and row["estimator"] == "swrb":
@@ -334,8 +313,7 @@ def test_ratios_over_a_variance_of_zero_are_left_out_and_said(tmp_path: Path) ->
     for row in views.views["swrb_efficiency"]:
         if row["doc"] == "system-2":
             row["variance_ratio"] = None
-    tables = check(build_report(views, STUDY, SYSTEMS, tmp_path).read_text(encoding="utf-8")).tables
-    rows = tables["table-swrb_validation"]
+    rows = check(page(views, SYSTEMS)).tables["table-swrb_validation"]
     assert rows[1][:2] == ["systems with a smaller variance by SWRB", "5 of 5"]
     assert rows[3][:2] == ["variance ratio, median of the 4 systems where SWRB’s is not 0", "70.0"]
 
@@ -346,7 +324,7 @@ def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> 
         views.views[name] = []
     for name in ("swrb", "units"):
         views.views[name] = [row for row in views.views[name] if row["estimator"] == "plain"]
-    html = build_report(views, STUDY, "ternary", tmp_path).read_text(encoding="utf-8")
+    html = build(tmp_path, views, "ternary")
     checker = check(html)
     assert "<h2>Systems of known risk</h2>" in html
     assert "esidual branching" not in html
