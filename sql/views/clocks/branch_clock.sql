@@ -2,53 +2,30 @@
 -- the cohort's support. Null where the cohort is empty.
 with
 
-lag_moments as (
-    select * from main.lag_moments
-),
-
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        lag,
+        study, model, split, stratum, action, lag,
         count(*) filter (where cohort_paths > 0) as documents,
-        cast(sum(cohort_paths) as bigint) as paths,
-        avg(cohort) as cohort,
-        avg(cohort_delta) as cohort_delta,
-        avg(cohort_mismatch) as cohort_mismatch,
-        avg(cohort_pre_eos) as cohort_pre_eos
-    from lag_moments
+        sum(cohort_paths) as paths,
+        avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, lag, replicates, cohort_paths)))
+    from main.lag_moments
     group by study, model, split, stratum, action, lag
 ),
 
 cohorts as (
     select
-        study,
-        model,
-        split,
+        study, model, split,
         coalesce(stratum, 'pooled') as stratum,
-        action,
-        lag,
+        action, lag,
         cast(sum(documents) as bigint) as documents,
         cast(sum(paths) as bigint) as paths,
-        avg(cohort) as cohort,
-        avg(cohort_delta) as cohort_delta,
-        avg(cohort_mismatch) as cohort_mismatch,
-        avg(cohort_pre_eos) as cohort_pre_eos
+        avg(columns(* exclude (study, model, split, stratum, action, lag, documents, paths)))
     from strata
     group by study, model, split, rollup (stratum), action, lag
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
-    action,
-    lag,
+    study, model, split, stratum, action, lag,
     cohort_delta / nullif(cohort, 0) as delta,
     cohort_mismatch / nullif(cohort, 0) as mismatch,
     cohort_pre_eos / nullif(cohort, 0) as pre_eos_fraction,

@@ -2,24 +2,16 @@
 -- and the fraction of each window's steps that lies before EOS. Null over an empty cohort or window.
 with
 
-stratum_moments as (
-    select * from main.stratum_moments
-),
-
-windows as (
-    select * from main.windows
-),
-
 divisors as (
     select
         stratum_moments.*,
-        nullif(stratum_moments.cohort, 0) as members,
-        nullif(stratum_moments.early_pre_eos_steps, 0) as early_steps,
-        nullif(stratum_moments.late_pre_eos_steps, 0) as late_steps,
-        nullif(greatest(windows.early_last, 0), 0) as early_lags,
-        nullif(greatest(windows.cohort_bound - windows.late_first + 1, 0), 0) as late_lags
-    from stratum_moments
-    inner join windows using (study, model)
+        nullif(cohort, 0) as members,
+        nullif(early_pre_eos_steps, 0) as early_steps,
+        nullif(late_pre_eos_steps, 0) as late_steps,
+        nullif(greatest(early_last, 0), 0) as early_lags,
+        nullif(greatest(cohort_bound - late_first + 1, 0), 0) as late_lags
+    from main.stratum_moments
+    inner join main.windows using (study, model)
 ),
 
 means as (
@@ -33,11 +25,7 @@ means as (
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
-    action,
+    study, model, split, stratum, action,
     cohort as cohort_fraction,
     cohort_documents as documents,
     cohort_paths as paths,

@@ -2,44 +2,18 @@
 -- both have: block gaps g_J = E[delta of action] - E[delta of baseline] and last minus first.
 with
 
-paired_moments as materialized (
-    select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        partner,
-        documents,
-        block_1_delta,
-        block_2_delta,
-        block_3_delta
-    from main.paired_moments
-),
+paired_moments as materialized (select * from main.paired_moments),
 
 gaps as (
     select
-        own.study,
-        own.model,
-        own.split,
-        own.stratum,
-        own.partner as baseline,
-        own.action,
-        own.documents,
+        study, model, split, stratum, partner as baseline, action, own.documents,
         own.block_1_delta - baselines.block_1_delta as first_gap,
         own.block_2_delta - baselines.block_2_delta as middle_gap,
         own.block_3_delta - baselines.block_3_delta as last_gap
     from paired_moments as own
-    inner join paired_moments as baselines
-        on own.study = baselines.study
-        and own.model = baselines.model
-        and own.split = baselines.split
-        and own.stratum = baselines.stratum
-        and own.partner = baselines.action
-        and own.action = baselines.partner
+    inner join (select * replace (partner as action, action as partner) from paired_moments) as baselines
+        using (study, model, split, stratum, action, partner)
 )
 
-select
-    *,
-    last_gap - first_gap as generation_gap_change
+select *, last_gap - first_gap as generation_gap_change
 from gaps

@@ -2,18 +2,11 @@
 -- Documents count trajectories exactly before anything is averaged, so that survival ends at exactly 0 where it does.
 with
 
-trajectories as (
-    select * from main.analyzed_trajectories
-),
+trajectories as (select * from main.analyzed_trajectories),
 
 documents as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        doc,
-        action,
+        study, model, split, stratum, doc, action,
         any_value(horizon) as horizon,
         count(*) as replicates
     from trajectories
@@ -21,22 +14,14 @@ documents as (
 ),
 
 entries as (
-    select
-        study,
-        model,
-        doc,
-        action,
-        tau as t,
-        count(*) as entered
+    select study, model, doc, action, tau as t, count(*) as entered
     from trajectories
     where tau is not null
     group by study, model, doc, action, tau
 ),
 
 positions as (
-    select
-        * exclude (horizon),
-        unnest(range(1, horizon + 1)) as t
+    select * exclude (horizon), unnest(range(1, horizon + 1)) as t
     from documents
 ),
 
@@ -54,11 +39,7 @@ counts as (
 
 document_laws as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
+        study, model, split, stratum, action,
         cast(t as integer) as t,
         entered / replicates as p,
         entered_so_far / replicates as entry_cdf,
@@ -68,43 +49,21 @@ document_laws as (
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        t,
-        avg(p) as p,
-        avg(entry_cdf) as entry_cdf,
-        avg(survival) as survival
+        study, model, split, stratum, action, t,
+        avg(columns(* exclude (study, model, split, stratum, action, t)))
     from document_laws
     group by study, model, split, stratum, action, t
 ),
 
 laws as (
     select
-        study,
-        model,
-        split,
+        study, model, split,
         coalesce(stratum, 'pooled') as stratum,
-        action,
-        t,
-        avg(p) as p,
-        avg(entry_cdf) as entry_cdf,
-        avg(survival) as survival
+        action, t,
+        avg(columns(* exclude (study, model, split, stratum, action, t)))
     from strata
     group by study, model, split, rollup (stratum), action, t
 )
 
-select
-    study,
-    model,
-    split,
-    stratum,
-    action,
-    t,
-    p,
-    entry_cdf,
-    survival,
-    p / nullif(survival, 0) as hazard
+select *, p / nullif(survival, 0) as hazard
 from laws

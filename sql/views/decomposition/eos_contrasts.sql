@@ -3,15 +3,9 @@
 -- rounding, 1e-12).
 with
 
-paired_moments as materialized (
+gaps as materialized (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        partner,
-        documents,
+        study, model, split, stratum, action, partner, documents,
         rollout_tv - fixed_history_tv as history_gap,
         eos_gap_0 as pre_eos,
         eos_gap_1 + eos_gap_2 + eos_gap_3 as eos_related
@@ -20,27 +14,14 @@ paired_moments as materialized (
 
 differences as (
     select
-        own.study,
-        own.model,
-        own.split,
-        own.stratum,
-        own.partner as baseline,
-        own.action,
-        own.documents,
+        study, model, split, stratum, partner as baseline, action, own.documents,
         own.history_gap - baselines.history_gap as history_gap,
         own.pre_eos - baselines.pre_eos as pre_eos,
         own.eos_related - baselines.eos_related as eos_related
-    from paired_moments as own
-    inner join paired_moments as baselines
-        on own.study = baselines.study
-        and own.model = baselines.model
-        and own.split = baselines.split
-        and own.stratum = baselines.stratum
-        and own.partner = baselines.action
-        and own.action = baselines.partner
+    from gaps as own
+    inner join (select * replace (partner as action, action as partner) from gaps) as baselines
+        using (study, model, split, stratum, action, partner)
 )
 
-select
-    *,
-    case when abs(history_gap) >= 1e-12 then eos_related / history_gap end as eos_share
+select *, case when abs(history_gap) >= 1e-12 then eos_related / history_gap end as eos_share
 from differences

@@ -1,17 +1,7 @@
 -- The history gap R(TV) - F split by where a position lies against the two EOS: before the first (0), at it (1),
 -- between the two (2), after both (3). The four gaps sum to rollout_tv - fixed_history_tv.
-with
-
-stratum_moments as (
-    select * from main.stratum_moments
-)
-
 select
-    study,
-    model,
-    split,
-    stratum,
-    action,
+    study, model, split, stratum, action,
     unnest([0, 1, 2, 3]) as eos_set,
     unnest([eos_gap_0, eos_gap_1, eos_gap_2, eos_gap_3]) as gap
-from stratum_moments
+from main.stratum_moments

@@ -2,19 +2,11 @@
 -- [contrast_low, contrast_high], and the two actions are ordered for sure when that excludes 0.
 with
 
-depth_moments as materialized (
-    select * from main.depth_moments
-),
+depth_moments as materialized (select * from main.depth_moments),
 
 shared as (
     select
-        own.study,
-        own.model,
-        own.split,
-        own.stratum,
-        baselines.action as baseline,
-        own.action,
-        own.depth,
+        own.study, own.model, own.split, own.stratum, baselines.action as baseline, own.action, own.depth,
         own.observed,
         own.capacity,
         baselines.observed as baseline_observed,
@@ -26,13 +18,7 @@ shared as (
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        baseline,
-        action,
-        depth,
+        study, model, split, stratum, baseline, action, depth,
         count(*) as documents,
         avg(columns(* exclude (study, model, split, stratum, baseline, action, depth)))
     from shared
@@ -41,13 +27,9 @@ strata as (
 
 pairs as (
     select
-        study,
-        model,
-        split,
+        study, model, split,
         coalesce(stratum, 'pooled') as stratum,
-        baseline,
-        action,
-        depth,
+        baseline, action, depth,
         cast(sum(documents) as bigint) as documents,
         avg(columns(* exclude (study, model, split, stratum, baseline, action, depth, documents)))
     from strata
@@ -56,22 +38,11 @@ pairs as (
 
 contrasts as (
     select
-        *,
+        study, model, split, stratum, baseline, action, depth, documents,
         observed - (baseline_observed + baseline_capacity) as contrast_low,
         (observed + capacity) - baseline_observed as contrast_high
     from pairs
 )
 
-select
-    study,
-    model,
-    split,
-    stratum,
-    baseline,
-    action,
-    depth,
-    documents,
-    contrast_low,
-    contrast_high,
-    contrast_low > 0 or contrast_high < 0 as ordered
+select *, contrast_low > 0 or contrast_high < 0 as ordered
 from contrasts

@@ -3,82 +3,42 @@
 -- Every trajectory carries its pooling weight, so that steps is read and summed once, without a row per document.
 with
 
-trajectories as (
-    select * from main.analyzed_trajectories
-),
-
-steps as (
-    select * from main.steps
-),
+trajectories as (select * from main.analyzed_trajectories),
 
 documents as materialized (
-    select
-        study,
-        model,
-        split,
-        stratum,
-        doc,
-        action,
-        count(*) as replicates
+    select study, model, split, stratum, doc, action, count(*) as replicates
     from trajectories
     group by study, model, split, stratum, doc, action
 ),
 
 strata as (
-    select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        count(*) as documents
+    select study, model, split, stratum, action, count(*) as documents
     from documents
     group by study, model, split, stratum, action
 ),
 
 weights as (
-    select
-        study,
-        model,
-        doc,
-        action,
-        1 / (documents.replicates * strata.documents) as weight
+    select study, model, doc, action, 1 / (replicates * documents) as weight
     from documents
     inner join strata using (study, model, split, stratum, action)
 ),
 
 stratum_profile as materialized (
     select
-        trajectories.study,
-        trajectories.model,
-        trajectories.split,
-        trajectories.stratum,
-        trajectories.action,
-        steps.t - steps.lag as s,
-        steps.lag as j,
-        sum(weights.weight) as p,
-        sum(weights.weight * steps.mismatch) as mismatch
-    from steps
+        study, model, split, stratum, action,
+        t - lag as s,
+        lag as j,
+        sum(weight) as p,
+        sum(weight * mismatch) as mismatch
+    from main.steps
     inner join trajectories using (study, model, doc, action, replicate)
     inner join weights using (study, model, doc, action)
-    where steps.lag >= 0
-    group by
-        trajectories.study,
-        trajectories.model,
-        trajectories.split,
-        trajectories.stratum,
-        trajectories.action,
-        steps.t - steps.lag,
-        steps.lag
+    where lag >= 0
+    group by study, model, split, stratum, action, t - lag, lag
 ),
 
 stratum_counts as (
-    select
-        study,
-        model,
-        split,
-        action,
-        count(*) as strata
+    select study, model, split, action, count(*) as strata
     from strata
     group by study, model, split, action
 ),
@@ -86,15 +46,9 @@ stratum_counts as (
 pooled_profile as (
     -- A stratum without an entry at s has no row there: the mean divides by all the action's strata.
     select
-        study,
-        model,
-        split,
-        'pooled' as stratum,
-        action,
-        s,
-        j,
-        sum(p) / any_value(stratum_counts.strata) as p,
-        sum(mismatch) / any_value(stratum_counts.strata) as mismatch
+        study, model, split, 'pooled' as stratum, action, s, j,
+        sum(p) / any_value(strata) as p,
+        sum(mismatch) / any_value(strata) as mismatch
     from stratum_profile
     inner join stratum_counts using (study, model, split, action)
     group by study, model, split, action, s, j
@@ -106,14 +60,5 @@ profiles as (
     select * from pooled_profile
 )
 
-select
-    study,
-    model,
-    split,
-    stratum,
-    action,
-    s,
-    j,
-    p,
-    mismatch / p as rho
+select * exclude (mismatch), mismatch / p as rho
 from profiles

@@ -4,72 +4,22 @@
 -- are not) and its level is 1 - alpha = .95.
 with
 
-depth_moments as (
-    select * from main.depth_moments
-),
-
-branchings as (
-    select * from main.analyzed_branchings
-),
-
-branching_depths as (
-    select * from main.branching_depths
-),
-
-coupled as (
-    select
-        'plain' as estimator,
-        study,
-        model,
-        split,
-        stratum,
-        doc,
-        action,
-        depth,
-        observed,
-        capacity
-    from depth_moments
-),
-
-branched as (
-    select
-        'swrb' as estimator,
-        branchings.study,
-        branchings.model,
-        branchings.split,
-        branchings.stratum,
-        branchings.doc,
-        branchings.action,
-        branching_depths.depth,
-        avg(branching_depths.observed) as observed,
-        avg(branching_depths.capacity) as capacity
-    from branching_depths
-    inner join branchings using (study, model, doc, action, replicate)
-    group by
-        branchings.study,
-        branchings.model,
-        branchings.split,
-        branchings.stratum,
-        branchings.doc,
-        branchings.action,
-        branching_depths.depth
-),
-
 documents as (
-    select * from coupled
+    select study, model, split, stratum, action, 'plain' as estimator, depth, observed, capacity
+    from main.depth_moments
     union all by name
-    select * from branched
+    select
+        study, model, split, stratum, action, 'swrb' as estimator, depth,
+        avg(observed) as observed,
+        avg(capacity) as capacity
+    from main.branching_depths
+    inner join main.analyzed_branchings using (study, model, doc, action, replicate)
+    group by study, model, split, stratum, doc, action, depth
 ),
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        estimator,
-        depth,
+        study, model, split, stratum, action, estimator, depth,
         count(*) as documents,
         1 / count(*) as squared_weights,
         avg(observed) as observed,
@@ -80,13 +30,9 @@ strata as (
 
 windows_of_depth as (
     select
-        study,
-        model,
-        split,
+        study, model, split,
         coalesce(stratum, 'pooled') as stratum,
-        action,
-        estimator,
-        depth,
+        action, estimator, depth,
         cast(sum(documents) as bigint) as documents,
         sum(squared_weights) / (count(*) * count(*)) as squared_weights,
         avg(observed) as observed,
@@ -112,28 +58,13 @@ intervals as (
 ),
 
 enclosures as (
-    select
-        *,
-        sqrt(ln(4 / (1 - level)) * squared_weights / 2) as epsilon
+    select *, sqrt(ln(4 / (1 - level)) * squared_weights / 2) as epsilon
     from intervals
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
-    action,
-    estimator,
-    depth,
-    documents,
-    observed,
-    capacity,
-    lower,
-    upper,
-    midpoint,
-    half_width,
-    realized_tail,
+    study, model, split, stratum, action, estimator, depth, documents,
+    observed, capacity, lower, upper, midpoint, half_width, realized_tail,
     greatest(0, lower - epsilon) as enclosure_low,
     least(1, upper + epsilon) as enclosure_high,
     level

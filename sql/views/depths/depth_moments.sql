@@ -3,23 +3,11 @@
 -- W_L counts the lags j >= L that a branch still has room for, so both are running sums over one profile of lags.
 with
 
-trajectories as (
-    select * from main.analyzed_trajectories
-),
-
-steps as (
-    select * from main.steps
-),
+trajectories as (select * from main.analyzed_trajectories),
 
 documents as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        cluster,
-        doc,
-        action,
+        study, model, split, stratum, cluster, doc, action,
         any_value(horizon) as horizon,
         count(*) as replicates
     from trajectories
@@ -28,54 +16,40 @@ documents as (
 
 profile as (
     select
-        steps.study,
-        steps.model,
-        steps.doc,
-        steps.action,
-        steps.lag + 1 as depth,
-        sum(steps.mismatch) as mismatches,
+        study, model, doc, action, lag + 1 as depth,
+        sum(mismatch) as mismatches,
         count(*) as branches
-    from steps
+    from main.steps
     inner join trajectories using (study, model, doc, action, replicate)
-    where steps.lag >= 0
-    group by steps.study, steps.model, steps.doc, steps.action, steps.lag
+    where lag >= 0
+    group by study, model, doc, action, lag
 ),
 
 depths as (
-    select
-        *,
-        unnest(range(1, horizon + 1)) as depth
+    select *, unnest(range(1, horizon + 1)) as depth
     from documents
 ),
 
 counts as (
     select
         depths.*,
-        sum(coalesce(profile.mismatches, 0)) over inside as observed,
-        sum(coalesce(profile.branches, 0)) over beyond as open
+        sum(coalesce(mismatches, 0)) over inside as observed,
+        sum(coalesce(branches, 0)) over beyond as open
     from depths
     left join profile using (study, model, doc, action, depth)
     window
         inside as (
-            partition by depths.study, depths.model, depths.doc, depths.action
-            order by depths.depth
+            partition by study, model, doc, action order by depth
             rows between unbounded preceding and current row
         ),
         beyond as (
-            partition by depths.study, depths.model, depths.doc, depths.action
-            order by depths.depth
+            partition by study, model, doc, action order by depth
             rows between 1 following and unbounded following
         )
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
-    cluster,
-    doc,
-    action,
+    study, model, split, stratum, cluster, doc, action,
     cast(depth as integer) as depth,
     replicates,
     observed / (replicates * horizon) as observed,

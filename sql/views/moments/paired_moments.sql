@@ -2,14 +2,10 @@
 -- row (action, partner) with the row (partner, action), and both speak of the same documents with the same weights.
 with
 
-moments as materialized (
-    select * from main.moments
-),
+moments as materialized (select * from main.moments),
 
 shared as (
-    select
-        moments.*,
-        partners.action as partner
+    select moments.*, partners.action as partner
     from moments
     inner join moments as partners using (study, model, doc)
     where moments.action <> partners.action
@@ -17,12 +13,7 @@ shared as (
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        partner,
+        study, model, split, stratum, action, partner,
         count(*) as documents,
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, partner, replicates)))
     from shared
@@ -30,12 +21,9 @@ strata as (
 )
 
 select
-    study,
-    model,
-    split,
+    study, model, split,
     coalesce(stratum, 'pooled') as stratum,
-    action,
-    partner,
+    action, partner,
     cast(sum(documents) as bigint) as documents,
     avg(columns(* exclude (study, model, split, stratum, action, partner, documents)))
 from strata

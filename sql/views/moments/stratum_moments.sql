@@ -3,30 +3,20 @@
 -- Here and wherever strata are pooled: rollup (stratum) gives a row of each stratum, its own mean, and one of them all.
 with
 
-moments as (
-    select * from main.moments
-),
-
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
+        study, model, split, stratum, action,
         count(*) as documents,
         cast(sum(replicates) as bigint) as trajectories,
         count(*) filter (where cohort > 0) as cohort_documents,
         cast(sum(round(cohort * replicates)) as bigint) as cohort_paths,
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)))
-    from moments
+    from main.moments
     group by study, model, split, stratum, action
 )
 
 select
-    study,
-    model,
-    split,
+    study, model, split,
     coalesce(stratum, 'pooled') as stratum,
     action,
     cast(sum(documents) as bigint) as documents,

@@ -3,49 +3,29 @@
 -- steps is read once: what its rows add is summed by trajectory first, and documents are joined afterwards.
 with
 
-trajectories as (
-    select * from main.analyzed_trajectories
-),
+trajectories as (select * from main.analyzed_trajectories),
 
-steps as (
-    select * from main.steps
-),
-
-windows as (
-    select * from main.windows
-),
+windows as (select * from main.windows),
 
 placed as (
     -- Every step with its windows: t - lag is tau, and a null lag is in no lag window.
     select
-        steps.study,
-        steps.model,
-        steps.doc,
-        steps.action,
-        steps.replicate,
-        steps.mismatch,
-        steps.eos_set,
+        study, model, doc, action, replicate, mismatch, eos_set,
         cast(steps.delta as double) as delta,
         cast(steps.f as double) as f,
-        steps.delta > windows.saturation_threshold as saturated,
-        steps.t <= windows.first_block_last as in_block_1,
-        steps.t > windows.first_block_last and steps.t <= windows.second_block_last as in_block_2,
-        steps.t > windows.second_block_last as in_block_3,
-        steps.t - steps.lag <= windows.cohort_bound
-            and steps.lag between 1 and windows.early_last as early,
-        steps.t - steps.lag <= windows.cohort_bound
-            and steps.lag between windows.late_first and windows.cohort_bound as late
-    from steps
+        steps.delta > saturation_threshold as saturated,
+        t <= first_block_last as in_block_1,
+        t > first_block_last and t <= second_block_last as in_block_2,
+        t > second_block_last as in_block_3,
+        t - lag <= cohort_bound and lag between 1 and early_last as early,
+        t - lag <= cohort_bound and lag between late_first and cohort_bound as late
+    from main.steps
     inner join windows using (study, model)
 ),
 
 sums as (
     select
-        study,
-        model,
-        doc,
-        action,
-        replicate,
+        study, model, doc, action, replicate,
         sum(case when saturated then 1 else 0 end) as saturated_steps,
         sum(case when eos_set = 0 then delta - f else 0 end) as gap_0,
         sum(case when eos_set = 1 then delta - f else 0 end) as gap_1,
@@ -71,25 +51,18 @@ sums as (
 pre_eos as (
     -- The lags j < e - tau of each window, counted from its bounds: no step need be looked at.
     select
-        trajectories.study,
-        trajectories.model,
-        trajectories.doc,
-        trajectories.action,
-        trajectories.replicate,
-        least(windows.early_last, trajectories.first_eos - trajectories.tau - 1) as early_steps,
-        least(windows.cohort_bound, trajectories.first_eos - trajectories.tau - 1) - windows.late_first + 1 as late_steps
+        study, model, doc, action, replicate,
+        least(early_last, first_eos - tau - 1) as early_steps,
+        least(cohort_bound, first_eos - tau - 1) - late_first + 1 as late_steps
     from trajectories
     inner join windows using (study, model)
-    where trajectories.in_cohort
+    where in_cohort
 ),
 
 lengths as (
     -- Window lengths; null where a window is empty, so that its mean is null.
     select
-        study,
-        model,
-        agreement_run,
-        first_block_last,
+        study, model, agreement_run, first_block_last,
         nullif(greatest(early_last, 0), 0) as early,
         nullif(greatest(cohort_bound - late_first + 1, 0), 0) as late,
         nullif(first_block_last, 0) as block_1,
@@ -99,39 +72,28 @@ lengths as (
 )
 
 select
-    trajectories.study,
-    trajectories.model,
-    trajectories.split,
-    trajectories.stratum,
-    trajectories.cluster,
-    trajectories.doc,
-    trajectories.action,
-    trajectories.replicate,
-    trajectories.mismatches / trajectories.horizon as mismatch,
-    trajectories.sum_delta / trajectories.horizon as rollout_tv,
-    trajectories.sum_f / trajectories.horizon as fixed_history_tv,
-    cast(trajectories.tau is not null as double) as diverged,
-    cast(coalesce(trajectories.tau, 0) as double) as entry,
-    trajectories.exposure / trajectories.horizon as exposure,
-    trajectories.occupation / trajectories.horizon as occupation,
-    sums.saturated_steps / trajectories.horizon as saturation,
-    coalesce(sums.gap_0, 0) / trajectories.horizon as eos_gap_0,
-    coalesce(sums.gap_1, 0) / trajectories.horizon as eos_gap_1,
-    coalesce(sums.gap_2, 0) / trajectories.horizon as eos_gap_2,
-    coalesce(sums.gap_3, 0) / trajectories.horizon as eos_gap_3,
-    cast(trajectories.in_cohort as double) as cohort,
+    study, model, split, stratum, cluster, doc, action, replicate,
+    mismatches / horizon as mismatch,
+    sum_delta / horizon as rollout_tv,
+    sum_f / horizon as fixed_history_tv,
+    cast(tau is not null as double) as diverged,
+    cast(coalesce(tau, 0) as double) as entry,
+    trajectories.exposure / horizon as exposure,
+    trajectories.occupation / horizon as occupation,
+    sums.saturated_steps / horizon as saturation,
+    coalesce(sums.gap_0, 0) / horizon as eos_gap_0,
+    coalesce(sums.gap_1, 0) / horizon as eos_gap_1,
+    coalesce(sums.gap_2, 0) / horizon as eos_gap_2,
+    coalesce(sums.gap_3, 0) / horizon as eos_gap_3,
+    cast(in_cohort as double) as cohort,
     coalesce(sums.early_delta, 0) / lengths.early as early_delta,
     coalesce(sums.late_delta, 0) / lengths.late as late_delta,
     cast(greatest(coalesce(pre_eos.early_steps, 0), 0) as double) as early_pre_eos_steps,
     coalesce(sums.early_pre_eos_delta, 0) as early_pre_eos_delta,
     cast(greatest(coalesce(pre_eos.late_steps, 0), 0) as double) as late_pre_eos_steps,
     coalesce(sums.late_pre_eos_delta, 0) as late_pre_eos_delta,
-    cast(
-        trajectories.in_cohort and coalesce(trajectories.longest_agreement >= lengths.agreement_run, false) as double
-    ) as long_agreement,
-    cast(
-        trajectories.in_cohort and coalesce(trajectories.mismatch_after_agreement, false) as double
-    ) as mismatch_after_agreement,
+    cast(in_cohort and coalesce(longest_agreement >= agreement_run, false) as double) as long_agreement,
+    cast(in_cohort and coalesce(trajectories.mismatch_after_agreement, false) as double) as mismatch_after_agreement,
     sums.block_1_delta / lengths.block_1 as block_1_delta,
     sums.block_2_delta / lengths.block_2 as block_2_delta,
     sums.block_3_delta / lengths.block_3 as block_3_delta,
@@ -141,10 +103,10 @@ select
     sums.block_1_mismatch / lengths.block_1 as block_1_mismatch,
     sums.block_2_mismatch / lengths.block_2 as block_2_mismatch,
     sums.block_3_mismatch / lengths.block_3 as block_3_mismatch,
-    coalesce(sums.block_1_mismatch, 0) / trajectories.horizon as prefix_mismatch,
-    cast(coalesce(trajectories.tau <= lengths.first_block_last, false) as double) as prefix_diverged,
-    cast(coalesce(trajectories.eos_x <= lengths.first_block_last, false) as double) as prefix_eos_x,
-    cast(coalesce(trajectories.eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y
+    coalesce(sums.block_1_mismatch, 0) / horizon as prefix_mismatch,
+    cast(coalesce(tau <= lengths.first_block_last, false) as double) as prefix_diverged,
+    cast(coalesce(eos_x <= lengths.first_block_last, false) as double) as prefix_eos_x,
+    cast(coalesce(eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y
 from trajectories
 inner join sums using (study, model, doc, action, replicate)
 left join pre_eos using (study, model, doc, action, replicate)

@@ -4,71 +4,30 @@
 -- the log does: one at each position through min(H, e'), after which both sides are absorbed.
 with
 
-trajectories as (
-    select * from main.analyzed_trajectories
-),
-
-branchings as (
-    select * from main.analyzed_branchings
-),
-
-units as (
-    select * from main.units
-),
-
-exact_values as (
-    select * from main.exact_values
-),
-
-plain_replicates as (
+replicates as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        doc,
+        study, model, split, stratum, action, doc,
         'plain' as estimator,
         mismatches / horizon as risk,
         cast(tau is not null as double) as mass,
         cast(tau is not null as double) / horizon as occurrence,
         occupation / horizon as occupation,
         least(horizon, last_eos) as positions
-    from trajectories
-),
-
-swrb_replicates as (
+    from main.analyzed_trajectories
+    union all by name
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        doc,
+        study, model, split, stratum, action, doc,
         'swrb' as estimator,
         mass * mismatches / horizon as risk,
         mass,
         mass / horizon as occurrence,
-        mass * (mismatches - cast(branch is not null as integer)) / horizon as occupation,
-        cast(null as integer) as positions
-    from branchings
+        mass * (mismatches - cast(branch is not null as integer)) / horizon as occupation
+    from main.analyzed_branchings
 ),
 
-replicates as (
-    select * from plain_replicates
-    union all by name
-    select * from swrb_replicates
-),
-
-documents as (
+measured as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
-        doc,
-        estimator,
+        study, model, split, stratum, action, doc, estimator,
         count(*) as replicates,
         avg(risk) as risk,
         var_samp(risk) as risk_variance,
@@ -83,45 +42,24 @@ documents as (
 costs as (
     -- Unknown as soon as one unit does not say.
     select
-        study,
-        model,
-        action,
-        doc,
-        estimator,
+        study, model, action, doc, estimator,
         case when count(pair_evaluations) = count(*) then sum(pair_evaluations) / sum(replicates) end as evaluations,
         case when count(decode_seconds) = count(*) then sum(decode_seconds) / sum(replicates) end as seconds
-    from units
+    from main.units
     group by study, model, action, doc, estimator
 ),
 
 exact_risks as (
-    select
-        study,
-        model,
-        action,
-        doc,
-        value as exact_risk
-    from exact_values
+    select study, model, action, doc, value as exact_risk
+    from main.exact_values
     where quantity = 'mismatch' and x is null
 )
 
 select
-    documents.study,
-    documents.model,
-    documents.split,
-    documents.stratum,
-    documents.action,
-    documents.doc,
-    documents.estimator,
-    documents.replicates,
-    documents.risk,
-    documents.risk_variance,
-    documents.occurrence,
-    documents.occupation,
-    documents.divergence_probability,
-    exact_risks.exact_risk,
-    coalesce(costs.evaluations, documents.logged_evaluations) as evaluations,
-    costs.seconds
-from documents
+    study, model, split, stratum, action, doc, estimator,
+    replicates, risk, risk_variance, occurrence, occupation, divergence_probability, exact_risk,
+    coalesce(evaluations, logged_evaluations) as evaluations,
+    seconds
+from measured
 left join costs using (study, model, action, doc, estimator)
 left join exact_risks using (study, model, action, doc)

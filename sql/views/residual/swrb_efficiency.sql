@@ -4,18 +4,11 @@
 -- A mean is null where one of its documents lacks the value, and a ratio where its denominator is 0.
 with
 
-swrb as (
-    select * from main.swrb
-),
+swrb as (select * from main.swrb),
 
 documents as (
     select
-        branched.study,
-        branched.model,
-        branched.split,
-        branched.stratum,
-        branched.action,
-        branched.doc,
+        branched.study, branched.model, branched.split, branched.stratum, branched.action, branched.doc,
         cast(1 as bigint) as documents,
         plain.risk_variance as plain_variance,
         branched.risk_variance as swrb_variance,
@@ -26,19 +19,13 @@ documents as (
     from swrb as branched
     inner join swrb as plain using (study, model, action, doc)
     where
-        branched.estimator = 'swrb'
-        and plain.estimator = 'plain'
-        and branched.replicates >= 2
-        and plain.replicates >= 2
+        branched.estimator = 'swrb' and plain.estimator = 'plain'
+        and branched.replicates >= 2 and plain.replicates >= 2
 ),
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
+        study, model, split, stratum, action,
         sum(documents) as documents,
         avg(plain_variance) as plain_variance,
         avg(swrb_variance) as swrb_variance,
@@ -52,9 +39,7 @@ strata as (
 
 pooled as (
     select
-        study,
-        model,
-        split,
+        study, model, split,
         coalesce(stratum, 'pooled') as stratum,
         action,
         sum(documents) as documents,
@@ -84,12 +69,7 @@ ratios as (
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
-    action,
-    doc,
+    study, model, split, stratum, action, doc,
     cast(documents as bigint) as documents,
     variance_ratio,
     evaluation_ratio,

@@ -3,18 +3,11 @@
 -- the documents, is sqrt(sum_d w_d^2 (variance / replicates of each)).
 with
 
-swrb as (
-    select * from main.swrb
-),
+swrb as (select * from main.swrb),
 
 documents as (
     select
-        branched.study,
-        branched.model,
-        branched.split,
-        branched.stratum,
-        branched.action,
-        branched.replicates,
+        branched.study, branched.model, branched.split, branched.stratum, branched.action, branched.replicates,
         branched.risk as mismatch,
         branched.occurrence,
         branched.occupation,
@@ -22,24 +15,15 @@ documents as (
         plain.risk as plain_mismatch,
         branched.risk_variance / branched.replicates + plain.risk_variance / plain.replicates as squared_error
     from swrb as branched
-    left join swrb as plain
-        on branched.study = plain.study
-        and branched.model = plain.model
-        and branched.action = plain.action
-        and branched.doc = plain.doc
-        and plain.estimator = 'plain'
+    left join (select * from swrb where estimator = 'plain') as plain using (study, model, action, doc)
     where branched.estimator = 'swrb'
 ),
 
 strata as (
     select
-        study,
-        model,
-        split,
-        stratum,
-        action,
+        study, model, split, stratum, action,
         count(*) as documents,
-        cast(sum(replicates) as bigint) as replicates,
+        sum(replicates) as replicates,
         avg(mismatch) as mismatch,
         avg(occurrence) as occurrence,
         avg(occupation) as occupation,
@@ -48,39 +32,19 @@ strata as (
         case when count(squared_error) = count(*) then avg(squared_error) / count(*) end as squared_error
     from documents
     group by study, model, split, stratum, action
-),
-
-rows_of_actions as (
-    select
-        study,
-        model,
-        split,
-        coalesce(stratum, 'pooled') as stratum,
-        action,
-        cast(sum(documents) as bigint) as documents,
-        cast(sum(replicates) as bigint) as replicates,
-        avg(mismatch) as mismatch,
-        avg(occurrence) as occurrence,
-        avg(occupation) as occupation,
-        avg(divergence_probability) as divergence_probability,
-        case when count(plain_mismatch) = count(*) then avg(plain_mismatch) end as plain_mismatch,
-        case when count(squared_error) = count(*) then avg(squared_error) / count(*) end as squared_error
-    from strata
-    group by study, model, split, rollup (stratum), action
 )
 
 select
-    study,
-    model,
-    split,
-    stratum,
+    study, model, split,
+    coalesce(stratum, 'pooled') as stratum,
     action,
-    documents,
-    replicates,
-    mismatch,
-    occurrence,
-    occupation,
-    divergence_probability,
-    plain_mismatch,
-    sqrt(squared_error) as monte_carlo_error
-from rows_of_actions
+    cast(sum(documents) as bigint) as documents,
+    cast(sum(replicates) as bigint) as replicates,
+    avg(mismatch) as mismatch,
+    avg(occurrence) as occurrence,
+    avg(occupation) as occupation,
+    avg(divergence_probability) as divergence_probability,
+    case when count(plain_mismatch) = count(*) then avg(plain_mismatch) end as plain_mismatch,
+    case when count(squared_error) = count(*) then sqrt(avg(squared_error) / count(*)) end as monte_carlo_error
+from strata
+group by study, model, split, rollup (stratum), action

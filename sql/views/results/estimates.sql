@@ -1,30 +1,8 @@
 -- Estimates with intervals: of every quantity the row made from the newest events; older ones stay in results.
-with
-
-results as (
-    select * from main.results
-)
-
 select
-    study,
-    model,
-    split,
-    stratum,
-    baseline,
-    action,
-    quantity,
-    x,
-    estimate,
-    low,
-    high,
-    level,
-    draws,
-    documents,
-    family,
-    status,
-    events_version,
-    plan_sha256
-from results
+    study, model, split, stratum, baseline, action, quantity, x,
+    estimate, low, high, level, draws, documents, family, status, events_version, plan_sha256
+from main.results
 qualify row_number() over (
     partition by study, model, split, stratum, baseline, action, quantity, x
     order by events_version desc

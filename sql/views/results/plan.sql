@@ -1,11 +1,5 @@
 -- Frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
 -- (json_tree: DuckDB clients from 1.3 on; the other views of the catalogue from 1.0 on.)
-with
-
-plans as (
-    select * from main.plans
-)
-
 select
     plans.study,
     plans.model,
@@ -14,5 +8,5 @@ select
     plans.plan_sha256,
     plans.frozen_at,
     plans.events_version
-from plans, json_tree(plans.plan) as leaves
+from main.plans, json_tree(plans.plan) as leaves
 where leaves.type not in ('OBJECT', 'ARRAY')

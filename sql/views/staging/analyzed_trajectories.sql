@@ -4,50 +4,22 @@
 -- first_eos and last_eos are e and e', no EOS counting as H + 1.
 with
 
-trajectories as (
-    select * from main.trajectories
-),
-
-documents as (
-    select * from main.documents
-),
-
-windows as (
-    select * from main.windows
-),
-
 complete as (
     select
         *,
         coalesce(eos_x, horizon + 1) as reference_eos,
         coalesce(eos_y, horizon + 1) as compressed_eos
-    from trajectories
+    from main.trajectories
     where complete
 )
 
 select
-    complete.study,
-    complete.model,
-    documents.split,
-    documents.stratum,
-    documents.cluster,
-    complete.doc,
-    complete.action,
-    complete.replicate,
-    complete.horizon,
-    complete.tau,
-    complete.eos_x,
-    complete.eos_y,
-    cast(least(complete.reference_eos, complete.compressed_eos) as integer) as first_eos,
-    cast(greatest(complete.reference_eos, complete.compressed_eos) as integer) as last_eos,
-    complete.mismatches,
-    complete.sum_delta,
-    complete.sum_f,
-    complete.exposure,
-    complete.occupation,
-    complete.longest_agreement,
-    complete.mismatch_after_agreement,
-    coalesce(complete.tau <= windows.cohort_bound, false) as in_cohort
+    study, model, split, stratum, cluster, doc, action, replicate,
+    horizon, tau, eos_x, eos_y,
+    cast(least(reference_eos, compressed_eos) as integer) as first_eos,
+    cast(greatest(reference_eos, compressed_eos) as integer) as last_eos,
+    mismatches, sum_delta, sum_f, exposure, occupation, longest_agreement, mismatch_after_agreement,
+    coalesce(tau <= cohort_bound, false) as in_cohort
 from complete
-inner join windows using (study, model, horizon)
-inner join documents using (study, model, doc)
+inner join main.windows using (study, model, horizon)
+inner join main.documents using (study, model, doc)

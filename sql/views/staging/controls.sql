@@ -4,41 +4,19 @@
 -- no estimate (incomplete, or of a document without a row in documents) count as well.
 with
 
-trajectories as (
-    select * from main.trajectories
-),
-
-actions as (
-    select * from main.actions
-),
-
-documents as (
-    select * from main.documents
-),
-
 pairs as (
     select
-        trajectories.study,
-        trajectories.model,
-        documents.split,
-        trajectories.action,
-        trajectories.doc,
-        trajectories.replicate,
-        trajectories.sum_delta,
-        trajectories.sum_f,
-        trajectories.sum_delta <> 0 or trajectories.sum_f <> 0 or trajectories.mismatches > 0 as moved
-    from trajectories
-    inner join actions using (study, action)
-    left join documents using (study, model, doc)
-    where actions.control
+        study, model, split, action, doc, replicate, sum_delta, sum_f,
+        sum_delta <> 0 or sum_f <> 0 or mismatches > 0 as moved
+    from main.trajectories
+    inner join main.actions using (study, action)
+    left join main.documents using (study, model, doc)
+    where control
 ),
 
 counted as (
     select
-        study,
-        model,
-        split,
-        action,
+        study, model, split, action,
         count(distinct doc) as documents,
         count(*) as pairs,
         count(*) filter (where moved) as moved_pairs,
@@ -50,15 +28,8 @@ counted as (
 )
 
 select
-    study,
-    model,
-    split,
-    action,
-    documents,
-    pairs,
-    moved_pairs,
+    study, model, split, action, documents, pairs, moved_pairs,
     first_moved[1] as first_moved_doc,
     first_moved[2] as first_moved_replicate,
-    largest_sum_delta,
-    largest_sum_f
+    largest_sum_delta, largest_sum_f
 from counted

@@ -4,60 +4,26 @@
 -- A window whose last position lies below its first is empty.
 with
 
-studies as (
-    select * from main.studies
-),
-
-trajectories as (
-    select * from main.trajectories
-),
-
-observed as (
-    select
-        study,
-        model,
-        max(horizon) as horizon
-    from trajectories
+undeclared as (
+    select study, model, max(horizon) as horizon
+    from main.trajectories
+    anti join main.studies using (study, model)
     where complete
     group by study, model
-),
-
-undeclared as (
-    select observed.*
-    from observed
-    anti join studies using (study, model)
-),
-
-declared_windows as (
-    select
-        study,
-        model,
-        horizon,
-        cohort_bound,
-        early_last,
-        late_first,
-        first_block_last,
-        second_block_last,
-        agreement_run,
-        saturation_threshold
-    from studies
-),
-
-default_windows as (
-    select
-        study,
-        model,
-        horizon,
-        horizon // 2 as cohort_bound,
-        horizon // 8 as early_last,
-        horizon // 2 - horizon // 8 + 1 as late_first,
-        horizon // 4 as first_block_last,
-        horizon // 2 as second_block_last,
-        16 as agreement_run,
-        cast(0.99 as double) as saturation_threshold
-    from undeclared
 )
 
-select * from declared_windows
+select
+    study, model, horizon, cohort_bound, early_last, late_first,
+    first_block_last, second_block_last, agreement_run, saturation_threshold
+from main.studies
 union all by name
-select * from default_windows
+select
+    study, model, horizon,
+    horizon // 2 as cohort_bound,
+    horizon // 8 as early_last,
+    horizon // 2 - horizon // 8 + 1 as late_first,
+    horizon // 4 as first_block_last,
+    horizon // 2 as second_block_last,
+    16 as agreement_run,
+    cast(0.99 as double) as saturation_threshold
+from undeclared
