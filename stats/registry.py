@@ -106,12 +106,8 @@ class Quantity:
         """Return the values of ``x`` in order: positions, lags, blocks or EOS sets; (None,) for a scalar."""
         if self.axis is None:
             return (None,)
-        first, last = {
-            "t": (1, windows.horizon),
-            "lag": (1, windows.cohort_bound),
-            "block": (1, 3),
-            "eos_set": (0, 3),
-        }[self.axis]
+        first = 0 if self.axis == "eos_set" else 1
+        last = {"t": windows.horizon, "lag": windows.cohort_bound, "block": 3, "eos_set": 3}[self.axis]
         return tuple(range(first, last + 1))
 
 

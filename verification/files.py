@@ -156,10 +156,7 @@ def check_small_table(store: Store, table: str, version: int) -> SmallTable:
         Fault(row_name(table, key), f"{count} rows have this key, must be 1") for key, count in _repeated(table, rows)
     ]
     check = Check(
-        table,
-        f"{counted(len(readings), 'file')}, {counted(rows.num_rows, 'row')}",
-        "whole and unique",
-        tuple(faults),
+        table, f"{counted(len(readings), 'file')}, {counted(rows.num_rows, 'row')}", "whole and unique", tuple(faults)
     )
     return SmallTable(check, rows, len(read) == len(readings))
 

@@ -16,15 +16,7 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.progress import Progress
-from schema.store.appends import (
-    DERIVED,
-    Span,
-    conform_unit,
-    span_of_path,
-    unit_name,
-    unit_path,
-    with_defaults,
-)
+from schema.store.appends import DERIVED, Span, conform_unit, span_of_path, unit_name, unit_path, with_defaults
 from schema.store.store import Store, Unit
 from schema.tables import TABLES
 from transforms.segments import COVERED, derived_rows

@@ -26,12 +26,7 @@ NUDGE = 1e-30  # derivatives along the imaginary axis are free of cancellation
 
 def functionals(paths: PairPaths, windows: Windows) -> Functionals:
     """Return all moments of every path; one over an empty window, which is null in the views, is left out."""
-    return {
-        **_whole(paths, windows),
-        **_clocks(paths, windows),
-        **_cohort(paths, windows),
-        **_depths(paths),
-    }
+    return {**_whole(paths, windows), **_clocks(paths, windows), **_cohort(paths, windows), **_depths(paths)}
 
 
 def _whole(paths: PairPaths, windows: Windows) -> Functionals:
@@ -93,10 +88,7 @@ def _cohort(paths: PairPaths, windows: Windows) -> Functionals:
         found[f"cohort_mismatch@{j}"] = (member & mismatch[row, place]).astype(np.float64)
         found[f"cohort_pre_eos@{j}"] = before[j]
     nothing = np.zeros(len(tau))
-    for name, lags in (
-        ("early", range(1, windows.early_last + 1)),
-        ("late", range(windows.late_first, bound + 1)),
-    ):
+    for name, lags in (("early", range(1, windows.early_last + 1)), ("late", range(windows.late_first, bound + 1))):
         if len(lags):
             found[f"{name}_delta"] = sum((at_lag[j] for j in lags), nothing) / len(lags)
         found[f"{name}_pre_eos_steps"] = sum((before[j] for j in lags), nothing)

@@ -26,13 +26,7 @@ from sql.catalog import open_views
 from stats.bootstrap import resample
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
-from stats.efficiency import (
-    MEASURED,
-    BranchingMoments,
-    estimate_branching,
-    observed_branching,
-    resample_branching,
-)
+from stats.efficiency import MEASURED, BranchingMoments, estimate_branching, observed_branching, resample_branching
 from stats.endpoints import Endpoint
 from stats.intervals import COLUMNS
 from stats.moments import DocumentMoments

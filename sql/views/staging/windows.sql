@@ -4,10 +4,11 @@
 -- A window whose last position lies below its first is empty.
 with
 
-undeclared as (
+studies as (select * from main.studies),
+
+observed as (
     select study, model, max(horizon) as horizon
     from main.trajectories
-    anti join main.studies using (study, model)
     where complete
     group by study, model
 )
@@ -15,7 +16,7 @@ undeclared as (
 select
     study, model, horizon, cohort_bound, early_last, late_first,
     first_block_last, second_block_last, agreement_run, saturation_threshold
-from main.studies
+from studies
 union all by name
 select
     study, model, horizon,
@@ -26,4 +27,5 @@ select
     horizon // 2 as second_block_last,
     16 as agreement_run,
     cast(0.99 as double) as saturation_threshold
-from undeclared
+from observed
+anti join studies using (study, model)
