@@ -92,16 +92,11 @@ def branching_rows(events: list[Row]) -> list[Row]:
     """The rows of the table ``branchings``."""
     return [
         {
-            **one.names,
-            "horizon": one.horizon,
-            "complete": one.complete,
-            "scanned": one.scanned,
-            "mass": one.mass,
-            "branch": one.start,
-            "mismatches": one.mismatches(one.horizon),
+            **one.names, "horizon": one.horizon, "complete": one.complete, "scanned": one.scanned, "mass": one.mass,
+            "branch": one.start, "mismatches": one.mismatches(one.horizon),
         }
         for one in branchings_of(events)
-    ]
+    ]  # fmt: skip
 
 
 def branching_depth_rows(events: list[Row]) -> list[Row]:
@@ -273,16 +268,11 @@ def swrb_efficiency(analysis: Analysis) -> list[Row]:
         )
         rows.append(
             {
-                **named,
-                "doc": doc,
-                "documents": len(weighted),
-                "variance_ratio": variance,
-                "evaluation_ratio": evaluations,
-                "second_ratio": seconds,
-                "efficiency": ratio(variance, evaluations),
+                **named, "doc": doc, "documents": len(weighted), "variance_ratio": variance,
+                "evaluation_ratio": evaluations, "second_ratio": seconds, "efficiency": ratio(variance, evaluations),
                 "efficiency_in_seconds": ratio(variance, seconds),
             }
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -357,13 +347,7 @@ def depth_intervals(analysis: Analysis) -> list[Row]:
 SWRB_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     function.__name__: function
     for function in (
-        branchings,
-        branching_depths,
-        analyzed_branchings,
-        swrb,
-        swrb_efficiency,
-        swrb_risk,
-        swrb_windows,
+        branchings, branching_depths, analyzed_branchings, swrb, swrb_efficiency, swrb_risk, swrb_windows,
         depth_intervals,
     )
-}
+}  # fmt: skip

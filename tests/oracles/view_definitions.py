@@ -87,19 +87,13 @@ def document_keys(path: Path) -> Row:
 def windows(analysis: Analysis) -> list[Row]:
     return [
         {
-            "study": study,
-            "model": model,
-            "horizon": found.horizon,
-            "cohort_bound": found.cohort_bound,
-            "early_last": found.early.stop - 1,
-            "late_first": found.late.start,
-            "first_block_last": found.blocks[0].stop - 1,
-            "second_block_last": found.blocks[1].stop - 1,
-            "agreement_run": found.run,
-            "saturation_threshold": found.threshold,
+            "study": study, "model": model, "horizon": found.horizon, "cohort_bound": found.cohort_bound,
+            "early_last": found.early.stop - 1, "late_first": found.late.start,
+            "first_block_last": found.blocks[0].stop - 1, "second_block_last": found.blocks[1].stop - 1,
+            "agreement_run": found.run, "saturation_threshold": found.threshold,
         }
         for (study, model), found in analysis.windows.items()
-    ]
+    ]  # fmt: skip
 
 
 def controls(analysis: Analysis) -> list[Row]:
@@ -147,22 +141,13 @@ def analyzed_trajectories(analysis: Analysis) -> list[Row]:
             **{
                 name: derived[tuple(path_keys(path).values())][name]
                 for name in (
-                    "horizon",
-                    "tau",
-                    "eos_x",
-                    "eos_y",
-                    "mismatches",
-                    "sum_delta",
-                    "sum_f",
-                    "exposure",
-                    "occupation",
-                    "longest_agreement",
-                    "mismatch_after_agreement",
+                    "horizon", "tau", "eos_x", "eos_y", "mismatches", "sum_delta", "sum_f", "exposure", "occupation",
+                    "longest_agreement", "mismatch_after_agreement",
                 )
             },
         }
         for path in analysis.paths
-    ]
+    ]  # fmt: skip
 
 
 PATH = ("study", "model", "doc", "action", "replicate")
@@ -384,14 +369,10 @@ def generation_gap_change(analysis: Analysis) -> list[Row]:
         first, middle, last = block_gaps(pool, baseline, found)
         rows.append(
             {
-                **keys,
-                "documents": len(pool.docs),
-                "first_gap": first,
-                "middle_gap": middle,
-                "last_gap": last,
+                **keys, "documents": len(pool.docs), "first_gap": first, "middle_gap": middle, "last_gap": last,
                 "generation_gap_change": minus(last, first),
             }
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -516,14 +497,10 @@ def eos_contrasts(analysis: Analysis) -> list[Row]:
         history_gap = pool.mean(history) - baseline.mean(history)
         rows.append(
             {
-                **keys,
-                "documents": len(pool.docs),
-                "history_gap": history_gap,
-                "pre_eos": change[0],
-                "eos_related": sum(change[1:]),
-                "eos_share": share(sum(change[1:]), history_gap),
+                **keys, "documents": len(pool.docs), "history_gap": history_gap, "pre_eos": change[0],
+                "eos_related": sum(change[1:]), "eos_share": share(sum(change[1:]), history_gap),
             }
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -562,17 +539,10 @@ def interval_row(below: float, above: float, whole: float, weights: list[float])
     """What R_L = ``below``, B_L = ``above`` and R = ``whole`` say, with w_d of the documents."""
     epsilon = math.sqrt(math.log(4 / 0.05) * math.fsum(weight**2 for weight in weights) / 2)
     return {
-        "observed": below,
-        "capacity": above,
-        "lower": below,
-        "upper": below + above,
-        "midpoint": below + above / 2,
-        "half_width": above / 2,
-        "realized_tail": whole - below,
-        "enclosure_low": max(0.0, below - epsilon),
-        "enclosure_high": min(1.0, below + above + epsilon),
-        "level": 0.95,
-    }
+        "observed": below, "capacity": above, "lower": below, "upper": below + above, "midpoint": below + above / 2,
+        "half_width": above / 2, "realized_tail": whole - below, "enclosure_low": max(0.0, below - epsilon),
+        "enclosure_high": min(1.0, below + above + epsilon), "level": 0.95,
+    }  # fmt: skip
 
 
 def identified_interval(analysis: Analysis) -> list[Row]:
@@ -599,14 +569,10 @@ def action_ordering(analysis: Analysis) -> list[Row]:
             )
             rows.append(
                 {
-                    **keys,
-                    "depth": depth,
-                    "documents": len(pool.docs),
-                    "contrast_low": low - (base + base_width),
-                    "contrast_high": low + width - base,
-                    "ordered": low + width < base or base + base_width < low,
+                    **keys, "depth": depth, "documents": len(pool.docs), "contrast_low": low - (base + base_width),
+                    "contrast_high": low + width - base, "ordered": low + width < base or base + base_width < low,
                 }
-            )
+            )  # fmt: skip
     return rows
 
 
@@ -670,38 +636,11 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         function.__name__: function
         for function in (
-            published,
-            trajectories,
-            steps,
-            windows,
-            controls,
-            analyzed_trajectories,
-            trajectory_moments,
-            moments,
-            stratum_moments,
-            paired_moments,
-            position_moments,
-            lag_moments,
-            depth_moments,
-            decomposition,
-            contrasts,
-            entry,
-            generation_clock,
-            generation_blocks,
-            generation_gaps,
-            generation_gap_change,
-            branch_clock,
-            branch_windows,
-            local_agreement,
-            saturation,
-            eos_partition,
-            eos_contrasts,
-            branch_profile,
-            identified_interval,
-            action_ordering,
-            estimates,
-            calibration,
-            plan,
+            published, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
+            stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
+            entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
+            branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,
+            identified_interval, action_ordering, estimates, calibration, plan,
         )
     },
-}
+}  # fmt: skip

@@ -164,12 +164,8 @@ ENDPOINTS = (
 
 def plan(development: ReplicateMoments, **changes: Any) -> Allocation:
     given: dict[str, Any] = {
-        "target": 0.05,
-        "document_seconds": 7.0,
-        "replicate_seconds": 1.5,
-        "replicates": (1, 24),
-        "documents": (2, 400),
-    }
+        "target": 0.05, "document_seconds": 7.0, "replicate_seconds": 1.5, "replicates": (1, 24), "documents": (2, 400),
+    }  # fmt: skip
     return allocate(development, changes.pop("endpoints", ENDPOINTS), **given | changes)
 
 

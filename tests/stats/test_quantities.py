@@ -67,18 +67,12 @@ def scalar_moments(path: Path) -> dict[str, float]:
     """Each moment of schema.moments for one trajectory, by its own words."""
     tau, cohort = path.tau, path.in_cohort
     moments = {
-        "mismatch": path.mismatch.sum() / H,
-        "rollout_tv": path.delta.sum() / H,
-        "fixed_history_tv": path.f.sum() / H,
-        "diverged": float(tau is not None),
-        "entry": tau or 0,
-        "exposure": (H - tau) / H if tau else 0.0,
-        "occupation": path.mismatch[tau:].sum() / H if tau else 0.0,
-        "saturation": (path.delta > THRESHOLD).mean(),
-        "cohort": float(cohort),
-        "long_agreement": float("a" * RUN in path.agreements()),
+        "mismatch": path.mismatch.sum() / H, "rollout_tv": path.delta.sum() / H, "fixed_history_tv": path.f.sum() / H,
+        "diverged": float(tau is not None), "entry": tau or 0, "exposure": (H - tau) / H if tau else 0.0,
+        "occupation": path.mismatch[tau:].sum() / H if tau else 0.0, "saturation": (path.delta > THRESHOLD).mean(),
+        "cohort": float(cohort), "long_agreement": float("a" * RUN in path.agreements()),
         "mismatch_after_agreement": float("am" in path.agreements()),
-    }
+    }  # fmt: skip
     for r in range(4):
         places = [t for t in range(1, H + 1) if path.eos_set(t) == r]
         moments[f"eos_gap_{r}"] = sum(path.delta[t - 1] - path.f[t - 1] for t in places) / H

@@ -81,24 +81,11 @@ def test_golden(case: Golden) -> None:
     marks = case.pattern.count("#")
     horizon = len(case.pattern)
     assert row == {
-        "study": "s",
-        "model": "m",
-        "doc": "d",
-        "action": "a",
-        "replicate": 0,
-        "tau": tau,
-        "eos_x": case.eos_x,
-        "eos_y": case.eos_y,
-        "horizon": horizon,
-        "complete": True,
-        "mismatches": marks,
-        "sum_delta": 0.25 * (horizon + marks),
-        "sum_f": 0.125 * horizon,
-        "exposure": exposure,
-        "occupation": occupation,
-        "longest_agreement": longest,
-        "mismatch_after_agreement": after,
-    }
+        "study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0, "tau": tau, "eos_x": case.eos_x,
+        "eos_y": case.eos_y, "horizon": horizon, "complete": True, "mismatches": marks,
+        "sum_delta": 0.25 * (horizon + marks), "sum_f": 0.125 * horizon, "exposure": exposure, "occupation": occupation,
+        "longest_agreement": longest, "mismatch_after_agreement": after,
+    }  # fmt: skip
     assert derived.steps["eos_set"].to_pylist() == [int(mark) for mark in case.eos_set]
     assert derived.steps["lag"].to_pylist() == case.lags
     assert derived.steps["mismatch"].to_pylist() == [int(mark == "#") for mark in case.pattern]

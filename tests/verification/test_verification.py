@@ -535,12 +535,8 @@ def plan_row(events_version: int) -> dict[str, Any]:
 def result_row(events_version: int, plan: str | None = None) -> dict[str, Any]:
     numbers = {"estimate": 0.5, "level": 0.95, "draws": 1, "documents": 1, "events_version": events_version}
     words = {
-        "split": "evaluation",
-        "stratum": "all",
-        "action": "snapkv",
-        "quantity": "mismatch",
-        "status": "exploratory",
-    }
+        "split": "evaluation", "stratum": "all", "action": "snapkv", "quantity": "mismatch", "status": "exploratory",
+    }  # fmt: skip
     return dict.fromkeys(RESULTS.columns) | {"study": STUDY, "model": MODEL, "plan_sha256": plan} | words | numbers
 
 
@@ -563,13 +559,8 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
     append(made, "results", result_row(latest + 1), result_row(latest, "ab"))
     calibrated = dict.fromkeys(CALIBRATION.columns, 0.0) | {"study": STUDY, "model": MODEL, "action": "snapkv"}
     calibrated |= {
-        "baseline": "full",
-        "observation": "o",
-        "candidate": "c",
-        "selected": True,
-        "documents": 1,
-        "draws": 1,
-    }
+        "baseline": "full", "observation": "o", "candidate": "c", "selected": True, "documents": 1, "draws": 1,
+    }  # fmt: skip
     calibrated |= {"decision": None, "status": "exploratory", "events_version": -1, "plan_sha256": None}
     calibrated |= {"low": None, "high": None}
     append(made, "calibration", calibrated)
