@@ -242,12 +242,7 @@ def _create_stored_view(
 ) -> None:
     """Create the view ``stored.TABLE`` of a table's declared columns and types.
 
-    Args:
-        connection: where the view is made.
-        table: the stored table.
-        sources: what stands after ``from`` for each part of the table, with the declared columns that the part lacks;
-            without any, the view is empty.
-
+    ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
     """
     declared = connection.from_arrow(TABLES[table].schema.empty_table())
     types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}

@@ -121,16 +121,9 @@ def allocate(
     Where the targets are out of reach within the bounds, or an endpoint is undefined on the development documents, both
     upper bounds are taken and ``reason`` says so. Of equal costs the one with fewer replicates is chosen.
 
-    Args:
-        development: moments of the development documents' replicates.
-        endpoints: what the plan is to measure.
-        target: the half-width wanted, one for all endpoints or one for each.
-        document_seconds: cost of a document, for all actions together, averaged over strata.
-        replicate_seconds: cost of one replicate of a document, likewise for all actions.
-        replicates: least and largest K.
-        documents: least and largest N.
-        alpha: 1 - alpha is the level of all intervals together.
-        family_size: m; 0 for the number of endpoints.
+    ``target`` is the half-width wanted, one for all endpoints or one for each; costs are of a document (averaged over
+    strata) and of one replicate of it, for all actions together; ``replicates`` and ``documents`` are the least and the
+    largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
 
     Raises:
         InputError: bounds, targets or costs are out of range, or a stratum has fewer than two documents or replicates.

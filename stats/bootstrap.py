@@ -50,15 +50,9 @@ def resample(
     last: int,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> BootstrapDraws:
-    """Compute quantities of the draws first..last - 1.
+    """Compute quantities of the draws first..last - 1, counted from 0.
 
-    Args:
-        moments: of the documents that are resampled.
-        quantities: names of registered quantities.
-        seed: of the draws.
-        first: the first draw, from 0.
-        last: one past the last draw.
-        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+    ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
 
     Raises:
         InputError: a name is unknown, a profile that a quantity needs is missing, or the range is empty.
@@ -136,15 +130,9 @@ def estimate(
 ) -> Estimates:
     """Estimate quantities with percentile intervals, as columns of the ``results`` table.
 
-    Quantities are taken group by group, so that the draws of one group are held at once.
-
-    Args:
-        moments: of the documents that are resampled.
-        draws: the number of draws.
-        seed: of the draws.
-        request: levels, families, and which actions are prespecified; by default all is exploratory.
-        quantities: names of registered quantities; None for every one whose moments are there.
-        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+    Quantities (None: every one whose moments are there) are taken group by group, so that the draws of one group are
+    held at once. By default all is exploratory. ``pairs`` are the (baseline, action) of each contrast; None for all
+    ordered pairs of actions.
 
     Raises:
         InputError: a name is unknown, a profile that a quantity needs is missing, or a family names what is not here.

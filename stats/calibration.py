@@ -126,17 +126,8 @@ def calibrate(
 ) -> tuple[Calibration, ...]:
     """Judge every candidate on every observation of one contrast; nothing where a split has no shared document.
 
-    The error's interval is at level 1 - alpha / 4, from the bootstrap's own draws of the evaluation documents.
-
-    Args:
-        development: moments of the documents that predictors are fitted and selected on.
-        evaluation: moments of the documents that they are judged on.
-        baseline: the action that the contrast subtracts.
-        action: the other action of the contrast.
-        draws: the number of bootstrap draws.
-        seed: of the draws.
-        alpha: of the family of four intervals.
-        margin: an interval inside +-margin is equivalence.
+    Predictors are fitted and selected on ``development`` and judged on ``evaluation``. The error's interval is at level
+    1 - alpha / 4, from the bootstrap's own draws of the evaluation documents; inside +-margin it is equivalence.
 
     Raises:
         InputError: a split lacks an action, or alpha or margin is out of range.

@@ -31,12 +31,7 @@ class Endpoint:
         return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
 
     def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
-        """Return the registered quantity.
-
-        Args:
-            actions: the actions that there are.
-            strata: the strata that there are, without ``pooled``.
-            windows: of the study.
+        """Return the registered quantity, given the actions and strata (without ``pooled``) that there are.
 
         Raises:
             InputError: the quantity, an action, the stratum or x does not exist, or the baseline is wrong.

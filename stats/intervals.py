@@ -97,12 +97,8 @@ def summarize(
 ) -> Estimates:
     """Turn draws and point estimates into rows with intervals; rows over no document at all are left out.
 
-    Args:
-        moments: what was resampled.
-        draws: quantities by name, float64 [draws, rows, subjects, X].
-        estimates: the same quantities' point estimates, float64 [rows, subjects, X].
-        request: levels and families.
-        pairs: (baseline, action) of each contrast; None for all ordered pairs of actions.
+    ``draws`` are quantities by name, float64 [draws, rows, subjects, X], ``estimates`` the same quantities' point
+    estimates, float64 [rows, subjects, X]. ``pairs`` are the (baseline, action) of each contrast; None for all.
 
     Raises:
         InputError: a member of a family does not exist.

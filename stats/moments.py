@@ -173,14 +173,9 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 def standardize(
     field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
-    """Return every declared name as float64 of one shape.
+    """Return every declared name's array as float64 of one shape; none at all may be given if ``optional``.
 
-    Args:
-        field: what the arrays belong to, for error messages.
-        given: arrays by name.
-        declared: the names that must be there.
-        shape: of every array.
-        optional: whether none at all may be given.
+    Messages name the ``field`` that the arrays belong to.
 
     Raises:
         InputError: a name is missing or unknown, a shape is wrong, or a value is infinite.

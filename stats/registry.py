@@ -146,20 +146,9 @@ def action_quantity(
     axis: Axis | None = None,
     profile: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
-    """Register the decorated function of an action's moments as the quantity of its own name.
+    """Register the decorated function of an action's moments as the quantity of its own name; it stays as it is.
 
-    Args:
-        label: the symbol or short name in a column's head.
-        meaning: what it is, in words.
-        scale: how its values are printed.
-        view: the view that has the point value, if any.
-        column: the view's column, where it is not the function's name.
-        axis: what ``x`` counts; None for a scalar.
-        profile: the profile moments that the function needs.
-
-    Returns:
-        A decorator that returns the function unchanged.
-
+    Arguments are the attributes of ``Quantity``; ``column`` is given where it is not the function's name.
     """
 
     def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
@@ -178,20 +167,7 @@ def contrast_quantity(
     column: str | None = None,
     axis: Axis | None = None,
 ) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
-    """Register the decorated function of a baseline's and an action's moments as the contrast of its own name.
-
-    Args:
-        label: the symbol or short name in a column's head.
-        meaning: what it is, in words.
-        scale: how its values are printed.
-        view: the view that has the point value, if any.
-        column: the view's column, where it is not the function's name.
-        axis: what ``x`` counts; None for a scalar.
-
-    Returns:
-        A decorator that returns the function unchanged.
-
-    """
+    """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does."""
 
     def add(function: Callable[[Pooled, Pooled], Array]) -> Callable[[Pooled, Pooled], Array]:
         name = function.__name__

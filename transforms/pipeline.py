@@ -43,14 +43,9 @@ def run_derivation(
 ) -> DerivationReport:
     """Derive every segment of the store's current events version that is not derived yet.
 
-    Args:
-        store_location: Folder or URL of an existing store.
-        runner: A Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
-        options: Command-line options for Beam and its runner, such as ``--dask_client_address=tcp://host:8786``.
-        progress: Called with (segments done, segments to do) after each commit.
-
-    Returns:
-        Counts of what this run derived.
+    ``runner`` is a Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
+    ``options`` are command-line options for Beam and it, such as ``--dask_client_address=tcp://host:8786``.
+    ``progress`` is called with (segments done, segments to do) after each commit.
 
     Raises:
         InputError: There is no store, the runner is unknown, or its packages are missing.
@@ -81,16 +76,10 @@ def run_derivation(
 
 
 def derive_groups(groups: Late, location: str, folder: str) -> Late:
-    """Build the whole graph, with a single leaf.
+    """Build the whole graph, with a single leaf: the number of segments of each group recorded in ``folder``.
 
-    Args:
-        groups: PCollection of (number, segments); a number or a segment may come more than once, in any order.
-        location: Absolute path or URL of the store, as workers see it.
-        folder: Where each group's record goes: a folder of ``transforms.records.record_folder``.
-
-    Returns:
-        PCollection with the number of segments of each group recorded.
-
+    ``groups`` is a PCollection of (number, segments); a number or a segment may come more than once, in any order.
+    ``location`` is the store's, as workers see it.
     """
     beam = _beam()
     return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)

@@ -30,12 +30,7 @@ STALE = timedelta(days=1)  # a folder that has not changed for so long was left 
 
 @contextmanager
 def record_folder(location: str) -> Iterator[str]:
-    """Make a folder for one run's records in the store at ``location``; it is removed, with its records, at the end.
-
-    Yields:
-        The folder's absolute path or URL.
-
-    """
+    """Make a folder (path or URL) for one run's records in a store; it is removed, with its records, at the end."""
     folder = join(location, f"{_PREFIX}-{uuid.uuid4().hex}")
     filesystem, path = filesystem_of(folder)
     filesystem.create_dir(path)

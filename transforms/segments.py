@@ -51,16 +51,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """What became of a segment.
+    """What became of a segment: how many rows, and the tables' files written for them, which are not visible yet.
 
-    Attributes:
-        path: The segment's path.
-        events: Number of its events.
-        trajectories: Number of trajectories derived.
-        branchings: Number of branchings derived.
-        files: Tables and the files written for them, not visible yet.
-        error: Why nothing could be derived, on one line; None if something was.
-
+    ``error`` is why nothing could be derived, on one line; None if something was.
     """
 
     path: str
@@ -73,17 +66,9 @@ class SegmentOutcome:
 
 @dataclass(frozen=True)
 class DerivationReport:
-    """What a derivation did.
+    """What a derivation did: how many segments of which events version became how many rows.
 
-    Attributes:
-        segments: Number of segments derived; 0 when nothing was to do.
-        events: Number of events in them.
-        trajectories: Number of trajectories derived.
-        branchings: Number of branchings derived.
-        events_version: The version of the events table that is covered.
-        seconds: How long the derivation took.
-        failures: One line for each segment that could not be derived.
-
+    ``failures`` has a line for each segment that could not be derived.
     """
 
     segments: int
@@ -164,14 +149,7 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
 
 
 def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
-    """Derive a segment's events.
-
-    Args:
-        path: The segment's path, which tells whether it is plain or of residual branching.
-        events: Its rows, with the columns of EVENTS.
-
-    Returns:
-        The rows of each table that such a segment becomes.
+    """Derive a segment's events: the rows of each table that a segment of this path, plain or branched, becomes.
 
     Raises:
         InputError: The events cannot be derived.
@@ -198,12 +176,7 @@ def read_events(file: str) -> pa.Table:
 def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int, *, covered: bool) -> None:
     """Make written files visible, by one commit for each table.
 
-    Args:
-        store: The store that they were written to.
-        outcomes: What became of their segments.
-        events_version: The version of the events table that the segments were listed at.
-        covered: Whether no segment of that version is left to do.
-
+    ``covered`` says that no segment of ``events_version``, at which they were listed, is left to do.
     """
     files: dict[str, list[StoredFile]] = {}
     for outcome in outcomes:

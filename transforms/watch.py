@@ -29,14 +29,8 @@ def watch(
 ) -> DerivationReport:
     """Derive new segments until asked to stop; safe beside writers, and beside a derivation in another process.
 
-    Args:
-        store_location: Folder or URL of an existing store.
-        interval_seconds: How long to wait when nothing is to do, in seconds.
-        stop: Called between micro-batches and while waiting; true ends the watch after the current batch.
-        progress: Called with the report of each micro-batch, failures included.
-
-    Returns:
-        The counts over all micro-batches.
+    Waits ``interval_seconds`` where nothing is to do. ``stop`` is asked between micro-batches and while waiting,
+    ``progress`` gets the report of each micro-batch, failures included. The counts returned are over all of them.
 
     Raises:
         InputError: There is no store.

@@ -57,14 +57,7 @@ def _row_was_written(store: Store, record: UnitRecord) -> bool:
 
 
 def check_owners(records: Mapping[str, UnitRecord], documents: pa.Table, actions: pa.Table) -> Check:
-    """The document and the action of every unit have their rows: without them no view shows its events.
-
-    Args:
-        records: the units' records, by the path of their events.
-        documents: all rows of ``documents``.
-        actions: all rows of ``actions``.
-
-    """
+    """The document and the action of every unit have their rows: without them no view shows its events."""
     faults = []
     for table, rows in (("documents", documents), ("actions", actions)):
         key = TABLES[table].key
@@ -87,13 +80,7 @@ def check_plans(
 ) -> Check:
     """Plans have their hash, and no unit of an evaluation document was there at the events version they were made from.
 
-    Args:
-        store: the store.
-        plans: the table.
-        records: the units' records, by the path of their events.
-        documents: all rows of ``documents``.
-        events_version: the version of ``events`` that is looked at.
-
+    ``records`` are the units' records by the path of their events, at the ``events_version`` that is looked at.
     """
     faults = list(plans.check.faults)
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))

@@ -63,18 +63,10 @@ def check_segments(
     controls: Collection[tuple[str, str]],
     progress: Progress,
 ) -> Segments:
-    """Read every events file with its derived files.
+    """Check events, each derived table and the controls: every events file is read with its derived files.
 
-    Args:
-        store: the store.
-        versions: of each table, the one that is looked at.
-        covered: ``covered_versions``, from before.
-        controls: (study, action) of full-retention controls.
-        progress: who is told how far the work is.
-
-    Returns:
-        Checks of events, of each derived table and of the controls, and the units' records.
-
+    ``versions`` of the tables are looked at, ``covered`` is ``covered_versions`` from before, and ``controls`` are the
+    (study, action) of full-retention controls.
     """
     return _Walk(store, versions, covered, frozenset(controls)).outcome(progress)
 

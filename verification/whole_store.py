@@ -24,11 +24,7 @@ _SMALL = ("studies", "documents", "actions", "exact_values", "units", "plans", "
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
-    """Check a store of any schema version, finished or still being written.
-
-    Args:
-        store: the store; nothing is written to it.
-        progress: who is told how far the work is.
+    """Check a store of any schema version, finished or still being written; nothing is written to it.
 
     Yields:
         Each check when it is done. Where a table's log cannot be read, the check that says so is the last one.
