@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures.small_study import run_command, write_study
 
+from schema.store.store import Store
+from sql.catalog import refresh_catalog
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the small study run to its end by the command; tests that write to it take a copy."""
-    folder = tmp_path_factory.mktemp("finished")
-    code, out, err = run_command("run", write_study(folder), "--store", folder / "store")
-    assert code == 0, err
-    assert "report: " in out
-    return folder / "store"
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The small study run to its end by the command, once for all workers: its store, what it printed and what it said.
+
+    Nothing may be written to this store, which every worker reads.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "unbroken"
+    with (shared / "unbroken.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "said.json").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            code, out, err = run_command("run", write_study(folder), "--store", folder / "store")
+            assert code == 0, err
+            assert "report: " in out
+            (folder / "said.json").write_text(json.dumps([out, err]))
+    out, err = json.loads((folder / "said.json").read_text())
+    return folder / "store", out, err
+
+
+@pytest.fixture(scope="session")
+def finished(unbroken: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the unbroken run, copied for this worker; tests that write to it take a copy."""
+    location = tmp_path_factory.mktemp("finished") / "store"
+    shutil.copytree(unbroken[0], location, ignore=shutil.ignore_patterns(".prefect"))
+    refresh_catalog(Store.open(location))
+    return location

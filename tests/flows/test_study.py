@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from fixtures.command import call
 from fixtures.small_study import run_command, run_of, start_command, write_study
 from fixtures.study_files import load_study
 
@@ -62,48 +63,66 @@ def test_results_hold_their_identities(finished: Path) -> None:
     assert first == (0.0, 0.0, 0)
 
 
-def test_second_run_does_nothing_and_says_so(finished: Path, tmp_path: Path) -> None:
-    before = {
-        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
-    }
-    code, out, err = run_command("run", write_study(tmp_path), "--store", finished)
-    after = {
-        path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and ".prefect" not in path.parts
-    }
+def test_second_run_does_nothing_and_says_so(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)
+    after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert (code, err) == (0, "")
     assert "nothing to do" in out
     assert before == after
 
 
-def test_nothing_but_our_own_lines_on_standard_error(copied: Path, tmp_path: Path) -> None:
-    (copied / "report" / "small" / "inputs.json").unlink()  # so that the flow runs again
-    code, out, err = run_command("run", write_study(tmp_path), "--store", copied)
-    assert code == 0
-    assert [line for line in err.splitlines() if not re.match(r"^(report|\d+ full-retention)", line)] == []
+def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, str]) -> None:
+    _, out, err = unbroken
+    own = r"(development|evaluation) documents: |derived \d+ |plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
+    assert [line for line in err.splitlines() if not re.match(own, line)] == []
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 
 
-def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(finished: Path, tmp_path: Path) -> None:
+def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped by its limit, killed amid derivation, ended after its plan, killed amid evaluation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
     code, out, err = run_command("run", study, "--store", location, "--limit", "1")
     assert code == 0, err
     assert "stopped at --limit 1: 3 documents of this stage are left; run the same command again to go on" in out
     assert "report:" not in out
     assert content(location, "trajectories").num_rows == 2 * 4 + 2  # what is there can be queried
-    for table, enough in (("trajectories", 12), ("plans", 1), ("events", 20), ("results", 1)):
-        process = start_command("run", study, "--store", location)
-        while process.poll() is None:
-            if (location / "events" / "_delta_log").is_dir() and _files(location, table) >= enough:
-                with kvdrift.open(location) as views:  # ad hoc SQL while the study runs
-                    assert views.sql("select count(*) from events").fetchall()
-                os.kill(process.pid, signal.SIGKILL)
-                break
-            time.sleep(0.02)
-        process.communicate()
-    code, _, err = run_command("run", study, "--store", location)
-    assert code == 0, err
+    _kill(study, location, "trajectories", 12)
+    run = run_of(load_study(study), location)
+    stages.prepare(run)
+    stages.develop(run)
+    stages.derive(run)
+    stages.plan(run)
+    _kill(study, location, "events", 20)
+    run = run_of(load_study(study), location)
+    stages.prepare(run)
+    assert stages.evaluate(run) > 0, "killed too late"
+    stages.derive(run)
+    stages.check(run)
+    assert stages.analyze(run) > 0
+    assert not stages.is_finished(run)
+    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+    stages.report(run)
+    assert stages.is_finished(run)
     for table in TABLES:
         assert content(location, table).equals(content(finished, table)), table
+
+
+def _kill(study: Path, location: Path, table: str, enough: int) -> None:
+    """Run the command until the table has so many files, with ad hoc SQL meanwhile, and kill it."""
+    process = start_command("run", study, "--store", location)
+    while process.poll() is None:
+        if _files(location, table) >= enough:
+            with kvdrift.open(location) as views:
+                assert views.sql("select count(*) from events").fetchall()
+            os.kill(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.02)
+    process.communicate()
 
 
 def _files(location: Path, table: str) -> int:
