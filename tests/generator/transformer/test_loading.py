@@ -315,32 +315,3 @@ def test_loading_says_nothing(folder: Path) -> None:
     program = f"from generator.transformer.loading import load_model; load_model({str(folder)!r})"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-
-
-def test_a_model_works_without_docstrings(folder: Path) -> None:
-    """``python -OO`` drops docstrings, which transformers' own code looks at when its models are imported."""
-    program = f"""
-from generator.actions import Action
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from generator.transformer.loading import load_model
-from generator.transformer.tokenizer import token_reader
-from schema.document import Document
-from schema.retention import Retention
-
-pending = [PendingUnit(Action("full", "full", Full(), Retention(None)), 0, 2)]
-units = generate_units(load_model({str(folder)!r}), "s", Document("d", "s", "d", "", "", tuple(range(30))), pending, 4, 3)
-print(units[0].events["x_token"].to_pylist(), token_reader({str(folder)!r}))
-"""
-    runs = [
-        subprocess.run(
-            [sys.executable, *options, "-c", program],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for options in ((), ("-OO",))
-    ]
-    assert [(run.returncode, run.stdout) for run in runs] == [(0, runs[0].stdout)] * 2, runs[1].stderr
-    assert runs[0].stdout.endswith(" None\n")
