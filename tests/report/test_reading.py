@@ -36,6 +36,7 @@ class Changed:
         return found.slice(0, 0) if view in self.empty else found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_of_real_views_has_their_numbers(views: Views, tmp_path: Path) -> None:
     page = build_report(views, "small", "kvdrift/tiny", tmp_path, latex=True).read_text(encoding="utf-8")
     check(page)
@@ -52,6 +53,7 @@ def test_a_page_of_real_views_has_their_numbers(views: Views, tmp_path: Path) ->
             assert (float(row[name]) if row[name] else None) == found[name]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_path: Path) -> None:
     source = Changed(views, empty=("estimates",))
     page = build_report(source, "small", "kvdrift/tiny", tmp_path).read_text(encoding="utf-8")
