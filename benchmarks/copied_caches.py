@@ -67,16 +67,9 @@ def expanded_cache(layers: Sequence[PrefixLayer], copies: int, horizon: int, *, 
 
 
 def copied_rollout(
-    model: LoadedModel,
-    prompt: Prompt,
-    document: Document,
-    action: Action,
-    replicates: int,
-    horizon: int,
-    seed: int,
-    *,
+    model: LoadedModel, prompt: Prompt, document: Document, action: Action, replicates: int, horizon: int, seed: int, *,
     preallocated: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """Run one action's coupled rollout; returns the tokens of both sides, int64 [K, H] each.
 
     ``model.network`` attends with sdpa, and its vocabulary has no EOS.

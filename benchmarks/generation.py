@@ -24,6 +24,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent, SnapKV
+from generator.transformer.footprint import Footprint
 from generator.transformer.memory import DTYPES, ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
 from generator.transformer.prompt import Prompt
@@ -81,10 +84,8 @@ class Case:
 
 PRESETS = {
     "small": (Case(), (1024, 4096)),
-    "llama-8b-32k": (
-        Case(32, 4096, 14_336, 32, 8, 128_256, "bfloat16", horizon=128),
-        (32_768,),
-    ),  # the shape of Llama-3.1-8B
+    # The shape of Llama-3.1-8B.
+    "llama-8b-32k": (Case(32, 4096, 14_336, 32, 8, 128_256, "bfloat16", horizon=128), (32_768,)),
 }
 
 
@@ -121,17 +122,11 @@ def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=case.vocabulary,
-        hidden_size=case.width,
-        intermediate_size=case.inner_width,
-        num_hidden_layers=case.layers,
-        num_attention_heads=case.heads,
-        num_key_value_heads=case.kv_heads,
-        max_position_embeddings=2 * case.entries + case.horizon,
-        bos_token_id=None,
-        eos_token_id=None,
+        vocab_size=case.vocabulary, hidden_size=case.width, intermediate_size=case.inner_width,
+        num_hidden_layers=case.layers, num_attention_heads=case.heads, num_key_value_heads=case.kv_heads,
+        max_position_embeddings=2 * case.entries + case.horizon, bos_token_id=None, eos_token_id=None,
         tie_word_embeddings=False,
-    )
+    )  # fmt: skip
     loader: Any = AutoModelForCausalLM
     with torch.device(case.device):
         network = loader.from_config(config, dtype=DTYPES[case.dtype], attn_implementation=IMPLEMENTATION)
@@ -168,17 +163,8 @@ def run_shared(case: Case) -> MeasuredRun:
     return MeasuredRun(case.replicates, prompt, decode, streams, **columns, device_peak_bytes=_device_peak(case))
 
 
-def run_copies(case: Case) -> MeasuredRun:
-    """Run one action after another with copies in ``DynamicCache``."""
-    return _copied(case, preallocated=False)
-
-
-def run_in_place(case: Case) -> MeasuredRun:
-    """Run one action after another with copies in preallocated buffers."""
-    return _copied(case, preallocated=True)
-
-
-def _copied(case: Case, *, preallocated: bool) -> MeasuredRun:
+def run_copies(case: Case, *, preallocated: bool) -> MeasuredRun:
+    """Run one action after another with copies, in preallocated buffers or in ``DynamicCache``."""
     model, document = random_model(case, plain=True), random_document(case)
     begun = _clock(case)
     prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
@@ -191,14 +177,10 @@ def _copied(case: Case, *, preallocated: bool) -> MeasuredRun:
         for action in case.actions()
     }
     return MeasuredRun(
-        case.replicates,
-        prompt_seconds,
-        _clock(case) - begun - prompt_seconds,
-        3.0 * len(steps) * case.replicates,
+        case.replicates, prompt_seconds, _clock(case) - begun - prompt_seconds, 3.0 * len(steps) * case.replicates,
         {action: tokens for action, (tokens, _) in steps.items()},
-        {action: tokens for action, (_, tokens) in steps.items()},
-        _device_peak(case),
-    )
+        {action: tokens for action, (_, tokens) in steps.items()}, _device_peak(case),
+    )  # fmt: skip
 
 
 def _clock(case: Case) -> float:
@@ -244,9 +226,7 @@ def model_shape(case: Case) -> ModelShape:
 
 def weight_bytes(case: Case) -> int:
     """Return the bytes of all weights, with both embeddings."""
-    size = case.width // case.heads
-    layer = case.width * (2 * (case.heads + case.kv_heads) * size + 3 * case.inner_width)
-    return (case.layers * layer + 2 * case.vocabulary * case.width) * DTYPES[case.dtype].itemsize
+    return Footprint(model_shape(case), tied=False).weight_bytes
 
 
 def step_bytes(case: Case, streams: float) -> float:
@@ -256,11 +236,12 @@ def step_bytes(case: Case, streams: float) -> float:
     return weight_bytes(case) - embedding + entry * (case.entries + sum(case.kept()) + streams * case.horizon / 2)
 
 
-PARTS: dict[str, Callable[[Case], MeasuredRun]] = {"shared": run_shared, "copies": run_copies, "in place": run_in_place}
-PHASES: dict[str, Callable[[MeasuredRun], float]] = {
-    "all": lambda run: run.seconds,
-    "decode": lambda run: run.decode_seconds,
+PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
+    "shared": run_shared,
+    "copies": partial(run_copies, preallocated=False),
+    "in place": partial(run_copies, preallocated=True),
 }
+PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
@@ -284,13 +265,11 @@ def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) 
     seconds = [PHASES[phase](one.value) for one in runs[name]]
     replicates = runs[name][0].value.replicates
     return BenchmarkRow(
-        part=f"n = {case.entries}, K = {replicates}, {phase}: {name}",
-        seconds=min(seconds),
+        part=f"n = {case.entries}, K = {replicates}, {phase}: {name}", seconds=min(seconds),
         peak_mib=mib(max(one.value.device_peak_bytes or one.peak_bytes for one in runs[name])),
-        rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds),
-        peer=peer,
+        rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds), peer=peer,
         ratio=None if peer is None else _ratio(runs, phase, peer, min),
-    )
+    )  # fmt: skip
 
 
 def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:

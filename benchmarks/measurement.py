@@ -23,7 +23,6 @@ class Measured(Generic[_Value]):
     """What a call returned and what it took.
 
     Attributes:
-        value: The returned value.
         seconds: Wall seconds, without the imports.
         cpu_seconds: CPU seconds, without the imports.
         peak_bytes: Peak of the process's resident memory, with the interpreter and the imported libraries.
@@ -60,9 +59,6 @@ class BenchmarkRow:
 
     Attributes:
         part: What was measured.
-        seconds: Wall seconds.
-        cpu_seconds: CPU seconds.
-        peak_mib: Peak memory in MiB.
         rate: The benchmark's unit per second.
         peer: What the part is compared with.
         ratio: How many times as fast as the peer the part is.
@@ -77,11 +73,6 @@ class BenchmarkRow:
     ratio: float | None = None
 
 
-def environment() -> dict[str, Any]:
-    """Return the number of processors, and how busy the machine was at the end."""
-    return {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
-
-
 def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return the command line of ``python -m benchmarks.NAME``, with the option ``--json``."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
@@ -90,8 +81,8 @@ def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def show(title: str, rows: Sequence[BenchmarkRow], unit: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """Print rows and facts as a table, or as one JSON object."""
-    facts = facts | environment()
+    """Print rows and facts as a table, or as one JSON object, with how busy the machine was at the end."""
+    facts = facts | {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
     if as_json:
         print(json.dumps({"benchmark": title, "unit": unit, **facts, "rows": [asdict(row) for row in rows]}))
         return
@@ -100,12 +91,9 @@ def show(title: str, rows: Sequence[BenchmarkRow], unit: str, facts: dict[str, A
     print(f"{'':{width}}  seconds      CPU  peak MiB  {unit + '/s':>14}  ratio")
     for row in rows:
         cells = [
-            _cell(row.seconds, 9, 3),
-            _cell(row.cpu_seconds, 9, 3),
-            _cell(row.peak_mib, 10, 0),
-            _cell(row.rate, 16, 0),
+            _cell(row.seconds, 9, 3), _cell(row.cpu_seconds, 9, 3), _cell(row.peak_mib, 10, 0), _cell(row.rate, 16, 0),
             _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
-        ]
+        ]  # fmt: skip
         print(f"{row.part:{width}}{''.join(cells)}".rstrip())
     for name, value in facts.items():
         print(f"{name.replace('_', ' ')}: {value}")

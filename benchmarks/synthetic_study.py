@@ -113,18 +113,13 @@ def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
     """Rows of ``documents``; their prompts exist in name only."""
     return [
         {
-            "study": STUDY,
-            "model": MODEL,
-            "doc": f"synthetic-{stratum}-{number:04}",
-            "split": "evaluation",
-            "stratum": f"SYNTHETIC-{stratum}K",
-            "cluster": f"synthetic-{stratum}-{number:04}",
-            "source": "synthetic",
+            "study": STUDY, "model": MODEL, "doc": f"synthetic-{stratum}-{number:04}", "split": "evaluation",
+            "stratum": f"SYNTHETIC-{stratum}K", "cluster": f"synthetic-{stratum}-{number:04}", "source": "synthetic",
             "prompt_tokens": 1024 * stratum,
         }
         for stratum in range(1, sizes.strata + 1)
         for number in range(sizes.documents)
-    ]
+    ]  # fmt: skip
 
 
 def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rates:
@@ -139,12 +134,9 @@ def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rate
     eos = 0.002 + 0.01 * uniform[:, 4]
     each = np.ones(sizes.actions)
     return Rates(
-        entry[:, None] * harshness,
-        after_agreement[:, None] * np.sqrt(harshness) / np.sqrt(2.0),
-        after_mismatch[:, None] * each,
-        saturated[:, None] * each,
-        eos[:, None] * each,
-    )
+        entry[:, None] * harshness, after_agreement[:, None] * np.sqrt(harshness) / np.sqrt(2.0),
+        after_mismatch[:, None] * each, saturated[:, None] * each, eos[:, None] * each,
+    )  # fmt: skip
 
 
 def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> _Float:
@@ -196,12 +188,8 @@ def _units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator
         for j, action in enumerate(sizes.action_names):
             names = {"study": STUDY, "model": MODEL, "doc": row["doc"], "action": action}
             record: dict[str, Any] = {
-                **names,
-                "first_replicate": 0,
-                "replicates": sizes.replicates,
-                "horizon": sizes.horizon,
-                "seed": seed,
-            }
+                **names, "first_replicate": 0, "replicates": sizes.replicates, "horizon": sizes.horizon, "seed": seed,
+            }  # fmt: skip
             columns = {field: getattr(paths, field)[i, j].ravel() for field in Paths.__dataclass_fields__}
             yield Unit(record, _events(names, sizes, columns))
 
@@ -224,25 +212,16 @@ def _generator(seed: int, *place: str) -> np.random.Generator:
 def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
     deciding = json.dumps([asdict(sizes), seed]).encode()
     return {
-        "study": STUDY,
-        "model": MODEL,
-        "seed": seed,
-        **asdict(Windows.of(sizes.horizon)),
+        "study": STUDY, "model": MODEL, "seed": seed, **asdict(Windows.of(sizes.horizon)),
         "study_sha256": hashlib.sha256(deciding).hexdigest(),
-    }
+    }  # fmt: skip
 
 
 def _action_row(name: str) -> dict[str, Any]:
-    position_mode = "none: synthetic"
     return {
-        "study": STUDY,
-        "action": name,
-        "selector": "synthetic",
-        "keep": name.removeprefix("keep-"),
-        "position_mode": position_mode,
-        "control": False,
-        "prespecified": True,
-    }
+        "study": STUDY, "action": name, "selector": "synthetic", "keep": name.removeprefix("keep-"),
+        "position_mode": "none: synthetic", "control": False, "prespecified": True,
+    }  # fmt: skip
 
 
 def add_size_options(parser: argparse.ArgumentParser, sizes: Sizes) -> None:

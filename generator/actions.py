@@ -27,14 +27,7 @@ class Action:
         return self.name == CONTROL_ACTION
 
     def kept_entries(self, entries: int, where: str) -> int:
-        """How many of a prompt's entries the action keeps.
-
-        Args:
-            entries: n, the prompt's entries.
-            where: The document or stratum, for the error line.
-
-        Returns:
-            m, exactly; n where the retention is n or above.
+        """How many of a prompt's n entries the action keeps: exactly m, or n where the retention is n or above.
 
         Raises:
             InputError: m cannot hold the selector's window and sinks.
@@ -55,18 +48,12 @@ class Action:
         identity = self.selector.identity()
         parameters = identity.pop("parameters")
         return {
-            "study": study,
-            "action": self.name,
-            "selector": self.selector_name,
-            "keep": str(self.retention),
-            "window": self.selector.window,
-            "sinks": self.selector.sinks,
-            "position_mode": "continued from the prompt's true length",
-            "control": self.control,
-            "prespecified": prespecified,
-            "parameters": json.dumps(parameters, sort_keys=True) if parameters else None,
+            "study": study, "action": self.name, "selector": self.selector_name, "keep": str(self.retention),
+            "window": self.selector.window, "sinks": self.selector.sinks,
+            "position_mode": "continued from the prompt's true length", "control": self.control,
+            "prespecified": prespecified, "parameters": json.dumps(parameters, sort_keys=True) if parameters else None,
             **identity,
-        }
+        }  # fmt: skip
 
 
 def build_action(section: ActionSection) -> Action:

@@ -33,14 +33,9 @@ def join_replicates(parts: Sequence[Decoded]) -> Decoded:
 
 
 def event_rows(record: Mapping[str, Any], decoded: CoupledSteps | ResidualBranches) -> pa.Table:
-    """Make the rows of ``events`` of one unit.
+    """Make the rows of ``events`` of one unit, from its row of ``units`` and what was decoded for its replicates.
 
-    Args:
-        record: The unit's row of ``units``; its names and first replicate are used.
-        decoded: What was decoded for the unit's replicates.
-
-    Returns:
-        Rows by replicate and position; of residual branching, a replicate's scan before its branch.
+    Rows are by replicate and position; of residual branching, a replicate's scan before its branch.
     """
     if isinstance(decoded, CoupledSteps):
         steps = {name: getattr(decoded, name) for name in _STEP_COLUMNS}  # [replicates, H] each

@@ -47,27 +47,13 @@ class PendingUnit:
 
 
 def generate_units(
-    model: Model,
-    study: str,
-    document: Document,
-    pending: Sequence[PendingUnit],
-    horizon: int,
-    seed: int,
+    model: Model, study: str, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int,
     savings: Savings = ALL_SAVINGS,
-) -> list[Unit]:
+) -> list[Unit]:  # fmt: skip
     """Generate all pending units of one document.
 
     Events depend on (seed, document, action, estimator, replicate) alone: not on which units are generated together,
     how many replicates there is memory for, or what is saved.
-
-    Args:
-        model: What has the next-token laws.
-        study: The study's name.
-        document: The prompt.
-        pending: What to generate.
-        horizon: H, the number of positions.
-        seed: The study's seed.
-        savings: Which computations to share.
 
     Returns:
         One unit for each pending one, those of coupled rollouts before those of residual branching.
@@ -155,18 +141,8 @@ def _identity(
 ) -> dict[str, Any]:
     """What tells a unit from all others, and what it was made with."""
     return {
-        "study": study,
-        "model": model.id,
-        "doc": document.doc,
-        "action": item.action.name,
-        "estimator": item.estimator,
-        "first_replicate": item.first,
-        "replicates": item.count,
-        "horizon": horizon,
-        "device": model.device,
-        "dtype": model.dtype,
-        "versions": json.dumps(library_versions(), sort_keys=True),
-        "batch_invariant": model.batch_deviation == 0.0,
-        "batch_deviation": model.batch_deviation,
-        "seed": seed,
-    }
+        "study": study, "model": model.id, "doc": document.doc, "action": item.action.name, "estimator": item.estimator,
+        "first_replicate": item.first, "replicates": item.count, "horizon": horizon, "device": model.device,
+        "dtype": model.dtype, "versions": json.dumps(library_versions(), sort_keys=True),
+        "batch_invariant": model.batch_deviation == 0.0, "batch_deviation": model.batch_deviation, "seed": seed,
+    }  # fmt: skip

@@ -16,11 +16,8 @@ class Document:
 
     Attributes:
         doc: The document's id, unique within a study and model.
-        stratum: The stratum's name.
         cluster: What makes documents dependent: several prompts made from one question share it. A document that
             depends on no other is a cluster of its own.
-        task: The task of the document source.
-        source: The document source.
         tokens: The prompt's token ids in order, without any generated token.
         answers: What the source knows of the right continuation, for people to read; no estimator uses it.
 

@@ -13,9 +13,7 @@ def keyed_generator(name: str, counter: int = 0) -> np.random.Generator:
     Only ``Generator.random`` promises the same numbers under every version of numpy; numpy may change how the other
     distributions use the stream.
 
-    Args:
-        name: What the stream is for. Different names give independent streams.
-        counter: The 256-bit counter to start from; each step of it gives four uniforms.
+    Different names give independent streams. Each step of the 256-bit ``counter`` gives four uniforms.
     """
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

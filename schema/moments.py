@@ -46,12 +46,7 @@ SCALAR_MOMENTS: dict[str, str] = {
     "prefix_eos_y": "1{e_Y <= W}",
 }
 
-POSITION_MOMENTS: dict[str, str] = {
-    "delta": "delta_t",
-    "f": "f_t",
-    "mismatch": "I_t",
-    "first_mismatch": "1{tau = t}",
-}
+POSITION_MOMENTS: dict[str, str] = {"delta": "delta_t", "f": "f_t", "mismatch": "I_t", "first_mismatch": "1{tau = t}"}
 
 LAG_MOMENTS: dict[str, str] = {
     "cohort_delta": "delta_{tau+j} 1{tau <= T}",

@@ -40,15 +40,7 @@ def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -
 
 
 def run_begins(*columns: npt.NDArray[Any]) -> Flags:
-    """Find where runs of equal rows begin.
-
-    Args:
-        columns: One or more arrays [N] whose values, taken together, are equal within a run.
-
-    Returns:
-        [N] true in the first row and in every row that differs from the row before it in at least one column.
-
-    """
+    """Tell where runs of equal rows begin: [N], true in the first row and where any column [N] changes."""
     begins = np.ones(len(columns[0]), dtype=np.bool_)
     begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return begins

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -116,11 +116,7 @@ class ActionSection(_Section):
         return dict(self.__pydantic_extra__)
 
     def check_kind(self, where: str, *, finite: bool) -> None:
-        """Check that the action has the keys that its kind of model needs.
-
-        Args:
-            where: The action's place in the file, for the error line.
-            finite: Whether the model is a finite-state one, whose actions have a name alone.
+        """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
 
         Raises:
             InputError: A key is missing or must not be there.
@@ -276,13 +272,7 @@ class Study(_Section):
 
 
 def values_of(section: _Section, later: Collection[str]) -> dict[str, Any]:
-    """Return a section's values without keys at their default that came later: they must not change older hashes.
-
-    Args:
-        section: The section.
-        later: The keys that came after studies of this kind had been stored.
-
-    """
+    """Return a section's values without ``later`` keys at their default, which must not change older hashes."""
     defaults = {name: type(section).model_fields[name].default for name in later}
     values = section.model_dump()
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
@@ -362,15 +352,8 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Study
-    sections: dict[str, type[BaseModel]] = {
-        "study": StudySection,
-        "model": ModelSection,
-        "documents": DocumentsSection,
-        "actions": ActionSection,
-        "plan": PlanSection,
-        "windows": WindowsSection,
-    }
+    section: Any = Study
     if location:
-        model = sections[str(location[0])]
-    return list(model.model_fields)
+        section = Study.model_fields[str(location[0])].annotation
+        section = next(iter(get_args(section)), section)  # of a list, what is listed
+    return list(section.model_fields)

@@ -27,10 +27,8 @@ class Table:
     """One stored table.
 
     Attributes:
-        name: The table's name.
         row: What one row is.
         key: The columns that are unique together.
-        schema: The Arrow schema.
         since: The schema version that declared the table; a store of an older version does not have it.
 
     """
@@ -66,330 +64,262 @@ def _column(
     return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
 
 
+def _table(name: str, row: str, key: tuple[str, ...], *columns: pa.Field, since: int = 1) -> Table:
+    return Table(name, row, key, pa.schema(columns), since)
+
+
 _STUDY = _column("study", pa.string(), "name of the study")
 _MODEL = _column("model", pa.string(), "model id as the study file gives it")
 _DOC = _column("doc", pa.string(), "document id, unique within study and model")
 _ACTION = _column("action", pa.string(), "action name, unique within study")
-_REPLICATE = _column("replicate", pa.int32(), "coupled pair of continuations, from 0")
-_PAIR = (_STUDY, _MODEL, _DOC, _ACTION, _REPLICATE)
+_GROUP = (_STUDY, _MODEL, _DOC, _ACTION)
+_PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuations, from 0"))
 
-EVENTS = Table(
+EVENTS = _table(
     "events",
     "one position of one coupled pair, of one overlap scan or of one residual branch",
     ("study", "model", "doc", "action", "kind", "replicate", "t"),
-    pa.schema(
-        [
-            *_PAIR,
-            _column("t", pa.int32(), "position, 1..H", "tokens"),
-            _column("x_token", pa.int32(), "token of the reference, X_t"),
-            _column("y_token", pa.int32(), "token of the compressed model, Y_t"),
-            _column("delta", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
-            _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
-            _column("x_eos", pa.bool_(), "true from X's first EOS on"),
-            _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
-            _column(
-                "kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED
-            ),
-            _column(
-                "weight", pa.float64(), "w_t of a scan step: its residual branch's probability", null=True, since=2
-            ),
-        ]
-    ),
+    *_PAIR,
+    _column("t", pa.int32(), "position, 1..H", "tokens"),
+    _column("x_token", pa.int32(), "token of the reference, X_t"),
+    _column("y_token", pa.int32(), "token of the compressed model, Y_t"),
+    _column("delta", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
+    _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
+    _column("x_eos", pa.bool_(), "true from X's first EOS on"),
+    _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
+    _column("kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
+    _column("weight", pa.float64(), "w_t of a scan step: its residual branch's probability", null=True, since=2),
 )
 
 # What a log of coupled pairs always has; the other columns came with the kinds of residual branching.
 PAIR_COLUMNS = tuple(name for name in EVENTS.columns if name not in EVENTS.defaults)
 
-DOCUMENTS = Table(
+DOCUMENTS = _table(
     "documents",
     "one tokenized prompt",
     ("study", "model", "doc"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _DOC,
-            _column("split", pa.string(), "development or evaluation"),
-            _column("stratum", pa.string(), "environment x length"),
-            _column("cluster", pa.string(), "documents of one cluster are resampled together"),
-            _column("task", pa.string(), "task of the document source", null=True),
-            _column("source", pa.string(), "document source", null=True),
-            _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
-            _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
-            _column("answers", pa.list_(pa.string()), "right continuations, for people to read", null=True),
-        ]
-    ),
+    *_GROUP[:3],
+    _column("split", pa.string(), "development or evaluation"),
+    _column("stratum", pa.string(), "environment x length"),
+    _column("cluster", pa.string(), "documents of one cluster are resampled together"),
+    _column("task", pa.string(), "task of the document source", null=True),
+    _column("source", pa.string(), "document source", null=True),
+    _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
+    _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
+    _column("answers", pa.list_(pa.string()), "right continuations, for people to read", null=True),
 )
 
-ACTIONS = Table(
+ACTIONS = _table(
     "actions",
     "one selector with its parameters and retention",
     ("study", "action"),
-    pa.schema(
-        [
-            _STUDY,
-            _ACTION,
-            _column("selector", pa.string(), "registered selector name"),
-            _column("keep", pa.string(), "retention rule: an integer, an exact fraction of n, or all"),
-            _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
-            _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
-            _column("pooling", pa.string(), "score pooling: average", null=True),
-            _column("head_reduction", pa.string(), "how query heads of a KV head are reduced, and when", null=True),
-            _column("sinks", pa.int32(), "initial positions always kept", "tokens", null=True),
-            _column("position_mode", pa.string(), "positions of generated entries: they go on from n"),
-            _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
-            _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
-            _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
-        ]
-    ),
+    _STUDY,
+    _ACTION,
+    _column("selector", pa.string(), "registered selector name"),
+    _column("keep", pa.string(), "retention rule: an integer, an exact fraction of n, or all"),
+    _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
+    _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
+    _column("pooling", pa.string(), "score pooling: average", null=True),
+    _column("head_reduction", pa.string(), "how query heads of a KV head are reduced, and when", null=True),
+    _column("sinks", pa.int32(), "initial positions always kept", "tokens", null=True),
+    _column("position_mode", pa.string(), "positions of generated entries: they go on from n"),
+    _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
+    _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
+    _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
 )
 
-UNITS = Table(
+UNITS = _table(
     "units",
     "one replicate range of a document under an action and estimator: what is committed at once",
     ("study", "model", "doc", "action", "estimator", "first_replicate"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _DOC,
-            _ACTION,
-            _column("first_replicate", pa.int32(), "first replicate of the range"),
-            _column("replicates", pa.int32(), "replicates in the range"),
-            _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
-            _column("path", pa.string(), "the unit's Parquet file, relative to the events table"),
-            _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
-            _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
-            _column("payload_bytes", pa.int64(), "kept prompt keys and values", "bytes", null=True),
-            _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
-            _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
-            _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
-            _column("prefill_seconds", pa.float64(), "prefill and eviction, shared ones split evenly", "s", null=True),
-            _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "s", null=True),
-            _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "laws", null=True),
-            _column("device", pa.string(), "device of the model", null=True),
-            _column("dtype", pa.string(), "floating-point type of the model", null=True),
-            _column("versions", pa.string(), "library versions, JSON object", null=True),
-            _column("batch_invariant", pa.bool_(), "start-up self-test: rows do not depend on the batch", null=True),
-            _column("seed", pa.int64(), "seed of the study", null=True),
-            _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
-            _column(
-                "estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN
-            ),
-            _column(
-                "pair_evaluations", pa.int64(), "kernel pairs evaluated: positions not yet absorbed", null=True, since=2
-            ),
-            _column(
-                "batch_deviation",
-                pa.float64(),
-                "largest difference that the rows beside made in the self-test, relative to the largest output",
-                null=True,
-                since=2,
-            ),
-        ]
+    *_GROUP,
+    _column("first_replicate", pa.int32(), "first replicate of the range"),
+    _column("replicates", pa.int32(), "replicates in the range"),
+    _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
+    _column("path", pa.string(), "the unit's Parquet file, relative to the events table"),
+    _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
+    _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
+    _column("payload_bytes", pa.int64(), "kept prompt keys and values", "bytes", null=True),
+    _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
+    _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
+    _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
+    _column("prefill_seconds", pa.float64(), "prefill and eviction, shared ones split evenly", "s", null=True),
+    _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "s", null=True),
+    _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "laws", null=True),
+    _column("device", pa.string(), "device of the model", null=True),
+    _column("dtype", pa.string(), "floating-point type of the model", null=True),
+    _column("versions", pa.string(), "library versions, JSON object", null=True),
+    _column("batch_invariant", pa.bool_(), "start-up self-test: rows do not depend on the batch", null=True),
+    _column("seed", pa.int64(), "seed of the study", null=True),
+    _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
+    _column("estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
+    _column("pair_evaluations", pa.int64(), "kernel pairs evaluated: positions not yet absorbed", null=True, since=2),
+    _column(
+        "batch_deviation",
+        pa.float64(),
+        "largest difference that the rows beside made in the self-test, relative to the largest output",
+        null=True,
+        since=2,
     ),
 )
 
-TRAJECTORIES = Table(
+TRAJECTORIES = _table(
     "trajectories",
     "one coupled pair of continuations",
     ("study", "model", "doc", "action", "replicate"),
-    pa.schema(
-        [
-            *_PAIR,
-            _column("tau", pa.int32(), "first mismatch; null when the pair agrees through H", "tokens", null=True),
-            _column("eos_x", pa.int32(), "first EOS position of X; null when none", "tokens", null=True),
-            _column("eos_y", pa.int32(), "first EOS position of Y; null when none", "tokens", null=True),
-            _column("horizon", pa.int32(), "H: the last position present", "tokens"),
-            _column("complete", pa.bool_(), "positions 1..H are all present once"),
-            _column("mismatches", pa.int32(), "sum of I_t", "tokens"),
-            _column("sum_delta", pa.float64(), "sum of delta_t", "total variation x tokens"),
-            _column("sum_f", pa.float64(), "sum of f_t", "total variation x tokens"),
-            _column("exposure", pa.int32(), "(H - tau) 1{tau <= H}", "tokens"),
-            _column("occupation", pa.int32(), "sum of I_t over t > tau", "tokens"),
-            _column(
-                "longest_agreement",
-                pa.int32(),
-                "longest run of agreements in tau < t < e (up to H); null without divergence",
-                "tokens",
-                null=True,
-            ),
-            _column(
-                "mismatch_after_agreement",
-                pa.bool_(),
-                "a mismatch follows an agreement in tau < t < e; null without divergence",
-                null=True,
-            ),
-        ]
+    *_PAIR,
+    _column("tau", pa.int32(), "first mismatch; null when the pair agrees through H", "tokens", null=True),
+    _column("eos_x", pa.int32(), "first EOS position of X; null when none", "tokens", null=True),
+    _column("eos_y", pa.int32(), "first EOS position of Y; null when none", "tokens", null=True),
+    _column("horizon", pa.int32(), "H: the last position present", "tokens"),
+    _column("complete", pa.bool_(), "positions 1..H are all present once"),
+    _column("mismatches", pa.int32(), "sum of I_t", "tokens"),
+    _column("sum_delta", pa.float64(), "sum of delta_t", "total variation x tokens"),
+    _column("sum_f", pa.float64(), "sum of f_t", "total variation x tokens"),
+    _column("exposure", pa.int32(), "(H - tau) 1{tau <= H}", "tokens"),
+    _column("occupation", pa.int32(), "sum of I_t over t > tau", "tokens"),
+    _column(
+        "longest_agreement",
+        pa.int32(),
+        "longest run of agreements in tau < t < e (up to H); null without divergence",
+        "tokens",
+        null=True,
+    ),
+    _column(
+        "mismatch_after_agreement",
+        pa.bool_(),
+        "a mismatch follows an agreement in tau < t < e; null without divergence",
+        null=True,
     ),
 )
 
-STEPS = Table(
+STEPS = _table(
     "steps",
     "one position of one coupled pair, with its place on both clocks",
     ("study", "model", "doc", "action", "replicate", "t"),
-    pa.schema(
-        [
-            *_PAIR,
-            _column("t", pa.int32(), "position, 1..H", "tokens"),
-            _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0"),
-            _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
-            _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'"),
-            _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
-            _column("f", pa.float32(), "as in events", "total variation, 0..1"),
-        ]
-    ),
+    *_PAIR,
+    _column("t", pa.int32(), "position, 1..H", "tokens"),
+    _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0"),
+    _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
+    _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'"),
+    _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
+    _column("f", pa.float32(), "as in events", "total variation, 0..1"),
 )
 
-BRANCHINGS = Table(
+BRANCHINGS = _table(
     "branchings",
     "one replicate of residual branching: a scan and, unless M = 0, one branch",
     ("study", "model", "doc", "action", "replicate"),
-    pa.schema(
-        [
-            *_PAIR,
-            _column("horizon", pa.int32(), "H", "tokens"),
-            _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
-            _column("scanned", pa.int32(), "last position of the scan: H, or where survival reached 0", "tokens"),
-            _column("mass", pa.float64(), "M = sum of w_s"),
-            _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
-            _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
-        ]
-    ),
+    *_PAIR,
+    _column("horizon", pa.int32(), "H", "tokens"),
+    _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
+    _column("scanned", pa.int32(), "last position of the scan: H, or where survival reached 0", "tokens"),
+    _column("mass", pa.float64(), "M = sum of w_s"),
+    _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
+    _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
     since=2,
 )
 
-BRANCHING_DEPTHS = Table(
+BRANCHING_DEPTHS = _table(
     "branching_depths",
     "one replicate of residual branching seen to one depth",
     ("study", "model", "doc", "action", "replicate", "depth"),
-    pa.schema(
-        [
-            *_PAIR,
-            _column("depth", pa.int32(), "L, 1..H", "tokens"),
-            _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J"),
-            _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+"),
-        ]
-    ),
+    *_PAIR,
+    _column("depth", pa.int32(), "L, 1..H", "tokens"),
+    _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J"),
+    _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+"),
     since=2,
 )
 
-EXACT_VALUES = Table(
+EXACT_VALUES = _table(
     "exact_values",
     "one quantity of one finite-state system, by enumeration",
     ("study", "model", "doc", "action", "quantity", "x"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _DOC,
-            _ACTION,
-            _column("quantity", pa.string(), "column name of the quantity in its view"),
-            _column("x", pa.int32(), "position or depth; null for a scalar", null=True),
-            _column("value", pa.float64(), "the exact value"),
-        ]
-    ),
+    *_GROUP,
+    _column("quantity", pa.string(), "column name of the quantity in its view"),
+    _column("x", pa.int32(), "position or depth; null for a scalar", null=True),
+    _column("value", pa.float64(), "the exact value"),
     since=2,
 )
 
-STUDIES = Table(
+STUDIES = _table(
     "studies",
     "one study's fixed parameters: horizon and windows",
     ("study", "model"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _column("horizon", pa.int32(), "H", "tokens"),
-            _column("seed", pa.int64(), "seed of all uniforms"),
-            _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
-            _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
-            _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
-            _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
-            _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
-            _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
-            _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
-            _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
-            _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
-        ]
-    ),
+    *_GROUP[:2],
+    _column("horizon", pa.int32(), "H", "tokens"),
+    _column("seed", pa.int64(), "seed of all uniforms"),
+    _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
+    _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
+    _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
+    _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
+    _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
+    _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
+    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
+    _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
+    _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
 )
 
-PLANS = Table(
+PLANS = _table(
     "plans",
     "the frozen plan of a study's evaluation",
     ("study", "model"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _column("plan_sha256", pa.string(), "SHA-256 of the plan column"),
-            _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
-            _column("events_version", pa.int64(), "version of the events table it was made from"),
-            _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
-        ]
-    ),
+    *_GROUP[:2],
+    _column("plan_sha256", pa.string(), "SHA-256 of the plan column"),
+    _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
+    _column("events_version", pa.int64(), "version of the events table it was made from"),
+    _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
 )
 
-RESULTS = Table(
+RESULTS = _table(
     "results",
     "one estimate with its interval",
     ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x", "events_version"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _column("split", pa.string(), "development or evaluation"),
-            _column("stratum", pa.string(), "stratum, or pooled"),
-            _ACTION,
-            _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
-            _column("quantity", pa.string(), "column name of the quantity in its view"),
-            _column("x", pa.int32(), "position, lag or block of a profile; null for a scalar", null=True),
-            _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
-            _column("low", pa.float64(), "lower end of the interval", null=True),
-            _column("high", pa.float64(), "upper end of the interval", null=True),
-            _column("level", pa.float64(), "coverage of the interval"),
-            _column("draws", pa.int32(), "bootstrap draws"),
-            _column("documents", pa.int32(), "documents behind the estimate"),
-            _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
-            _column("status", pa.string(), "prespecified or exploratory"),
-            _column("events_version", pa.int64(), "version of the events table it was estimated from"),
-            _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
-        ]
-    ),
+    *_GROUP[:2],
+    _column("split", pa.string(), "development or evaluation"),
+    _column("stratum", pa.string(), "stratum, or pooled"),
+    _ACTION,
+    _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
+    _column("quantity", pa.string(), "column name of the quantity in its view"),
+    _column("x", pa.int32(), "position, lag or block of a profile; null for a scalar", null=True),
+    _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
+    _column("low", pa.float64(), "lower end of the interval", null=True),
+    _column("high", pa.float64(), "upper end of the interval", null=True),
+    _column("level", pa.float64(), "coverage of the interval"),
+    _column("draws", pa.int32(), "bootstrap draws"),
+    _column("documents", pa.int32(), "documents behind the estimate"),
+    _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
+    _column("status", pa.string(), "prespecified or exploratory"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
 )
 
-CALIBRATION = Table(
+CALIBRATION = _table(
     "calibration",
     "one candidate predictor of a contrast, judged on evaluation documents",
     ("study", "model", "action", "baseline", "observation", "candidate", "events_version"),
-    pa.schema(
-        [
-            _STUDY,
-            _MODEL,
-            _ACTION,
-            _column("baseline", pa.string(), "the action that the contrast subtracts"),
-            _column("observation", pa.string(), "fixed_history: F; positions: what block 1 shows"),
-            _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
-            _column("selected", pa.bool_(), "least cross-validated error on development documents"),
-            _column("cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", null=True),
-            _column("documents", pa.int32(), "evaluation documents that both actions have"),
-            _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", null=True),
-            _column("predicted_gap", pa.float64(), "the same contrast predicted from the observation", null=True),
-            _column("error", pa.float64(), "gap - predicted_gap", null=True),
-            _column("low", pa.float64(), "lower end of the error's interval", null=True),
-            _column("high", pa.float64(), "upper end of the error's interval", null=True),
-            _column("level", pa.float64(), "coverage of the interval"),
-            _column("margin", pa.float64(), "an interval inside +-margin is equivalence"),
-            _column("decision", pa.string(), "equivalent, different or unresolved", null=True),
-            _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", null=True),
-            _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", null=True),
-            _column("draws", pa.int32(), "bootstrap draws"),
-            _column("status", pa.string(), "prespecified or exploratory"),
-            _column("events_version", pa.int64(), "version of the events table it was estimated from"),
-            _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
-        ]
-    ),
+    *_GROUP[:2],
+    _ACTION,
+    _column("baseline", pa.string(), "the action that the contrast subtracts"),
+    _column("observation", pa.string(), "fixed_history: F; positions: what block 1 shows"),
+    _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
+    _column("selected", pa.bool_(), "least cross-validated error on development documents"),
+    _column("cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", null=True),
+    _column("documents", pa.int32(), "evaluation documents that both actions have"),
+    _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", null=True),
+    _column("predicted_gap", pa.float64(), "the same contrast predicted from the observation", null=True),
+    _column("error", pa.float64(), "gap - predicted_gap", null=True),
+    _column("low", pa.float64(), "lower end of the error's interval", null=True),
+    _column("high", pa.float64(), "upper end of the error's interval", null=True),
+    _column("level", pa.float64(), "coverage of the interval"),
+    _column("margin", pa.float64(), "an interval inside +-margin is equivalence"),
+    _column("decision", pa.string(), "equivalent, different or unresolved", null=True),
+    _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", null=True),
+    _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", null=True),
+    _column("draws", pa.int32(), "bootstrap draws"),
+    _column("status", pa.string(), "prespecified or exploratory"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
 )
 
 TABLES: dict[str, Table] = {

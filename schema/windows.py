@@ -60,10 +60,7 @@ class Windows:
     def of(cls, horizon: int, **overrides: float | None) -> Windows:
         """Return the windows that scale with a horizon: halves, quarters and eighths of H are floors.
 
-        Args:
-            horizon: H, in tokens.
-            **overrides: Values for windows by their names, in place of the defaults; None keeps the default.
-
+        ``overrides`` are values by the windows' names, in place of the defaults; None keeps the default.
         """
         given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
         bound = given.setdefault("cohort_bound", horizon // 2)

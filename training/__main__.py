@@ -28,12 +28,8 @@ CHECK_SEED = 20_000_003
 
 def _check(model: Qwen2ForCausalLM, count: int) -> list[Accuracy]:
     """Record accuracy on ``count`` fresh documents of every task and length."""
-    rows = []
-    for task in TASKS:
-        for length in LENGTHS:
-            documents = [make_document(task, length, index, CHECK_SEED) for index in range(count)]
-            rows.append(measure_accuracy(model, documents, seed=CHECK_SEED))
-    return rows
+    strata = ([make_document(task, n, i, CHECK_SEED) for i in range(count)] for task in TASKS for n in LENGTHS)
+    return [measure_accuracy(model, documents, seed=CHECK_SEED) for documents in strata]
 
 
 def main() -> None:

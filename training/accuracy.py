@@ -26,7 +26,6 @@ class Accuracy:
     """Counts over documents of one stratum, from sampled answers.
 
     Attributes:
-        stratum: The stratum of all documents.
         documents: Number of documents, which is the number of answers.
         records: Asked records.
         right: Asked records that the answers state right.
@@ -100,11 +99,7 @@ def right_records(document: Document, answer: Sequence[int]) -> int:
 def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int, seed: int) -> list[list[int]]:
     """Draw one answer for each prompt at temperature 1 from the full softmax, with the full cache.
 
-    Args:
-        model: The model.
-        prompts: Token ids, int64 [B, n]: all prompts have the same length.
-        limit: Most tokens of an answer; it ends earlier with ``<eos>``.
-        seed: Seed of the draws.
+    Prompts are int64 [B, n]. An answer has at most ``limit`` tokens; it ends earlier with ``<eos>``.
     """
     source = torch.Generator().manual_seed(seed)
     cache = DynamicCache(config=model.config)

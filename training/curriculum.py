@@ -75,10 +75,8 @@ class TrainingProgress:
     """Prints a line now and then: where training is, its rate, and at most how long it still takes."""
 
     def __init__(self, total_tokens: int) -> None:
-        self.total = total_tokens
-        self.skipped = 0
-        self.started = time.monotonic()
-        self.printed = self.started
+        self.total, self.skipped = total_tokens, 0
+        self.started = self.printed = time.monotonic()
 
     def report(self, name: str, trainer: Trainer, scores: StepScores, *, last: bool = False) -> None:
         """One line, if the last one is ten seconds old or ``last`` is set."""

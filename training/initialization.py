@@ -46,22 +46,12 @@ _STATED_GAIN = 0.2
 def build_config() -> Qwen2Config:
     """The Qwen2 configuration of the embedded model: 3 layers, hidden size 128, 4 query and 2 KV heads of size 32."""
     return Qwen2Config(
-        vocab_size=v.SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=FEED_FORWARD,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=QUERY_HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        attention_dropout=0.0,
-        use_sliding_window=False,
-        bos_token_id=v.BOS,
-        eos_token_id=v.EOS,
-        pad_token_id=v.PAD,
+        vocab_size=v.SIZE, hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
+        num_attention_heads=QUERY_HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA}, tie_word_embeddings=True,
+        attention_dropout=0.0, use_sliding_window=False, bos_token_id=v.BOS, eos_token_id=v.EOS, pad_token_id=v.PAD,
         dtype="float32",
-    )
+    )  # fmt: skip
 
 
 def build_model(seed: int) -> Qwen2ForCausalLM:
@@ -75,7 +65,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
             elif name.endswith("norm.weight"):
                 parameter.fill_(1.0)
             else:
-                parameter.normal_(0.0, _std(name), generator=source)
+                parameter.normal_(0.0, _EMBEDDING_STD if "embed_tokens" in name else _PROJECTION_STD, generator=source)
         # Rows of one orthogonal matrix: a subspace written through some rows is read back undisturbed through them.
         basis = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, generator=source))[0]
         current, previous = basis.split(_HALF)  # each (64, 128)
@@ -89,10 +79,6 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
         _write_asked_heads(model, current, previous)
         _write_stated_head(model, current, previous)
     return model
-
-
-def _std(name: str) -> float:
-    return _EMBEDDING_STD if "embed_tokens" in name else _PROJECTION_STD
 
 
 def _rows(head: int) -> slice:

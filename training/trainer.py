@@ -82,13 +82,11 @@ class Trainer:
     """A model with its optimizer and running measures.
 
     Args:
-        model: The model, which training changes.
         choice_weight: Weight of the added loss on choices, whose right law is known exactly.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:
-        self.model = model
-        self.choice_weight = choice_weight
+        self.model, self.choice_weight = model, choice_weight
         embedding = model.model.embed_tokens.weight
         matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
         vectors = [p for p in model.parameters() if p.ndim != 2]
@@ -99,15 +97,12 @@ class Trainer:
             {"params": vectors, "weight_decay": 0.0, "share": 1.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
-        self.steps = 0
-        self.tokens = 0
-        self.accuracy = 0.0
-        self.asked = 0.0
+        self.steps = self.tokens = 0
+        self.forget_measures()
 
     def forget_measures(self) -> None:
         """Start the running measures over; a new stage must pass on its own documents."""
-        self.accuracy = 0.0
-        self.asked = 0.0
+        self.accuracy = self.asked = 0.0
 
     def step(self, batch: Batch, rate: float) -> StepScores:
         """One optimizer step at a learning rate, shortened during warm-up."""

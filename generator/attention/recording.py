@@ -53,9 +53,7 @@ class PromptRecording:
     def __init__(
         self, entries: int, window: int, statistics: Iterable[Statistic[Any]] = (), prompt: bytes = b""
     ) -> None:
-        self.entries = entries
-        self.window = window
-        self.prompt = prompt
+        self.entries, self.window, self.prompt = entries, window, prompt
         self.gathering = Gathering(statistics)
         self.layers: list[PromptLayer] = []  # complete once all n positions have been seen
         self._seen: list[int] = []  # positions, per layer
@@ -81,12 +79,8 @@ class PromptRecording:
         self._seen.append(0)
         self.layers.append(
             PromptLayer(
-                key.new_empty((kv_heads, self.entries, size)),
-                key.new_empty((kv_heads, self.entries, size)),
-                query.new_empty((heads, min(self.window, self.entries), size)),
-                scaling,
-                layer,
-                self.prompt,
+                key.new_empty((kv_heads, self.entries, size)), key.new_empty((kv_heads, self.entries, size)),
+                query.new_empty((heads, min(self.window, self.entries), size)), scaling, layer, self.prompt,
                 self.gathering.of(layer),
             )
-        )
+        )  # fmt: skip

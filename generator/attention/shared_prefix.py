@@ -52,17 +52,10 @@ class SharedPrefix:
     """
 
     def __init__(
-        self,
-        caches: Sequence[Sequence[PrefixLayer]],
-        streams: int,
-        horizon: int,
-        row_multiple: int,
-        *,
+        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, horizon: int, row_multiple: int, *,
         share_reads: bool = True,
-    ) -> None:
-        self._caches = caches
-        self._row_multiple = row_multiple
-        self._share_reads = share_reads
+    ) -> None:  # fmt: skip
+        self._caches, self._row_multiple, self._share_reads = caches, row_multiple, share_reads
         self._devices = {layer.key.device for layer in caches[0]}  # a device map spreads layers over several
         self._length = 0
         none = torch.empty(0, dtype=torch.int64)

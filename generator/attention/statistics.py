@@ -57,15 +57,7 @@ class Statistic(Protocol[Gathered]):
     """Something gathered over all queries of a layer; hashable, since equal statistics are gathered once."""
 
     def update(self, gathered: Gathered | None, chunk: QueryChunk) -> Gathered:
-        """Add a chunk.
-
-        Args:
-            gathered: What was gathered before the chunk; None before the first one.
-            chunk: The next queries.
-
-        Returns:
-            What is gathered with the chunk.
-        """
+        """Return what is gathered with a chunk, from what was gathered before it; None before the first one."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +90,7 @@ class Gathering:
             yield
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Add a layer's next chunk to every statistic.
-
-        Args:
-            layer: The layer's number, from 0.
-            query: [heads, T, size], rotated.
-            key: [KV heads, b, size], rotated, of all positions so far.
-            value: [KV heads, b, size], of all positions so far.
-            scaling: What products of queries and keys are multiplied by.
+        """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic.
 
         Raises:
             RuntimeError: Outside of ``listening``.

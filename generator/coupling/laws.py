@@ -47,17 +47,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Draw one token per row, from sums of blocks [B, blocks] and a function that gives tokens' weights.
-
-    Args:
-        sums: float64 [B, blocks].
-        u: Uniforms [B] in [0, 1).
-        size: V.
-        weights_of: Weights of tokens, int64 [B, tokens] -> [B, tokens].
-
-    Returns:
-        Tokens, int64 [B].
-    """
+    """As ``draw``, from sums of blocks, float64 [B, blocks], and the weights of tokens, int64 [B, n] -> [B, n]."""
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
@@ -130,8 +120,7 @@ class LawTable:
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
-        self._laws = laws
-        self._absorbed_token = absorbed_token
+        self._laws, self._absorbed_token = laws, absorbed_token
         room = _CUDA_BYTES if laws.is_cuda else _CPU_BYTES
         self._at_once = max(room // max(laws[:1].nbytes, 1), 1)
         self._fused = laws.is_cuda and find_spec("triton") is not None

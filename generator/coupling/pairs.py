@@ -19,62 +19,23 @@ from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
 
 
-class StepArrays:
-    """Columns of ``events``, [pairs, H] each, filled one position at a time.
-
-    At first they hold what pairs have whose sides have both ended: EOS on both, delta = f = 0.
-
-    Args:
-        pairs: The number of pairs.
-        horizon: H.
-        eos: The token of ended sides.
-    """
-
-    def __init__(self, pairs: int, horizon: int, eos: int) -> None:
-        self._columns: dict[str, NDArray[Any]] = {
-            "x_token": np.full((pairs, horizon), eos, dtype=np.int32),
-            "y_token": np.full((pairs, horizon), eos, dtype=np.int32),
-            "delta": np.zeros((pairs, horizon), dtype=np.float32),
-            "f": np.zeros((pairs, horizon), dtype=np.float32),
-            "x_eos": np.ones((pairs, horizon), dtype=np.bool_),
-            "y_eos": np.ones((pairs, horizon), dtype=np.bool_),
-        }
-
-    def write(self, column: int, pairs: Tensor | slice, **values: Tensor) -> None:
-        """Write one position of ``pairs``: values [pairs], on the CPU, by the name of their column."""
-        place = pairs if isinstance(pairs, slice) else pairs.numpy()
-        for name, value in values.items():
-            self._columns[name][place, column] = value.numpy()
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All columns, [pairs, H] each, by name."""
-        return self._columns
-
-
 class CoupledPairs:
     """Pairs (action, replicate) under the maximal coupling, advanced together.
 
     A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
-    Everything but laws and uniforms is on the CPU.
+    Everything but laws and uniforms is on the CPU. ``steps`` has the columns of ``events``, [pairs, H] each; at first
+    they hold what pairs have whose sides have both ended: EOS on both, delta = f = 0.
 
     Args:
-        kernels: The document's laws.
         pair_reference: The reference of each pair, int64 [pairs].
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
         reference_owner: The cache to whose account a reference stream's laws go, or 0; int64 [references].
-        horizon: H.
-        savings: Which computations to share.
     """
 
     def __init__(
-        self,
-        kernels: StreamKernels,
-        pair_reference: Tensor,
-        pair_cache: Tensor,
-        reference_owner: Tensor,
-        horizon: int,
+        self, kernels: StreamKernels, pair_reference: Tensor, pair_cache: Tensor, reference_owner: Tensor, horizon: int,
         savings: Savings = ALL_SAVINGS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
         self._kernels, self._savings = kernels, savings
         self._pair_reference = pair_reference
@@ -91,7 +52,12 @@ class CoupledPairs:
         self._label = self._labels(pair_cache)
         self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
         self._open = 0  # open streams
-        self.record = StepArrays(len(pair_cache), horizon, absent)
+        shape = (len(pair_cache), horizon)
+        self.steps: dict[str, NDArray[Any]] = {
+            **{name: np.full(shape, absent, dtype=np.int32) for name in ("x_token", "y_token")},
+            **{name: np.zeros(shape, dtype=np.float32) for name in ("delta", "f")},
+            **{name: np.ones(shape, dtype=np.bool_) for name in ("x_eos", "y_eos")},
+        }
         self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
         self.evaluations = torch.zeros_like(pair_cache)
 
@@ -128,7 +94,7 @@ class CoupledPairs:
         reference, on_x, on_y = torch.split(self._row, self._sizes)
         reference[references] = rows[0] + self._open
         on_x[pairs] = on_y[pairs] = rows[1] + self._open
-        self.record.write(column, pairs, x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
+        self._write(column, pairs.numpy(), x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
 
     def step(self, column: int, u_x: Tensor, u_pair: Tensor) -> bool:
         """Advance every pair by one position.
@@ -149,6 +115,11 @@ class CoupledPairs:
             return False
         self._couple(column, laws, u_x, u_pair)
         return True
+
+    def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
+        """Record one position of some pairs: values [pairs], on the CPU, by the name of their column."""
+        for name, value in values.items():
+            self.steps[name][pairs, column] = value.numpy()
 
     def _labels(self, pair_cache: Tensor) -> Tensor:
         """Of every stream that may be wanted, a label; equal streams with different labels are not shared."""
@@ -203,6 +174,6 @@ class CoupledPairs:
         self._x_done |= torch.isin(self._x, self._eos_tokens)
         self._y_done |= torch.isin(self._y, self._eos_tokens)
         x_token, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
-        self.record.write(
+        self._write(
             column, slice(None), x_token=x_token, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
         )  # fmt: skip

@@ -60,16 +60,9 @@ class ResidualBranches:
 def branch_replicates(
     kernels: StreamKernels, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[ResidualBranches]:
-    """Scan and branch every replicate of every action.
+    """Scan and branch every replicate of every action, and return what was recorded of each.
 
-    Args:
-        kernels: The document's laws.
-        actions: Each with uniforms [replicates, H, PURPOSES].
-        horizon: H.
-        savings: Which computations to share.
-
-    Returns:
-        What was recorded of each action, in order.
+    Actions have uniforms [replicates, H, PURPOSES].
     """
     uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions])).to(kernels.device)
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
@@ -77,29 +70,18 @@ def branch_replicates(
     scan.run(uniforms)
     pairs = _continue(kernels, scan, pair_cache, uniforms[:, :, SCAN_UNIFORMS:], savings)
 
-    steps, branch = pairs.record.arrays(), scan.branch.numpy()
-    token, deficit, weight, ended, scanned = (
-        part.numpy() for part in (scan.token, scan.deficit, scan.weight, scan.ended, scan.scanned)
-    )
+    recorded = ("token", "deficit", "weight", "ended", "scanned", "branch")
+    arrays = {name: getattr(scan, name).numpy() for name in recorded}
     evaluations = (scan.evaluations + pairs.evaluations).numpy()
     laws = (scan.laws + pairs.rows_used).tolist()
     results, start = [], 0
     for action in actions:
         own = slice(start, start + len(action.replicates))
         start = own.stop
-        results.append(
-            ResidualBranches(
-                token=token[own],
-                deficit=deficit[own],
-                weight=weight[own],
-                ended=ended[own],
-                scanned=scanned[own],
-                branch=branch[own],
-                steps={name: values[own] for name, values in steps.items()},
-                laws=laws[action.cache],
-                pair_evaluations=int(evaluations[own].sum()),
-            )
-        )
+        columns = {name: values[own] for name, values in arrays.items()}
+        steps = {name: values[own] for name, values in pairs.steps.items()}
+        counted = int(evaluations[own].sum())
+        results.append(ResidualBranches(**columns, steps=steps, laws=laws[action.cache], pair_evaluations=counted))
     return results
 
 
@@ -192,16 +174,7 @@ class _Scan:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw from the overlap and the residuals of two laws.
-
-    Args:
-        p: The reference's laws, [B, V].
-        q: The compressed side's laws, [B, V].
-        u: Uniforms, [B, >= SCAN_UNIFORMS].
-
-    Returns:
-        e, a token of the overlap, and one of each residual, [B] each.
-    """
+    """From laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual, [B]."""
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0
     excess_x, excess_y = (p - q).clamp_(min=0.0), (q - p).clamp_(min=0.0)

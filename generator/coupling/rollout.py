@@ -65,25 +65,13 @@ class CoupledSteps:
 
 
 def rollout(
-    kernels: StreamKernels,
-    actions: Sequence[ActionReplicates],
-    reference_replicates: Sequence[int],
-    reference_uniforms: NDArray[np.float64],
-    horizon: int,
-    savings: Savings = ALL_SAVINGS,
-) -> list[CoupledSteps]:
-    """Run all actions of a document together.
+    kernels: StreamKernels, actions: Sequence[ActionReplicates], reference_replicates: Sequence[int],
+    reference_uniforms: NDArray[np.float64], horizon: int, savings: Savings = ALL_SAVINGS,
+) -> list[CoupledSteps]:  # fmt: skip
+    """Run all actions of a document together, and return what was recorded of each.
 
-    Args:
-        kernels: The document's laws.
-        actions: Each with uniforms [replicates, H, 2], for acceptance and the residual token.
-        reference_replicates: Replicates of the reference; those of all actions are among them.
-        reference_uniforms: [reference replicates, H, 1].
-        horizon: H.
-        savings: Which computations to share.
-
-    Returns:
-        What was recorded of each action, in order.
+    Actions have uniforms [replicates, H, 2], for acceptance and the residual token; the reference's are [reference
+    replicates, H, 1]. The replicates of all actions are among those of the reference.
     """
     place = {replicate: row for row, replicate in enumerate(reference_replicates)}
     pair_reference = torch.tensor([place[k] for a in actions for k in a.replicates])
@@ -104,7 +92,6 @@ def rollout(
 
 
 def _per_action(actions: Sequence[ActionReplicates], pairs: CoupledPairs) -> list[CoupledSteps]:
-    record = pairs.record.arrays()
     rows_used, evaluations = pairs.rows_used.tolist(), pairs.evaluations.cpu().numpy()
     results, start = [], 0
     for action in actions:
@@ -113,7 +100,7 @@ def _per_action(actions: Sequence[ActionReplicates], pairs: CoupledPairs) -> lis
         share = rows_used[0] * len(action.replicates) / len(evaluations)
         results.append(
             CoupledSteps(
-                **{name: values[own] for name, values in record.items()},
+                **{name: values[own] for name, values in pairs.steps.items()},
                 laws=rows_used[action.cache] + share,
                 pair_evaluations=int(evaluations[own].sum()),
             )

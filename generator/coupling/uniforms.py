@@ -13,27 +13,14 @@ from schema.keyed_random import keyed_generator
 
 
 def uniform_table(
-    seed: int,
-    document: str,
-    action: str | None,
-    replicates: Sequence[int],
-    horizon: int,
-    purposes: int,
+    seed: int, document: str, action: str | None, replicates: Sequence[int], horizon: int, purposes: int,
     estimator: str | None = None,
-) -> NDArray[np.float64]:
+) -> NDArray[np.float64]:  # fmt: skip
     """Make the uniforms of some replicates of an action.
 
-    A row depends neither on the other replicates nor on the horizon.
-
-    Args:
-        seed: The study's seed.
-        document: The document's name.
-        action: The action's name; None for the reference, so that every action meets the same reference continuation
-            (common random numbers).
-        replicates: The replicate numbers.
-        horizon: H.
-        purposes: How many uniforms each position needs.
-        estimator: A name that makes the uniforms independent of those without it.
+    A row depends neither on the other replicates nor on the horizon. The reference has no action (None), so that every
+    action meets the same reference continuation (common random numbers). An ``estimator`` makes uniforms independent of
+    those without it; ``purposes`` says how many each position needs.
 
     Returns:
         Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].

@@ -90,11 +90,7 @@ def find_file(places: Iterable[Path], purpose: str) -> Path:
 def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tuple[int, SourceRow]]:
     """Yield the rows of a JSON Lines file, or of a ``.json`` file with one array, with their numbers from 0.
 
-    An array is read entry by entry, because some files have gigabytes.
-
-    Args:
-        path: The file.
-        numbers: The rows to yield; None yields all.
+    An array is read entry by entry, because some files have gigabytes. ``numbers`` are the rows to yield, or None.
 
     Raises:
         InputError: The file cannot be read, or an entry is not a JSON object.

@@ -9,7 +9,15 @@ from pathlib import Path
 from generator.documents.draws import DocumentDraws
 from generator.documents.files import SourceRow, find_file, read_object, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from generator.documents.source import Candidate, document_of, need_tokenizer, question_cluster, sampling_order, where
+from generator.documents.source import (
+    Candidate,
+    DocumentSource,
+    document_of,
+    need_tokenizer,
+    question_cluster,
+    sampling_order,
+    where,
+)
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
@@ -57,7 +65,7 @@ _TASKS = {
 }
 
 
-class HelmetSource:
+class HelmetSource(DocumentSource):
     """HELMET (Yen et al. 2024, arXiv:2410.02694). ``path`` is a copy of it, with its ``data`` and ``prompts`` folders.
 
     The cluster is the question, so that its rows, at several depths and lengths, are in one split. A stratum takes
@@ -66,15 +74,10 @@ class HelmetSource:
     passages are left out where ``length`` has no room for them and the answer's tokens.
     """
 
-    tasks: tuple[str, ...] = tuple(_TASKS)
-    takes: tuple[str, ...] = ("path", "shots", "chat_template")
-    needs: tuple[str, ...] = ("path",)
-    reads_text = True
+    tasks = tuple(_TASKS)
+    takes = ("path", "shots", "chat_template")
+    needs = ("path",)
     summary = f"path: a copy of HELMET with data/ and prompts/; lengths {', '.join(map(str, _PASSAGES))}"
-
-    def makes(self, task: str) -> bool:  # noqa: ARG002 - none
-        """No documents are generated."""
-        return False
 
     def check(self, section: DocumentsSection) -> None:
         """Check that the benchmark has the length."""
@@ -221,13 +224,9 @@ def _passage(form: str, entry: SourceRow, number: int = 0) -> str:
 
 
 def _document(
-    section: DocumentsSection,
-    item: Candidate,
-    author: _RagAuthor | _CitationAuthor,
-    row: SourceRow,
-    draws: DocumentDraws,
-    tokenizer: Tokenizer,
-) -> Document:
+    section: DocumentsSection, item: Candidate, author: _RagAuthor | _CitationAuthor, row: SourceRow,
+    draws: DocumentDraws, tokenizer: Tokenizer,
+) -> Document:  # fmt: skip
     chat = author.chat if section.chat_template is None else section.chat_template
     room = section.length - _TASKS[item.task].generated_tokens
     write, most = author.writer(row, draws), author.passages(row)

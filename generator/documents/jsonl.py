@@ -7,7 +7,7 @@ from pathlib import Path
 
 from generator.documents.files import find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer
-from generator.documents.source import Candidate, document_of, need_tokenizer
+from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
@@ -15,25 +15,16 @@ from schema.study import DocumentsSection
 TASK = "prompt"
 
 
-class JsonlSource:
+class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
     A row with a ``stratum`` belongs to that stratum only; a row without one belongs to every stratum that names the
     file. Rows with the same ``cluster`` are in one split.
     """
 
-    tasks: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ("path", "chat_template")
-    needs: tuple[str, ...] = ("path",)
-    reads_text = True
+    takes = ("path", "chat_template")
+    needs = ("path",)
     summary = "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, answers; no tasks"
-
-    def makes(self, task: str) -> bool:  # noqa: ARG002 - none
-        """No documents are generated."""
-        return False
-
-    def check(self, section: DocumentsSection) -> None:
-        """Check nothing more."""
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
         """Yield the stratum's rows; each ``id`` must be there once."""
@@ -50,13 +41,9 @@ class JsonlSource:
             yield Candidate(name, row.text("cluster") if row.has("cluster") else name, TASK, number)
 
     def documents(
-        self,
-        section: DocumentsSection,
-        chosen: Sequence[Candidate],
-        tokenizer: Tokenizer | None,
-        seed: int,  # noqa: ARG002 - the file decides
+        self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int
     ) -> list[Document]:
-        """Tokenize the prompts of the chosen rows."""
+        """Tokenize the prompts of the chosen rows; the seed decides nothing."""
         text_tokenizer = need_tokenizer(section, tokenizer)
         wanted = {item.number: item for item in chosen}
         made: dict[int, Document] = {}

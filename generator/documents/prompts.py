@@ -72,23 +72,12 @@ def _opened(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
 
 
 def longest_prompt(
-    compose: Callable[[int], PromptText],
-    tokenizer: Tokenizer,
-    *,
-    chat: bool,
-    tokens: int,
-    least: int,
+    compose: Callable[[int], PromptText], tokenizer: Tokenizer, *, chat: bool, tokens: int, least: int,
     most: int | None = None,
-) -> tuple[PromptText, tuple[int, ...]] | None:
+) -> tuple[PromptText, tuple[int, ...]] | None:  # fmt: skip
     """Find the prompt of the most parts that fits into a number of tokens; the search stops at 99% of it.
 
-    Args:
-        compose: Writes the prompt of a number of parts; its length grows with that number.
-        tokenizer: The model's tokenizer.
-        chat: Whether to use the chat template.
-        tokens: Most tokens of the prompt.
-        least: Fewest parts.
-        most: Most parts; None for no bound.
+    ``compose`` writes the prompt of a number of parts, with which its length grows.
 
     Returns:
         The prompt and its token ids, never more than ``tokens`` of them; None where ``least`` parts do not fit.

@@ -29,10 +29,7 @@ def stratum_documents(
 ) -> dict[str, list[Document]]:
     """Make a stratum's documents by split, in the source's own order.
 
-    Args:
-        section: The study's section of documents.
-        seed: The study's seed.
-        tokenizer: Loads the model's tokenizer; called only for sources of text.
+    ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
 
     Raises:
         InputError: An unknown source, task or length, a missing or faulty file, or too few documents.

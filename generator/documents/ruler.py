@@ -9,8 +9,8 @@ from pathlib import Path
 from generator.documents.draws import DocumentDraws
 from generator.documents.files import SourceRow, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from generator.documents.ruler_tasks import GENERATED, Composed
-from generator.documents.source import Candidate, document_of, need_tokenizer, question_cluster, where
+from generator.documents.ruler_tasks import GENERATED
+from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer, question_cluster, where
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
@@ -21,7 +21,7 @@ _FROM_FILES = (
 _QUESTIONS = ("qa_1", "qa_2")
 
 
-class RulerSource:
+class RulerSource(DocumentSource):
     """RULER (Hsieh et al. 2024). ``length`` bounds prompt plus generated tokens, as in the benchmark.
 
     Without ``path``, prompts are generated as long as the length allows, and each is its own cluster. With ``path``,
@@ -30,28 +30,22 @@ class RulerSource:
     opening of the answer, can be read too.
     """
 
-    tasks: tuple[str, ...] = (*GENERATED, *_FROM_FILES)
-    takes: tuple[str, ...] = ("path", "chat_template")
-    needs: tuple[str, ...] = ()
-    reads_text = True
+    tasks = (*GENERATED, *_FROM_FILES)
+    generated = tuple(GENERATED)
+    takes = ("path", "chat_template")
     summary = (
         f"{', '.join(GENERATED)} are generated at any length; all others need path: "
         "a folder with TASK/validation_LENGTH.jsonl or LENGTH/TASK/validation.jsonl"
     )
 
-    def makes(self, task: str) -> bool:
-        """Return whether the task's text needs no source of its own."""
-        return task in GENERATED
-
     def check(self, section: DocumentsSection) -> None:
         """Check that tasks which cannot be generated have a path."""
-        if section.path is None:
-            for task in section.tasks:
-                if not self.makes(task):
-                    raise InputError(
-                        f"{where(section)}: task '{task}' needs RULER's files: set path to their folder, "
-                        f"or take {', '.join(GENERATED)}"
-                    )
+        for task in section.tasks:
+            if section.path is None and task not in GENERATED:
+                raise InputError(
+                    f"{where(section)}: task '{task}' needs RULER's files: set path to their folder, "
+                    f"or take {', '.join(GENERATED)}"
+                )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - names alone
         """Yield endless numbers, or the rows of the task's file."""
@@ -91,15 +85,12 @@ def _name(task: str, length: int, number: int) -> str:
 def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer, seed: int) -> Document:
     task = GENERATED[item.task]
 
-    def compose(parts: int) -> Composed:
-        # A fresh stream for each number of parts: the document does not depend on the numbers that were tried before.
-        draws = DocumentDraws("kvdrift/ruler", item.task, section.length, item.number, seed)
-        return task.compose(draws, section.length, parts, tokenizer)
-
     answers: dict[str, tuple[str, ...]] = {}
 
     def prompt(parts: int) -> PromptText:
-        text, answers[text.text] = compose(parts)
+        # A fresh stream for each number of parts: the document does not depend on the numbers that were tried before.
+        draws = DocumentDraws("kvdrift/ruler", item.task, section.length, item.number, seed)
+        text, answers[text.text] = task.compose(draws, section.length, parts, tokenizer)
         return text
 
     room = section.length - task.generated_tokens
@@ -117,11 +108,9 @@ def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer,
 def _file(section: DocumentsSection, task: str) -> Path:
     folder, length = Path(section.path or "").expanduser(), str(section.length)
     places = [
-        folder / task / f"validation_{length}.jsonl",
-        folder / length / task / "validation.jsonl",
-        folder / length / "data" / task / "validation.jsonl",
-        folder / task / "validation.jsonl",
-    ]
+        folder / task / f"validation_{length}.jsonl", folder / length / task / "validation.jsonl",
+        folder / length / "data" / task / "validation.jsonl", folder / task / "validation.jsonl",
+    ]  # fmt: skip
     return find_file(places, f"RULER's {task} at length {length}")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from generator.documents.prompts import Tokenizer
 from schema.document import Document
@@ -19,9 +19,7 @@ class Candidate:
     """A document that a source can make.
 
     Attributes:
-        doc: The document's name.
         cluster: Name of the documents that depend on each other.
-        task: The document's task.
         number: The number of the generated document or of the file's row, from 0.
     """
 
@@ -31,33 +29,33 @@ class Candidate:
     number: int
 
 
-class DocumentSource(Protocol):
+class DocumentSource(ABC):
     """One source of prompts, such as a generator or a folder of files.
 
     Attributes:
         tasks: The tasks that a section may name; empty for a source without tasks.
+        generated: Those of the tasks whose documents are made without files.
         takes: The section's optional keys that the source understands.
         needs: The optional keys that the source requires.
         reads_text: Whether prompts are text, so that documents need the model's tokenizer.
         summary: What the source needs, in one line.
     """
 
-    tasks: tuple[str, ...]
-    takes: tuple[str, ...]
-    needs: tuple[str, ...]
-    reads_text: bool
+    tasks: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    reads_text = True
     summary: str
 
-    def makes(self, task: str) -> bool:
-        """Return whether the task's documents are generated, without files."""
-
-    def check(self, section: DocumentsSection) -> None:
+    def check(self, section: DocumentsSection) -> None:  # noqa: B027 - most have nothing more to check
         """Check a section, beside its keys and tasks, without data and model.
 
         Raises:
             InputError: The source cannot make what the section asks for.
         """
 
+    @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order; they are endless where documents are generated.
 
@@ -65,16 +63,11 @@ class DocumentSource(Protocol):
             InputError: A file or a field is missing or faulty.
         """
 
+    @abstractmethod
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """Make documents of the chosen candidates, in the same order.
-
-        Args:
-            section: The study's section of documents.
-            chosen: Candidates of the section.
-            tokenizer: The model's tokenizer; a source whose ``reads_text`` is False ignores it.
-            seed: The study's seed.
+        """Make documents of the chosen candidates, in the same order; without ``reads_text`` the tokenizer is ignored.
 
         Raises:
             InputError: A file or a field is missing or faulty, or a prompt does not fit into the section's length.
@@ -125,11 +118,6 @@ def document_of(
 ) -> Document:
     """Make the document of a section's candidate."""
     return Document(
-        doc=candidate.doc,
-        stratum=section.stratum_name,
-        cluster=candidate.cluster,
-        task=candidate.task,
-        source=section.source,
-        tokens=tokens,
-        answers=answers,
-    )
+        doc=candidate.doc, stratum=section.stratum_name, cluster=candidate.cluster, task=candidate.task,
+        source=section.source, tokens=tokens, answers=answers,
+    )  # fmt: skip

@@ -109,14 +109,9 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
     episode = draw_episode(layout, named_stream(_DOCUMENT_STREAM, task, length, index, seed))
     doc = document_name(task, length, index)
     return Document(
-        doc=doc,
-        stratum=f"{task}-{length}",
-        cluster=doc,
-        task=task,
-        source="embedded",
-        tokens=episode.prompt,
+        doc=doc, stratum=f"{task}-{length}", cluster=doc, task=task, source="embedded", tokens=episode.prompt,
         answers=tuple(v.to_text(item) for item in episode.asked),
-    )
+    )  # fmt: skip
 
 
 def document_name(task: str, length: int, index: int) -> str:

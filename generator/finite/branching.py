@@ -35,21 +35,24 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     """Compute the moments of one replicate of ``action``, whose pairs of paths are ``paths``."""
     size = system.alphabet
     branches = _branches(paths, size)
-    prefix = _Prefix.start()
+    probability = survival = np.ones(
+        1
+    )  # of all common prefixes u of t tokens, in the order of their codes: P(U = u), S
     # Along U, sums over s of w_s, of w_s m_s and w_s nu_s, and of w_s times the branch's expected evaluations.
     mass = risk = second = later = np.zeros(1)
     scanned = 0.0
     ended = system.ended()
     for t, (p, q) in enumerate(zip(system.absorbing_laws(None), system.absorbing_laws(action), strict=True)):
         deficit, overlap = _overlap(p, q)
-        scanned += float(prefix.probability @ ((prefix.survival > 0.0) & ~ended[t]))
-        weight = prefix.survival * deficit
+        scanned += float(probability @ ((survival > 0.0) & ~ended[t]))
+        weight = survival * deficit
+        loss, square, evaluations = branches[t]
         mass = np.repeat(mass + weight, size)
-        risk = np.repeat(risk + weight * branches[t].first, size)
-        second = np.repeat(second + weight * branches[t].second, size)
-        later = np.repeat(later + weight * branches[t].evaluations, size)
-        prefix = prefix.longer(deficit, overlap)
-    probability = prefix.probability
+        risk = np.repeat(risk + weight * loss, size)
+        second = np.repeat(second + weight * square, size)
+        later = np.repeat(later + weight * evaluations, size)
+        probability = (probability[:, None] * overlap).ravel()
+        survival = np.repeat(survival * (1.0 - deficit), size)
     # J is s with probability w_s / M: Z^R has mean sum_s w_s m_s and second moment M sum_s w_s nu_s given U.
     mean = float(probability @ risk)
     branched = np.divide(later, mass, out=np.zeros_like(later), where=mass > 0.0)
@@ -61,27 +64,6 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
     )
 
 
-@dataclass(frozen=True)
-class _Prefix:
-    """All common prefixes of one length, in the order of their codes.
-
-    Attributes:
-        probability: P(U = u), float64 [V**t].
-        survival: The survival S along u, float64 [V**t].
-    """
-
-    probability: FloatArray
-    survival: FloatArray
-
-    @classmethod
-    def start(cls) -> _Prefix:
-        return cls(np.ones(1), np.ones(1))
-
-    def longer(self, deficit: FloatArray, overlap: FloatArray) -> _Prefix:
-        probability = (self.probability[:, None] * overlap).ravel()
-        return _Prefix(probability, np.repeat(self.survival * (1.0 - deficit), overlap.shape[1]))
-
-
 def _overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Compute e_s [B] and the normalized overlap [B, V] of laws [B, V]; where there is no overlap, e_s is 1."""
     common = np.minimum(p, q)
@@ -90,26 +72,15 @@ def _overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
     return deficit, np.divide(common, total, out=p.copy(), where=total > 0.0)
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """What follows tau = s after each common prefix of s - 1 tokens; 0 where no pair has tau = s.
+def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
+    """Of each s: means of D_H, of D_H^2 and of the number of evaluated positions after s where tau = s, else 0.
 
-    Attributes:
-        first: Mean of D_H, float64 [V**(s - 1)].
-        second: Second moment of D_H, float64 [V**(s - 1)].
-        evaluations: Expected number of evaluated positions after s, float64 [V**(s - 1)].
+    They are float64 [V**(s - 1)] each, by the common prefix of s - 1 tokens.
     """
-
-    first: FloatArray
-    second: FloatArray
-    evaluations: FloatArray
-
-
-def _branches(paths: PairPaths, size: int) -> list[_Branch]:
     horizon = paths.x.shape[1]
     entry, loss = paths.entry, paths.mismatch.mean(axis=1)
     evaluated = paths.evaluated
-    branches = []
+    branches: list[list[FloatArray]] = []
     code = np.zeros(len(loss), dtype=np.int64)  # of X_<s, which is Y_<s where tau = s
     for s in range(1, horizon + 1):
         chosen = entry == s
@@ -118,7 +89,6 @@ def _branches(paths: PairPaths, size: int) -> list[_Branch]:
             np.bincount(code[chosen], weights=row[chosen] * paths.probability[chosen], minlength=size ** (s - 1))
             for row in values
         )
-        none = np.zeros(len(total))
-        branches.append(_Branch(*(np.divide(part, total, out=none.copy(), where=total > 0.0) for part in sums)))
+        branches.append([np.divide(part, total, out=np.zeros(len(total)), where=total > 0.0) for part in sums])
         code = code * size + paths.x[:, s - 1]
     return branches

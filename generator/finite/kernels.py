@@ -17,7 +17,6 @@ class FiniteKernels:
     Laws are those of the tables, float64 on the CPU. After an EOS token they do not count: the rollout replaces them.
 
     Args:
-        system: The system.
         actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th of them.
 
     Raises:
@@ -27,9 +26,7 @@ class FiniteKernels:
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
         names = list(dict.fromkeys(actions))  # each once
         kernels = [system.laws(None), *(system.laws(name) for name in names)]
-        self.vocabulary_size = system.alphabet
-        self.eos_tokens = system.eos_tokens
-        self.device = "cpu"
+        self.vocabulary_size, self.eos_tokens, self.device = system.alphabet, system.eos_tokens, "cpu"
         self._tables = [torch.from_numpy(np.stack(position)) for position in zip(*kernels, strict=True)]
         self._table_of = torch.tensor([0, *(names.index(name) + 1 for name in actions)])
         self._position = 0  # tokens that every open stream has

@@ -95,14 +95,9 @@ def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
         delta = np.column_stack([delta[row], distance[row]])
         f = np.column_stack([f[row], forced[row]])
     return PairPaths(
-        probability=probability,
-        x=_tokens(x, system),
-        y=_tokens(y, system),
-        delta=delta,
-        f=f,
-        x_ended=_ended(x, system),
-        y_ended=_ended(y, system),
-    )
+        probability=probability, x=_tokens(x, system), y=_tokens(y, system), delta=delta, f=f,
+        x_ended=_ended(x, system), y_ended=_ended(y, system),
+    )  # fmt: skip
 
 
 def law_distance(p: FloatArray, q: FloatArray) -> FloatArray:

@@ -61,16 +61,11 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
     prefix = f"{section.stratum_name}-{kind}" if len(study.documents) > 1 else kind
     return [
         mixture_system(
-            study.study.seed,
-            f"{prefix}-{number}",
-            number,
-            count,
-            study.model.alphabet or 2,
-            study.study.horizon,
+            study.study.seed, f"{prefix}-{number}", number, count, study.model.alphabet or 2, study.study.horizon,
             [action.name for action in study.actions],
         )
         for number in range(1, count + 1)
-    ]
+    ]  # fmt: skip
 
 
 def _stored(study: Study, path: Path) -> Iterator[FiniteSystem]:

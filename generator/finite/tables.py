@@ -64,10 +64,6 @@ def _systems(content: Any) -> dict[str, FiniteSystem]:
     return {name: _system(name, given) for name, given in systems.items()}
 
 
-def _key(code: int, length: int, alphabet: int) -> str:
-    return " ".join(map(str, history_of(code, length, alphabet)))
-
-
 def _system(name: str, given: Any) -> FiniteSystem:
     where = f"system '{name}'"
     content = _object(given, where)
@@ -99,7 +95,7 @@ def _laws(where: str, given: Any, alphabet: int, horizon: int, eos_tokens: tuple
         for code in range(alphabet**t):
             history = history_of(code, t, alphabet)
             place = f"{where}, position {t + 1}, history {list(history)}"
-            key = _key(code, t, alphabet)
+            key = " ".join(map(str, history))
             if key in kernel:
                 table[code] = _law(kernel.pop(key), alphabet, place)
             elif any(token in eos_tokens for token in history):

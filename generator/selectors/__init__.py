@@ -35,15 +35,8 @@ SELECTORS: dict[str, type[Selector]] = {
 }
 
 __all__ = [
-    "SELECTORS",
-    "Full",
-    "Recent",
-    "ScoringSelector",
-    "Selector",
-    "SnapKV",
-    "build_selector",
-    "default_parameters",
-]
+    "SELECTORS", "Full", "Recent", "ScoringSelector", "Selector", "SnapKV", "build_selector", "default_parameters",
+]  # fmt: skip
 
 
 def default_parameters(selector: type[Selector]) -> dict[str, Any]:
@@ -52,11 +45,7 @@ def default_parameters(selector: type[Selector]) -> dict[str, Any]:
 
 
 def build_selector(name: str, parameters: Mapping[str, Value]) -> Selector:
-    """Make a selector from a study file's name and parameters.
-
-    Args:
-        name: A key of ``SELECTORS``, or ``kvpress:`` and the name of a press.
-        parameters: Those that differ from the defaults.
+    """Make a selector from its name, or ``kvpress:`` and a press, and the parameters that differ from the defaults.
 
     Raises:
         InputError: An unknown name or parameter, or a value that the selector does not take.

@@ -41,29 +41,12 @@ class Selector(ABC):
         return ()
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:  # noqa: ARG002 - others need the length
-        """Choose m of each layer.
-
-        Args:
-            kept: m of the action.
-            entries: n.
-            layers: The number of layers.
-
-        Returns:
-            m of each layer, from 0; the mean is exactly ``kept``.
-        """
+        """Return m of each layer, from 0; the mean is exactly ``kept``, the action's m."""
         return [kept] * layers
 
     @abstractmethod
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Choose the kept positions of one layer.
-
-        Args:
-            layer: The layer's prompt.
-            kept: m of the layer.
-
-        Returns:
-            Positions in 0..n-1, int64 [KV heads, kept], ascending within a head.
-        """
+        """Choose the kept positions of one layer: in 0..n-1, int64 [KV heads, kept], ascending within a head."""
 
     def identity(self) -> dict[str, Any]:
         """Columns of the ``actions`` table: kernel, pooling and head reduction, and all other parameters in one."""

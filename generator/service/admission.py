@@ -24,12 +24,7 @@ log = logging.getLogger("kvdrift.serve")
 GATE = "gate"
 """Name of the gate among the server's middleware."""
 
-_SERVED = (
-    flight.FlightMethod.DO_GET,
-    flight.FlightMethod.DO_ACTION,
-    flight.FlightMethod.LIST_ACTIONS,
-    flight.FlightMethod.LIST_FLIGHTS,
-)
+_SERVED = ("DO_GET", "DO_ACTION", "LIST_ACTIONS", "LIST_FLIGHTS")
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
@@ -51,7 +46,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
         """Refuse a call of another method before its caller can hold it open; note a wrong token for the handler."""
-        if info.method not in _SERVED:
+        if info.method.name not in _SERVED:
             raise refusal("not part of this service", info.method.name.lower(), "a caller")
         if self._expected is None:
             return _Admission(None)

@@ -87,7 +87,6 @@ class EndpointPool:
     """The endpoints of a run, which generate for the studies of one file.
 
     Args:
-        addresses: The endpoints.
         studies: The studies, one for each model.
         say: Receives one line when an endpoint is lost and when it is back.
         pause: Seconds until a lost endpoint is first tried again.

@@ -19,16 +19,9 @@ _IGNORED_SETTINGS = ("_name_or_path", "transformers_version", "architectures", "
 def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     """Return the identity of a model that was loaded at ``revision``."""
     return Identity(
-        protocol=PROTOCOL,
-        schema_version=SCHEMA_VERSION,
-        model=model.id,
-        device=model.device,
-        dtype=model.dtype,
-        revision=revision,
-        positions=model.positions,
-        weights=fingerprint(model),
-        versions=dict(library_versions()),
-    )
+        protocol=PROTOCOL, schema_version=SCHEMA_VERSION, model=model.id, device=model.device, dtype=model.dtype,
+        revision=revision, positions=model.positions, weights=fingerprint(model), versions=dict(library_versions()),
+    )  # fmt: skip
 
 
 def fingerprint(model: LoadedModel) -> str:

@@ -78,7 +78,6 @@ class Identity(_Message):
         schema_version: Version of the events' schema.
         model: The model's id as a study file gives it.
         device: The device, as torch names it.
-        dtype: The model's dtype.
         revision: The model's revision, None for the default one.
         positions: Most tokens, prompt and generated, that the model was made for.
         weights: Fingerprint of configuration and parameters.
@@ -135,22 +134,19 @@ class GenerationRequest(_Message):
         sections: dict[str, object] = {section.name: section.model_dump() for section in study.actions}
         sections[CONTROL_ACTION] = {"name": CONTROL_ACTION, "selector": "full", "keep": "all"}
         shown = ("doc", "stratum", "cluster", "task", "source")
+        pending_units = [
+            {
+                "action": sections[item.action.name],
+                "first": item.first,
+                "count": item.count,
+                "estimator": item.estimator,
+            }
+            for item in pending
+        ]
         return cls.model_validate({
-            "study": study.name,
-            "model": identity.model,
-            "weights": identity.weights,
+            "study": study.name, "model": identity.model, "weights": identity.weights,
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
-            "pending": [
-                {
-                    "action": sections[item.action.name],
-                    "first": item.first,
-                    "count": item.count,
-                    "estimator": item.estimator,
-                }
-                for item in pending
-            ],
-            "horizon": study.study.horizon,
-            "seed": study.study.seed,
+            "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:
@@ -182,22 +178,17 @@ class GenerationRequest(_Message):
     def expected_records(self) -> list[dict[str, Any]]:
         """Return what the record of each asked unit must say."""
         shared = {
-            "study": self.study,
-            "model": self.model,
-            "doc": self.document.doc,
-            "horizon": self.horizon,
+            "study": self.study, "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
             "seed": self.seed,
-        }
+        }  # fmt: skip
         return [
             shared
             | {
-                "action": item.action.name,
-                "estimator": item.estimator,
-                "first_replicate": item.first,
+                "action": item.action.name, "estimator": item.estimator, "first_replicate": item.first,
                 "replicates": item.count,
             }
             for item in self.pending
-        ]
+        ]  # fmt: skip
 
 
 class ErrorMessage(_Message):

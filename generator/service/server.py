@@ -41,8 +41,6 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     """Serves one model; listens as soon as it is made, and generates while a thread is in ``run``.
 
     Args:
-        model: The loaded model.
-        identity: What clients are told of the model.
         location: Flight URI to listen on, such as grpc://127.0.0.1:0; port 0 is any free port.
         token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
         certificate: PEM of a certificate chain and of its key, for a ``grpc+tls`` location.
@@ -53,26 +51,16 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        identity: Identity,
-        location: str,
-        *,
-        token: str | None,
-        certificate: tuple[bytes, bytes] | None,
-        max_request_bytes: int,
-    ) -> None:
+        self, model: LoadedModel, identity: Identity, location: str, *, token: str | None,
+        certificate: tuple[bytes, bytes] | None, max_request_bytes: int,
+    ) -> None:  # fmt: skip
         self._model, self._identity = model, identity
         self._vocabulary = int(model.network.config.vocab_size)
         self._max_request_bytes = max_request_bytes
         self._waiting: queue.Queue[_Request] = queue.Queue(_MAX_WAITING)
         self._stopping = threading.Event()
         try:
-            super().__init__(
-                location,
-                tls_certificates=None if certificate is None else [certificate],
-                middleware={GATE: Gate(token)},
-            )
+            super().__init__(location, tls_certificates=certificate and [certificate], middleware={GATE: Gate(token)})
         except pa.ArrowException as error:  # of which only some are an OSError
             raise OSError(str(error)) from error
 

@@ -63,13 +63,7 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 
 def check_positions(doc: str, prompt_tokens: int, horizon: int, positions: int | None) -> None:
-    """Refuse a document that is too long for the model.
-
-    Args:
-        doc: The document's name.
-        prompt_tokens: n.
-        horizon: H.
-        positions: The model's positions; None where they are not known.
+    """Refuse a document that is too long for the model; ``positions`` is None where they are not known.
 
     Raises:
         InputError: n + H exceeds the positions.

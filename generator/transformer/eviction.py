@@ -53,12 +53,9 @@ class CompactCache:
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:
-    """Evict all but the entries that a selector chooses.
+    """Evict all but the entries that a selector chooses; it is not asked where everything is kept.
 
-    Args:
-        prompt: The layers of the prompt.
-        selector: Chooses the entries; not asked where everything is kept.
-        kept: m, per KV head and layer; a selector with budgets keeps as many on average over layers.
+    m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers.
 
     Raises:
         OperationError: The selector's budgets or kept positions are not what it promises.

@@ -58,24 +58,12 @@ class MemoryPlan:
 
 
 def plan_memory(
-    shape: ModelShape,
-    entries: int,
-    kept: Sequence[int],
-    replicates: int,
-    horizon: int,
-    available_bytes: int,
+    shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
     estimator: str,
-) -> MemoryPlan:
+) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
-    Args:
-        shape: The model's.
-        entries: n.
-        kept: m of each action.
-        replicates: K.
-        horizon: H.
-        available_bytes: Bytes that are left besides the weights.
-        estimator: ``PLAIN`` or ``SWRB``.
+    n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
     """
     prompt = shape.entry_bytes * (entries + sum(kept))
     replicate = shape.replicate_bytes(len(kept), horizon, estimator)

@@ -25,28 +25,18 @@ class TransformerKernels:
     """``StreamKernels`` of one prompt.
 
     Args:
-        model: What computes the laws.
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
         streams: How many streams can be open at once.
-        horizon: H.
-        savings: Which computations to share.
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        entries: int,
-        first_law: Tensor,
-        caches: Sequence[Sequence[PrefixLayer]],
-        streams: int,
-        horizon: int,
-        savings: Savings,
-    ) -> None:
-        self._model = model
+        self, model: Decoder, entries: int, first_law: Tensor, caches: Sequence[Sequence[PrefixLayer]], streams: int,
+        horizon: int, savings: Savings,
+    ) -> None:  # fmt: skip
+        self._model, self._first_law = model, first_law
         self._entries = self._position = entries
-        self._first_law = first_law
         self._attention = SharedPrefix(
             caches, streams, horizon, model.rows.multiple, share_reads=savings.share_prompt_reads
         )

@@ -37,13 +37,9 @@ def check_model(
 
 
 def load_model(
-    model_id: str,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    revision: str | None = None,
+    model_id: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None,
     device_map: str | None = None,
-) -> LoadedModel:
+) -> LoadedModel:  # fmt: skip
     """Load a model through transformers.
 
     Nothing but the result refers to the network: it is freed with its last user.
@@ -70,16 +66,10 @@ def load_model(
     with torch_threads(threads):
         rows = find_row_multiple(network)
     return LoadedModel(
-        id=model_id,
-        network=network,
-        device=device,
-        dtype=dtype,
-        eos_tokens=eos_tokens(network.generation_config, config),
-        positions=config.max_position_embeddings,
-        shape=ModelShape.of(config.to_dict(), dtype),
-        rows=rows,
-        threads=threads,
-    )
+        id=model_id, network=network, device=device, dtype=dtype,
+        eos_tokens=eos_tokens(network.generation_config, config), positions=config.max_position_embeddings,
+        shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads,
+    )  # fmt: skip
 
 
 def _checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:

@@ -83,11 +83,6 @@ class ModelShape:
 
         Coupled rollouts have one reference stream, and for each action streams along X and Y. Residual branching has a
         reference stream for each action, and keeps the two streams of its scan.
-
-        Args:
-            actions: The number of actions.
-            horizon: H.
-            estimator: ``PLAIN`` or ``SWRB``.
         """
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
         suffix = self.entry_bytes * horizon

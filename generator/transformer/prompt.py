@@ -26,8 +26,6 @@ class Prompt:
     """A prefilled prompt: what selectors see of every layer, and the law of position 1.
 
     Args:
-        model: What computes the prefill.
-        tokens: The prompt.
         window: How many last queries to keep.
         statistics: What to gather over all queries.
     """
@@ -100,11 +98,8 @@ class PreparedPrompt:
     """``PreparedDocument`` of a transformer.
 
     Args:
-        model: What computes laws.
-        prompt: The whole prompt.
         caches: One compact cache for each action.
         seconds: Of each action, what prefill and eviction took.
-        horizon: H.
     """
 
     def __init__(
@@ -117,14 +112,9 @@ class PreparedPrompt:
         """Make kernels with room for so many open streams; they share the memory of the prompt and the caches."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
         return TransformerKernels(
-            self._model,
-            self._prompt.entries,
-            self._prompt.first_law,
-            [whole, *(cache.layers for cache in self._caches)],
-            streams,
-            self._horizon,
-            savings,
-        )
+            self._model, self._prompt.entries, self._prompt.first_law,
+            [whole, *(cache.layers for cache in self._caches)], streams, self._horizon, savings,
+        )  # fmt: skip
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
@@ -132,12 +122,7 @@ class PreparedPrompt:
         return replicates_within(available_bytes(self._model.device), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """What ``units`` says of a cache and its streams.
-
-        Args:
-            number: The cache, from 1.
-            streams: The unit's replicates; resident bytes are those of one stream each, before step 1.
-        """
+        """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""
         compact = self._caches[number - 1]
         stored = compact.payload_bytes + compact.index_bytes + compact.metadata_bytes
         suffix = sum(
@@ -145,12 +130,8 @@ class PreparedPrompt:
             for layer in self._prompt.layers
         )
         return {
-            "prompt_entries": self._prompt.entries,
-            "kept_entries": compact.kept_entries,
-            "payload_bytes": compact.payload_bytes,
-            "index_bytes": compact.index_bytes,
-            "metadata_bytes": compact.metadata_bytes,
-            "resident_bytes": stored + suffix * streams,
-            "kept_sha256": list(compact.kept_sha256),
-            "prefill_seconds": self._seconds[number - 1],
-        }
+            "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
+            "payload_bytes": compact.payload_bytes, "index_bytes": compact.index_bytes,
+            "metadata_bytes": compact.metadata_bytes, "resident_bytes": stored + suffix * streams,
+            "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
+        }  # fmt: skip

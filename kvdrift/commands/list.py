@@ -42,7 +42,7 @@ def _tasks() -> list[tuple[str, str]]:
     for name, source in SOURCES.items():
         rows.append((name, source.summary))
         rows += [
-            (f"{name}: {task}", "made here, from a seed" if source.makes(task) else "from files")
+            (f"{name}: {task}", "made here, from a seed" if task in source.generated else "from files")
             for task in source.tasks
         ]
     rows.append((FINITE_STATE, "the systems of a finite-state model, each a document; no tasks, no length"))

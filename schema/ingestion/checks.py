@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,12 +92,9 @@ class SortedRows:
         follows = ~pair_begins
         follows[1:] &= np.diff(rows.t.astype(np.int64)) == 1
         return cls(
-            rows=rows,
-            pair_first=pair_first,
-            pair_last=np.append(pair_first[1:], len(rows)) - 1,
-            unit_first=np.append(np.flatnonzero(run_begins(rows.group) | (step > 1)), len(rows)),
-            follows=follows,
-        )
+            rows=rows, pair_first=pair_first, pair_last=np.append(pair_first[1:], len(rows)) - 1,
+            unit_first=np.append(np.flatnonzero(run_begins(rows.group) | (step > 1)), len(rows)), follows=follows,
+        )  # fmt: skip
 
     def unit_of(self, row: Wide) -> Wide:
         """Return the unit of each of some rows."""
@@ -115,25 +113,13 @@ class SortedRows:
 
 
 def find_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
-    """Find the kinds of errors that some rows have.
-
-    Args:
-        given: The rows.
-        horizon: H of each group.
-
-    """
+    """Find the kinds of errors that some rows have; ``horizon`` is H of each group."""
     found = [*_flaws(given.rows), *_key_errors(given, horizon), *_value_errors(given.rows), *_eos_errors(given)]
     return [anomaly for anomaly in found if anomaly.rows.size]
 
 
 def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
-    """Find what is unusual in some rows but no error.
-
-    Args:
-        given: The rows.
-        control: Whether each group is a full-retention control.
-
-    """
+    """Find what is unusual in some rows but no error; ``control`` tells the groups that are full-retention controls."""
     rows = given.rows
     moved = (rows.delta != 0) | (rows.f != 0)
     mismatch = np.not_equal(rows.x_token, rows.y_token)
@@ -141,24 +127,16 @@ def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
     same_history = before == np.repeat(before[given.pair_first], given.pair_last - given.pair_first + 1)
     with np.errstate(invalid="ignore"):  # infinities are errors, not remarks
         apart = same_history & (np.abs(rows.delta - rows.f) > FORCED_TOLERANCE)
+    ours = control[rows.group]
+    first = moved & ~ours & (rows.t == 1)
     found = [
-        Anomaly(
-            "control",
-            np.flatnonzero(control[rows.group] & moved),
-            lambda row: f"a full-retention control has delta {rows.delta[row]:g}, f {rows.f[row]:g}, which should be 0",
-        ),
-        Anomaly(
-            "first position",
-            np.flatnonzero((rows.t == 1) & moved & ~control[rows.group]),
-            lambda row: f"delta is {rows.delta[row]:g}, f {rows.f[row]:g}; both are 0 if eviction follows prefill",
-        ),
-        Anomaly(
-            "before divergence",
-            np.flatnonzero(apart),
-            lambda row: f"delta is {rows.delta[row]:g}, f {rows.f[row]:g}; they are equal before the first mismatch",
-        ),
+        ("control", moved & ours, "a full-retention control has delta {:g}, f {:g}, which should be 0"),
+        ("first position", first, "delta is {:g}, f {:g}; both are 0 if eviction follows prefill"),
+        ("before divergence", apart, "delta is {:g}, f {:g}; they are equal before the first mismatch"),
     ]
-    return [anomaly for anomaly in found if anomaly.rows.size]
+    return [
+        Anomaly(kind, np.flatnonzero(here), _says(text, rows.delta, rows.f)) for kind, here, text in found if here.any()
+    ]
 
 
 def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
@@ -172,8 +150,14 @@ def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
     return np.lexsort((t, replicate, group))
 
 
-def _always(text: str) -> Callable[[int], str]:
-    return lambda _: text
+def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what the row before each row has, and 0 for the first row."""
+    return np.concatenate([np.zeros(1, values.dtype), values[:-1]])
+
+
+def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
+    """Make the text for a row, from what some columns have there."""
+    return lambda row: text.format(*(column[row] for column in columns))
 
 
 def _flaws(rows: EventRows) -> list[Anomaly]:
@@ -184,8 +168,8 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
         null, misfit = (np.flatnonzero(rows.flaws & np.uint16(1 << shift)) for shift in (bit, 8 + bit))
         wanted = "does not fit int32" if name in INTEGERS else "is not 0 or 1"
         found += [
-            Anomaly("null", null, _always(f"{name} is null")),
-            Anomaly("type", misfit, _always(f"{name} {wanted}")),
+            Anomaly("null", null, _says(f"{name} is null")),
+            Anomaly("type", misfit, _says(f"{name} {wanted}")),
         ]
     return found
 
@@ -193,12 +177,10 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
 def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
     rows, pair_first, pair_last = given.rows, given.pair_first, given.pair_last
     keyed = rows.flaws & np.uint16(0x101 << VALUES.index("replicate") | 0x101 << VALUES.index("t")) == 0
-    before = np.zeros(len(rows), dtype=np.int32)  # the position before in the replicate, 0 at its start
-    before[1:] = rows.t[:-1]
-    before[pair_first] = 0
-    again = np.zeros(len(rows), dtype=np.bool_)
-    again[1:] = rows.t[1:] == rows.t[:-1]
+    before = _of_row_before(rows.t)
+    again = rows.t == before
     again[pair_first] = False
+    before[pair_first] = 0  # the position before in the replicate, 0 at its start
     np.maximum(before, 0, out=before)
     last = rows.t[pair_last]
     wanted = horizon[rows.group[pair_last]]
@@ -217,7 +199,7 @@ def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
     return [
         Anomaly("replicate", negative, lambda row: f"replicate is {rows.replicate[row]}, must be at least 0"),
         Anomaly("position", early, lambda row: f"t is {rows.t[row]}, must be at least 1"),
-        Anomaly("duplicate", np.flatnonzero(keyed & again), _always("the key occurs more than once")),
+        Anomaly("duplicate", np.flatnonzero(keyed & again), _says("the key occurs more than once")),
         Anomaly("gap", skipped, missing, position=lambda row: int(before[row]) + 1),
         Anomaly("horizon", ends, short),
     ]
@@ -229,48 +211,33 @@ def _value_errors(rows: EventRows) -> list[Anomaly]:
         values = getattr(rows, name)
         given = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
         outside = ~((values >= 0) & (values <= 1))  # also where it is NaN
-        found.append(Anomaly("range", np.flatnonzero(outside & given), _outside(name, values)))
+        found.append(
+            Anomaly("range", np.flatnonzero(outside & given), _says(f"{name} is {{:g}}, must be within [0, 1]", values))
+        )
     agreed = (rows.delta == 0) & (rows.flaws == 0)
     mismatch = np.flatnonzero(agreed & (rows.x_token != rows.y_token))
-    return [*found, Anomaly("impossible mismatch", mismatch, _impossible(rows))]
-
-
-def _outside(name: str, values: npt.NDArray[np.float32]) -> Callable[[int], str]:
-    return lambda row: f"{name} is {values[row]:g}, must be within [0, 1]"
-
-
-def _impossible(rows: EventRows) -> Callable[[int], str]:
-    return lambda row: f"x_token {rows.x_token[row]} and y_token {rows.y_token[row]} differ although delta is 0"
+    say = _says("x_token {} and y_token {} differ although delta is 0", rows.x_token, rows.y_token)
+    return [*found, Anomaly("impossible mismatch", mismatch, say)]
 
 
 def _eos_errors(given: SortedRows) -> list[Anomaly]:
     rows = given.rows
-    sound = given.follows & (rows.flaws == 0)
-    sound[1:] &= rows.flaws[:-1] == 0
+    sound = given.follows & (rows.flaws == 0) & (_of_row_before(rows.flaws) == 0)
     found = []
     ended = []  # of each side: whether it had ended before the row
     for name, flag, token in (("x", rows.x_eos, rows.x_token), ("y", rows.y_eos, rows.y_token)):
-        before = np.zeros(len(rows), dtype=np.bool_)
-        before[1:] = flag[:-1]
-        before &= sound
-        repeats = np.zeros(len(rows), dtype=np.bool_)  # so had it before the row before, whose token is then repeated
-        repeats[1:] = before[:-1]
-        other = np.zeros(len(rows), dtype=np.bool_)
-        other[1:] = token[1:] != token[:-1]
-        undone, changed = np.flatnonzero(before & ~flag), np.flatnonzero(before & repeats & flag & other)
-        found.append(Anomaly("EOS undone", undone, _always(f"{name}_eos is false after it was true")))
-        found.append(Anomaly("token after EOS", changed, _changed(name, token)))
+        before = _of_row_before(flag) & sound
+        repeats = _of_row_before(before)  # so had it before the row before, whose token is then repeated
+        undone = np.flatnonzero(before & ~flag)
+        changed = np.flatnonzero(before & repeats & flag & (token != _of_row_before(token)))
+        repeated = f"{name}_token is {{}} after {{}}, must repeat it after EOS"
+        found.append(Anomaly("EOS undone", undone, _says(f"{name}_eos is false after it was true")))
+        found.append(Anomaly("token after EOS", changed, _says(repeated, token, _of_row_before(token))))
         ended.append(before & flag)
     after_x = np.flatnonzero(ended[0] & (rows.f > 0))
     after_both = np.flatnonzero(ended[0] & ended[1] & (rows.delta > 0))
     return [
         *found,
-        Anomaly(
-            "delta after EOS", after_both, lambda row: f"delta is {rows.delta[row]:g} after both sides' EOS, must be 0"
-        ),
-        Anomaly("f after EOS", after_x, lambda row: f"f is {rows.f[row]:g} after X's EOS, must be 0"),
+        Anomaly("delta after EOS", after_both, _says("delta is {:g} after both sides' EOS, must be 0", rows.delta)),
+        Anomaly("f after EOS", after_x, _says("f is {:g} after X's EOS, must be 0", rows.f)),
     ]
-
-
-def _changed(name: str, token: Ints) -> Callable[[int], str]:
-    return lambda row: f"{name}_token is {token[row]} after {token[row - 1]}, must repeat it after EOS"

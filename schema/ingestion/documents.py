@@ -45,11 +45,7 @@ class DocumentRows:
     """The rows of a documents file by document id. A row without study or model is about all of them."""
 
     def __init__(self, rows: Iterable[DocumentRow] = (), unknown: Iterable[str] = ()) -> None:
-        """Index some rows.
-
-        Args:
-            rows: The rows.
-            unknown: Names of columns that no document has.
+        """Index some rows; ``unknown`` are names of columns that no document has.
 
         Raises:
             InputError: A document has two rows, or a cluster is in both splits.

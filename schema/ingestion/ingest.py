@@ -200,15 +200,9 @@ class _Filing:
         self._model_of_group = np.array([place[model] for model in models], dtype=np.int32)
 
     def take(self, rows: EventRows, first: int) -> list[Finding]:
-        """Offer the right units of a portion to the store and report the rest.
+        """Offer the right units of a portion to the store and report the rest; return its remarks.
 
-        Args:
-            rows: The portion.
-            first: The number of its first row in the file, from 0.
-
-        Returns:
-            The portion's remarks.
-
+        ``first`` is the number of its first row in the file, from 0.
         """
         rows = self._named(rows, first)
         if not len(rows):

@@ -59,10 +59,6 @@ class Intake:
     def __init__(self, store: Store, documents: DocumentRows) -> None:
         """Read what the store knows.
 
-        Args:
-            store: The store.
-            documents: The rows of the documents file.
-
         Raises:
             InputError: The store cannot be read, or was compacted.
 
@@ -109,12 +105,7 @@ class Intake:
         return bool(self._controls.get((study, action), action == CONTROL_ACTION))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
-        """Queue the new replicates of one unit.
-
-        Args:
-            key: The unit's group.
-            rows: Whole replicates in key order.
-            horizon: H of the study and model.
+        """Queue the new ones of a unit's whole replicates, which are in key order.
 
         Returns:
             How many replicates are new; the store has the others with the same content. Or why none goes in.
@@ -233,12 +224,8 @@ class Intake:
             control = self.is_control(study, action)
             self._controls[study, action] = control
             self._new_actions.append({
-                "study": study,
-                "action": action,
-                "selector": "external",
-                "keep": "all" if control else "unknown",
-                "position_mode": "unknown",
-                "control": control,
+                "study": study, "action": action, "selector": "external", "keep": "all" if control else "unknown",
+                "position_mode": "unknown", "control": control,
                 "prespecified": control or study not in self._planned or action in self._planned[study],
             })  # fmt: skip
 

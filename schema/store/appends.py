@@ -46,9 +46,6 @@ class Span:
 
     Attributes:
         group: Digest of the four names and, unless it is plain, the estimator.
-        first: The first replicate.
-        count: The number of replicates.
-        estimator: The estimator.
 
     """
 
@@ -130,11 +127,9 @@ def unit_name(record: dict[str, Any]) -> str:
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
-    """Put rows into the declared schema of a table.
+    """Put rows, columns in any order, into the declared schema of a table.
 
-    Args:
-        table: The table.
-        rows: Its columns in any order. A column that came after the table may be missing, and gets its default.
+    A column that came after the table may be missing, and gets its default.
 
     Raises:
         InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.

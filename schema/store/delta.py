@@ -336,9 +336,7 @@ class DeltaFolder:
         delta-rs refuses a commit that shares an application id with a commit made since its snapshot; then ``attempt``
         is called again. Commits without common ids do not disturb each other.
 
-        Args:
-            table: The table.
-            attempt: Gets the latest version and returns what is still to be committed, None if nothing is.
+        ``attempt`` gets the latest version and returns what is still to be committed, None if nothing is.
 
         Returns:
             The number of files made visible.

@@ -16,15 +16,9 @@ _ROWS_APP_ID = "kvdrift.rows"
 
 
 def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
-    """Append the rows whose keys a small table does not have yet.
+    """Append the rows whose keys a small table, one of ``KEYED``, does not have yet; return how many.
 
-    Args:
-        folder: The store's tables.
-        table: One of ``KEYED``, with all declared columns.
-        rows: Rows of its declared schema. Nulls in key columns count as equal to each other.
-
-    Returns:
-        The number of new rows.
+    The rows are of the declared schema. Nulls in key columns count as equal to each other.
 
     Raises:
         InputError: The table has a row of the same key and other values; then nothing is appended.

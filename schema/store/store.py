@@ -163,16 +163,9 @@ class Store:
         return self._folder.dataset(self._load(table, version))
 
     def read(self, table: str, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of a table and verify page checksums.
+        """Read the rows of a table at a version, in all or some columns of its declared schema; verify page checksums.
 
-        Args:
-            table: The table's name.
-            version: The version to read, by default the latest.
-            columns: The columns to read, by default all.
-
-        Returns:
-            The rows in the declared schema, or in those columns of it. Rows of older schema versions hold the declared
-            defaults in the columns that they lack.
+        Rows of older schema versions hold the declared defaults in the columns that they lack.
 
         Raises:
             InputError: The table, a column or the version is unknown, or a file is missing or damaged.
@@ -186,13 +179,7 @@ class Store:
         return self._folder.read(loaded, declared if columns is None else columns)
 
     def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
-        """Return the ``units`` rows of all units whose events are visible, also where the row is still to be written.
-
-        Args:
-            study: The study whose rows to return, by default all.
-            model: The model whose rows to return, by default all.
-
-        """
+        """Return the ``units`` rows of all units whose events are visible, also where a row is still to be written."""
         stored, rows = self._units_and_unprojected()
         units = pa.concat_tables([self._folder.read(stored, UNITS.columns), rows])
         for name, value in (("study", study), ("model", model)):
@@ -228,8 +215,7 @@ class Store:
                     written[span] = self._put_unit(*given[span])
             groups = ((span.group, span.first + span.count) for span in new)
             return Commit(
-                [written[span] for span in new],
-                transactions([*groups, *((span.app_id, span.count) for span in new)]),
+                [written[span] for span in new], transactions([*groups, *((span.app_id, span.count) for span in new)])
             )
 
         self._healed = False  # until the rows are there too
@@ -267,14 +253,9 @@ class Store:
         return append_new_rows(self._folder, table, given)
 
     def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
-        """Return the events files that lack a file of one of their ``derived_tables``.
+        """Return the relative paths of the events files that lack a file of one of their ``derived_tables``.
 
-        Args:
-            events_version: The version of ``events`` to look at.
-            derived_versions: Versions of the derived tables by name, by default the latest.
-
-        Returns:
-            Relative paths of events files.
+        Of derived tables whose versions are not given, the latest ones count.
 
         Raises:
             InputError: One of the tables was compacted; its files no longer tell what they were made from.
@@ -288,10 +269,7 @@ class Store:
     def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
         """Put a derived file in place as a whole; it is not visible before ``commit_files``.
 
-        Args:
-            table: The derived table.
-            path: The relative path of the events file that the rows were derived from.
-            rows: The rows.
+        ``path`` is the relative one of the events file that the rows were derived from.
 
         Raises:
             InputError: The rows are not of the table's declared schema, or no such events file is derived into it.
@@ -303,13 +281,9 @@ class Store:
         return self._put(table, path, data, rows.num_rows)
 
     def commit_files(self, table: str, files: Iterable[StoredFile], app_id: str, version: int) -> int:
-        """Make files visible by one commit; there is none if all are visible.
+        """Make files that ``write_parquet`` put in place visible by one commit; there is none if all are visible.
 
-        Args:
-            table: The table.
-            files: Files that ``write_parquet`` put in place.
-            app_id: The application id of the commit.
-            version: The version of the events table that the files cover; the commit carries it.
+        The commit carries ``version``, that of the events table which the files cover.
 
         Returns:
             The number of files that were not visible before.

@@ -7,38 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
 from fixtures.laws import large_laws
 from fixtures.random_models import random_document, save_random_model
 
-from generator.actions import Action
 from generator.coupling.laws import LawTable
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, SnapKV
 from generator.transformer.loading import load_model
-from schema.retention import Retention
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
 pytestmark = pytest.mark.gpu
 
-HALF = Action("snapkv-half", "snapkv", SnapKV(), Retention.parse("1/2"))
-CONTROL = Action("full", "full", Full(), Retention(None))
-
 
 def units(folder: Path, device: str, dtype: str) -> list[Unit]:
     """Both estimators, a control beside them, and laws of 5,000 tokens."""
     model = load_model(str(save_random_model(folder / device, "llama", vocab_size=5000)), device=device, dtype=dtype)
-    pending = [PendingUnit(HALF, 0, 12, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
+    pending = [PendingUnit(HALF_SNAPKV, 0, 12, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
     return generate_units(model, "s", random_document("d1500", 1500), pending, 16, 3)
 
 
 def test_events_are_those_of_the_cpu(tmp_path: Path) -> None:
     """Kernels round by some 1e-6 in float32; tokens are equal unless a uniform falls as near to a boundary."""
     for one, other in zip(units(tmp_path, "cuda", "float32"), units(tmp_path, "cpu", "float32"), strict=True):
-        for name in ("kind", "t", "x_token", "y_token"):
-            assert one.events[name].equals(other.events[name])
-        for name in ("delta", "f"):
-            np.testing.assert_allclose(one.events[name].to_numpy(), other.events[name].to_numpy(), atol=1e-5)
+        assert_near(one, other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
+from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, assert_like_plain, plain_twin, steps_of
 from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, random_model, save_random_model
-from numpy.typing import NDArray
-from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, keep_snapkv, load_eager, plain_rollout
+from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, keep_snapkv, load_eager
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, Recent, SnapKV
+from generator.selectors import Recent, SnapKV
 from generator.transformer.loading import load_model
 from schema.errors import InputError
 from schema.retention import Retention
@@ -25,15 +24,9 @@ from schema.store.appends import Unit, conform_unit
 
 SEED = 3
 HORIZON = 28
-COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
-HALF_SNAPKV = Action("snapkv-half", "snapkv", SnapKV(), Retention.parse("1/2"))
-HALF_RECENT = Action("recent-half", "recent", Recent(), Retention.parse("1/2"))
 FEW_SNAPKV = Action("snapkv-80", "snapkv", SnapKV(window=32, kernel=7), Retention(80))
-CONTROL = Action("full", "full", Full(), Retention(None))
 ACTIONS = (HALF_SNAPKV, HALF_RECENT, FEW_SNAPKV, CONTROL)
-
-Steps = dict[str, NDArray[Any]]
 
 
 def pending(actions: Sequence[Action] = ACTIONS, first: int = 0, count: int = 16) -> list[PendingUnit]:
@@ -46,12 +39,6 @@ def generate(
 ) -> list[Unit]:
     """Units of the random document of that length under the random model of that kind."""
     return generate_units(random_model(kind, dtype), "s", random_document(f"d{length}", length), units, HORIZON, seed)
-
-
-def steps_of(unit: Unit) -> Steps:
-    """A unit's event columns, [replicates, H] each."""
-    shape = (unit.record["replicates"], unit.record["horizon"])
-    return {name: unit.events[name].to_numpy().reshape(shape) for name in COLUMNS}
 
 
 @cache
@@ -81,11 +68,9 @@ def assert_same_bits(part: dict[tuple[str, int], Steps], whole: dict[tuple[str, 
 
 def plain_choosers(length: int) -> dict[str, Chooser]:
     return {
-        "snapkv-half": keep_snapkv(length // 2),
-        "recent-half": keep_recent(length // 2),
-        "snapkv-80": keep_snapkv(80, window=32, kernel=7),
-        "full": keep_all(),
-    }
+        "snapkv-half": keep_snapkv(length // 2), "recent-half": keep_recent(length // 2),
+        "snapkv-80": keep_snapkv(80, window=32, kernel=7), "full": keep_all(),
+    }  # fmt: skip
 
 
 @cache
@@ -94,17 +79,7 @@ def plain_steps(kind: str, length: int, layers: int, replicates: int) -> dict[st
         network = load_eager(save_random_model(Path(folder), kind, layers=layers))
     document = random_document(f"d{length}", length)
     return {
-        action: plain_rollout(
-            network,
-            document.tokens,
-            chooser,
-            seed=SEED,
-            document=document.doc,
-            action=action,
-            replicates=range(replicates),
-            horizon=HORIZON,
-            eos_tokens=EOS_TOKENS,
-        )
+        action: plain_twin(network, document, action, chooser, replicates, HORIZON)
         for action, chooser in plain_choosers(length).items()
     }
 
@@ -126,10 +101,7 @@ def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
     ended = parted = 0
     for unit in generate_units(random_model(kind, layers=layers), "s", document, units, HORIZON, SEED):
         fast, slow = steps_of(unit), plain[unit.record["action"]]
-        for name in ("x_token", "y_token", "x_eos", "y_eos"):
-            assert np.array_equal(fast[name], getattr(slow, name)), name
-        assert np.abs(fast["delta"] - slow.delta).max() < 1e-5
-        assert np.abs(fast["f"] - slow.f).max() < 1e-5
+        assert_like_plain(unit, slow)
         hashes = [hashlib.sha256(kept.astype("<i4").tobytes()).hexdigest() for kept in slow.kept]
         assert unit.record["kept_sha256"] == hashes
         assert unit.record["kept_entries"] == slow.kept[0].shape[1]
@@ -143,24 +115,10 @@ def test_a_large_vocabulary_equals_plain(tmp_path: Path) -> None:
     """Laws are float32 there, and are drawn from in blocks: within 1e-5 as above, of 5,000 tokens."""
     folder = save_random_model(tmp_path / "model", "llama", vocab_size=5000)
     document, count = random_document("d150", 150), 4
-    plain = plain_rollout(
-        load_eager(folder),
-        document.tokens,
-        keep_snapkv(75),
-        seed=SEED,
-        document=document.doc,
-        action="snapkv-half",
-        replicates=range(count),
-        horizon=10,
-        eos_tokens=EOS_TOKENS,
-    )
+    plain = plain_twin(load_eager(folder), document, "snapkv-half", keep_snapkv(75), count, 10)
     units = generate_units(load_model(str(folder)), "s", document, [PendingUnit(HALF_SNAPKV, 0, count)], 10, SEED)
-    fast = steps_of(units[0])
-    assert np.array_equal(fast["x_token"], plain.x_token)
-    assert np.array_equal(fast["y_token"], plain.y_token)
+    assert_like_plain(units[0], plain)
     assert (plain.x_token != plain.y_token).any()
-    assert np.abs(fast["delta"] - plain.delta).max() < 1e-5
-    assert np.abs(fast["f"] - plain.f).max() < 1e-5
 
 
 # --- Events depend on (seed, document, action, replicate) and on nothing else ---------------------------------------
@@ -176,15 +134,11 @@ def test_events_do_not_depend_on_what_is_asked_at_once(kind: str, length: int, d
     assert random_model(kind, dtype).batch_deviation == 0.0, "otherwise what follows need not hold"
     whole = events(kind, length, dtype)
     asked = [
-        *([unit] for unit in pending()),
-        pending((HALF_RECENT, CONTROL)),
-        pending(ACTIONS[::-1]),
-        pending(ACTIONS[:3], first=0, count=1),
-        pending(ACTIONS[:3], first=9, count=3),
+        *([unit] for unit in pending()), pending((HALF_RECENT, CONTROL)), pending(ACTIONS[::-1]),
+        pending(ACTIONS[:3], first=0, count=1), pending(ACTIONS[:3], first=9, count=3),
         [PendingUnit(HALF_SNAPKV, 0, 9), PendingUnit(HALF_RECENT, 4, 2), PendingUnit(HALF_SNAPKV, 9, 7)],
-        [PendingUnit(CONTROL, 1, 1)],
-        pending(),
-    ]
+        [PendingUnit(CONTROL, 1, 1)], pending(),
+    ]  # fmt: skip
     for units in asked:
         assert_same_bits(by_pair(generate(kind, length, units, dtype)), whole)
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import grimp
 import pytest
 from fixtures.command import call
+from fixtures.house import PACKAGES, ROOT
 from fixtures.random_models import save_random_model
 from importlinter.cli import lint_imports
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
 HEAVY = ("torch", "transformers", "matplotlib")
 
 
@@ -80,19 +79,23 @@ def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
 
 def test_commands_load_only_what_they_use(finished: Path) -> None:
     commands = [
-        ["list", "views"],
-        ["list", "tasks"],
-        ["status", "STORE"],
-        ["sql", "STORE", "select count(*) from decomposition"],
-        ["sql", "STORE", "select 1 as x", "--format", "latex"],
-        ["derive", "STORE"],
-        ["analyze", "STORE"],
-        ["verify", "STORE"],
-    ]
+        ["list", "views"], ["list", "tasks"], ["status", "STORE"],
+        ["sql", "STORE", "select count(*) from decomposition"], ["sql", "STORE", "select 1 as x", "--format", "latex"],
+        ["derive", "STORE"], ["analyze", "STORE"], ["verify", "STORE"],
+    ]  # fmt: skip
     for command, loaded in modules_after(
         [[str(finished) if word == "STORE" else word for word in c] for c in commands]
     ):
         assert loaded.isdisjoint(HEAVY), command
+
+
+@pytest.mark.parametrize(
+    "module", ["documents.registry", "embedded.documents", "finite.study_systems", "service.dispatch"]
+)
+def test_documents_systems_and_clients_load_no_model(module: str) -> None:
+    code = f"import sys, generator.{module}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {*HEAVY, "prefect", "apache_beam", "duckdb"}.isdisjoint(found.stdout.split())
 
 
 def test_help_loads_no_library_but_its_own() -> None:

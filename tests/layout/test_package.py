@@ -7,11 +7,10 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from fixtures.house import PACKAGES, ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
 # Imported where they are installed, and said in one line where they are not: extras, and what comes with CUDA.
 OPTIONAL = {"accelerate", "dask", "distributed", "kvpress", "triton"}
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from fixtures.house import PACKAGES, ROOT
 
 from generator.transformer.local_folders import EMBEDDED_ID
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError)\b")
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
 DOCUMENTS = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "ARCHITECTURE.md",
-    "docs/adding-a-selector.md",
-    "docs/finite-state-systems.md",
-)
+    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/adding-a-selector.md", "docs/finite-state-systems.md",
+)  # fmt: skip
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

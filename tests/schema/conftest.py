@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from fixtures.event_logs import documents_csv, write
+from fixtures.event_logs import Run, documents_csv, write
 
 from schema.ingestion.ingest import IngestReport, ingest
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., IngestReport]:
+def run(tmp_path: Path) -> Run:
     """Ingest tables into the one store of the test, the documents of DOCS being known."""
 
     def call(*logs: pa.Table, **options: Any) -> IngestReport:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from fixtures.stored_units import HORIZON, content, derive, derived_rows, edit, expected, make_unit
+from fixtures.refusals import refused
+from fixtures.stored_units import (
+    HORIZON,
+    SPAWN,
+    content,
+    derive,
+    derived_rows,
+    edit,
+    expected,
+    killed_in,
+    make_unit,
+    run_at_once,
+)
 
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
-
-SPAWN = multiprocessing.get_context("spawn")  # delta-rs has threads, so its processes must not be forked
 
 
 def keys(units: pa.Table) -> list[tuple[Any, ...]]:
@@ -68,8 +78,7 @@ def test_what_came_with_version_2_need_not_be_given(store: Store) -> None:
 def test_columns_are_read_in_the_order_asked_for(store: Store) -> None:
     store.append_units([make_unit()])
     assert store.read("events", columns=["t", "doc"]).column_names == ["t", "doc"]
-    with pytest.raises(InputError, match="events: no column 'dleta'; did you mean 'delta'"):
-        store.read("events", columns=["dleta"])
+    assert "events: no column 'dleta'; did you mean 'delta'" in refused(store.read, "events", columns=["dleta"])
 
 
 def test_the_same_unit_again_changes_nothing(store: Store) -> None:
@@ -90,13 +99,11 @@ def test_the_same_unit_again_after_compaction_changes_nothing(store: Store) -> N
         DeltaTable(f"{store.location}/{table}").optimize.compact()
     assert not any("snapkv" in path for path in store.paths("events"))
     assert Store.open(store.location).append_units(units) == 0
-    with pytest.raises(InputError, match="overlaps"):
-        store.append_units([make_unit("d0", first=2)])
+    assert "overlaps" in refused(store.append_units, [make_unit("d0", first=2)])
     assert store.append_units([make_unit("d0", first=4)]) == 1
     assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
     assert store.units().num_rows == 4
-    with pytest.raises(InputError, match="'events' was compacted"):
-        store.pending_segments(store.version("events"))
+    assert "'events' was compacted" in refused(store.pending_segments, store.version("events"))
 
 
 def test_replicate_ranges_grow(store: Store) -> None:
@@ -112,8 +119,7 @@ def test_an_overlapping_range_is_refused(store: Store, first: int, replicates: i
     with pytest.raises(InputError, match=r"\(s, org/model, d0, snapkv\) replicates \[.*overlaps.*\[0, 4\)"):
         store.append_units([make_unit("d9"), make_unit(first=first, replicates=replicates)])
     assert store.versions() == before
-    with pytest.raises(InputError, match="overlaps"):
-        store.append_units([make_unit("d5"), make_unit("d5", first=2)])
+    assert "overlaps" in refused(store.append_units, [make_unit("d5"), make_unit("d5", first=2)])
 
 
 def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
@@ -131,28 +137,16 @@ def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
         (edit(make_unit(), "t", 0, 2), "events: t is 2 where .* needs 1"),
         (edit(make_unit(), "replicate", 31, 7), "events: replicate is 7 where .* needs 3"),
         (edit(make_unit(), "delta", 0, None), "events: column 'delta' is null in 1 row"),
-        (
-            Unit(make_unit().record, make_unit().events.slice(1)),
-            r"events: 31 rows for .* must be 32 \(4 replicates x 8",
-        ),
+        (Unit(make_unit().record, make_unit().events.slice(1)), r"events: 31 rows for .* must be 32 \(4 replicates x 8"),
         (Unit(make_unit().record, make_unit().events.drop_columns(["f"])), "events: column 'f' is missing"),
         (edit(make_unit(), "kind", 5, None), "events: column 'kind' is null in 1 row"),
         (edit(make_unit(), "kind", 5, "scan"), r"events: kind is 'scan' in \(s, .*\[0, 4\), must be 'coupled'"),
         (edit(make_unit(), "weight", 5, 0.5), "events: weight is given in .*, must be null: only a scan has weights"),
         (make_unit(estimator="swbr"), "units: estimator is 'swbr'; did you mean 'swrb'"),
         (make_unit(estimator=None), "units: column 'estimator' is null"),
-        (
-            make_unit(estimator="swrb"),
-            r"events: kind is 'coupled' in .*\) swrb replicates .* must be 'scan' or 'branch'",
-        ),
-        (
-            Unit(make_unit().record, make_unit().events.rename_columns({"f": "g"})),
-            "events: unknown column 'g'; did you mean|events: unknown column 'g'; known",
-        ),
-        (
-            Unit(make_unit().record, make_unit().events.set_column(8, "delta", pa.array([0.0] * 32))),
-            "events: column 'delta' is double, must be float",
-        ),
+        (make_unit(estimator="swrb"), r"events: kind is 'coupled' in .*\) swrb replicates .* must be 'scan' or 'branch'"),
+        (Unit(make_unit().record, make_unit().events.rename_columns({"f": "g"})), "events: unknown column 'g'; did you mean|events: unknown column 'g'; known"),
+        (Unit(make_unit().record, make_unit().events.set_column(8, "delta", pa.array([0.0] * 32))), "events: column 'delta' is double, must be float"),
         (make_unit(horizon=9), "events: 32 rows"),
         (make_unit(replicates_=4), "units: unknown field 'replicates_'; did you mean 'replicates'"),
         (make_unit(horizon=None), "units: column 'horizon' is null"),
@@ -160,12 +154,10 @@ def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
         (make_unit(first_replicate=-1), "units: first_replicate is -1, must be at least 0"),
         (make_unit(decode_seconds=float("nan")), "units: a field of .* is not a finite number"),
     ],
-)
+)  # fmt: skip
 def test_events_that_are_not_the_units_are_refused(store: Store, unit: Unit, message: str) -> None:
     before = store.versions()
-    with pytest.raises(InputError, match=message) as caught:
-        store.append_units([make_unit("good"), unit])
-    assert "\n" not in str(caught.value)
+    assert re.search(message, refused(store.append_units, [make_unit("good"), unit]))
     assert store.versions() == before
 
 
@@ -225,36 +217,26 @@ def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
     Path(path).write_bytes(data)
     with pytest.raises(OSError, match="CRC"):
         pq.read_table(path, page_checksum_verification=True)
-    with pytest.raises(InputError, match="table 'events' is damaged") as caught:
-        store.read("events")
-    assert "\n" not in str(caught.value)
+    assert "table 'events' is damaged" in refused(store.read, "events")
 
 
 # Writers at once, and killed ones
 
 
-def write_each(location: str, docs: list[str], ready: Any) -> None:
+def write_each(location: str, docs: list[str], ready: Any = None) -> None:
     """What a writer process does: one unit after the other, each file its own by the seconds it measured."""
     store = Store.create(location)
-    ready.set()
+    if ready is not None:
+        ready.set()
     for doc in docs:
         store.append_units([make_unit(doc, prefill_seconds=time.time())])
-
-
-def write_at_once(location: str, docs: list[list[str]]) -> None:
-    ready = SPAWN.Event()
-    processes = [SPAWN.Process(target=write_each, args=(location, names, ready)) for names in docs]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
 def test_processes_at_once_on_shared_and_own_units(tmp_path: Path) -> None:
     shared = [f"shared{i}" for i in range(8)]
     own = [[f"own{writer}-{i}" for i in range(6)] for writer in range(3)]
-    write_at_once(str(tmp_path / "store"), [[*names, *shared] for names in own] + [shared])
+    docs_of = [*([*names, *shared] for names in own), shared]
+    run_at_once(write_each, [(str(tmp_path / "store"), docs) for docs in docs_of])
     store = Store.open(tmp_path / "store")
     docs = sorted([*shared, *(doc for names in own for doc in names)])
     assert content(store).equals(expected([make_unit(doc) for doc in docs]))
@@ -304,21 +286,12 @@ def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_pat
     assert store.units().equals(store.read("units"))
 
 
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
 @pytest.mark.parametrize("way", ["create", "append_units", "reconcile"])
 def test_units_rows_are_healed_from_the_footers(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     store.append_units([make_unit("d0")])
 
-    def die(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "_append_projection", die)
-        with pytest.raises(Killed):
-            store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
+    with killed_in(monkeypatch, Store, "_append_projection"):
+        store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
     assert keys(store.read("units")) == [("d0", "snapkv", 0)]
     wanted = [(doc, "snapkv", 0) for doc in ("d0", "d1", "d2")]
     assert keys(store.units()) == wanted, "the gap is not visible here"
@@ -353,8 +326,7 @@ def test_no_permission_is_the_users_to_mend(store: Store, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(InputError, match="cannot be written: permission denied for events/"):
-        store.append_units([make_unit()])
+    assert "cannot be written: permission denied for events/" in refused(store.append_units, [make_unit()])
 
 
 def test_opening_stays_quick_after_many_commits(store: Store) -> None:
@@ -374,15 +346,10 @@ def test_opening_stays_quick_after_many_commits(store: Store) -> None:
 def actions(**changed: list[Any]) -> pa.Table:
     schema = TABLES["actions"].schema
     values: dict[str, list[Any]] = {
-        "study": ["s", "s"],
-        "action": ["full", "half"],
-        "selector": ["full", "snapkv"],
-        "keep": ["all", "1/2"],
-        "window": [None, 64],
-        "position_mode": ["on from n"] * 2,
-        "control": [True, False],
+        "study": ["s", "s"], "action": ["full", "half"], "selector": ["full", "snapkv"], "keep": ["all", "1/2"],
+        "window": [None, 64], "position_mode": ["on from n"] * 2, "control": [True, False],
         "prespecified": [True, True],
-    }
+    }  # fmt: skip
     values |= changed
     return pa.table({field.name: pa.array(values.get(field.name, [None] * 2), field.type) for field in schema})
 
@@ -405,10 +372,8 @@ def test_a_row_with_another_value_is_refused(store: Store) -> None:
         store.append_rows("actions", actions(window=[None, 32]))
     with pytest.raises(InputError, match=r"action=new\): selector is 'b', but the store has 'a'|selector is 'b'"):
         store.append_rows("actions", actions(action=["new", "new"], selector=["a", "b"]))
-    with pytest.raises(InputError, match="column 'control' is null"):
-        store.append_rows("actions", actions(control=[None, True]))
-    with pytest.raises(InputError, match="rows cannot be appended to 'events'"):
-        store.append_rows("events", make_unit().events)
+    assert "column 'control' is null" in refused(store.append_rows, "actions", actions(control=[None, True]))
+    assert "rows cannot be appended to 'events'" in refused(store.append_rows, "events", make_unit().events)
     assert store.versions() == versions
 
 
@@ -495,9 +460,7 @@ def test_pending_segments_keep_to_their_version(store: Store) -> None:
 
 
 def fails(location: object, message: str, *, make: bool = False) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        (Store.create if make else Store.open)(str(location))
-    assert "\n" not in str(caught.value)
+    assert message in refused(Store.create if make else Store.open, str(location))
 
 
 def test_places_that_are_no_store(tmp_path: Path) -> None:
@@ -512,8 +475,7 @@ def test_places_that_are_no_store(tmp_path: Path) -> None:
     fails(tmp_path / "a%20b", "cannot hold a '%'", make=True)
     fails("nonsense://bucket/store", "not a URL that can be read")
     assert file.read_text() == "mine"
-    with pytest.raises(InputError, match="no table 'event'; did you mean 'events'"):
-        Store.create(tmp_path / "store").version("event")
+    assert "no table 'event'; did you mean 'events'" in refused(Store.create(tmp_path / "store").version, "event")
 
 
 def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -522,14 +484,11 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
     commit = log / f"{1:020d}.json"
     text = commit.read_text()
     commit.write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match="table 'events' is damaged") as caught:
-        Store.open(store.location).paths("events")
-    assert "\n" not in str(caught.value)
+    assert "table 'events' is damaged" in refused(lambda: Store.open(store.location).paths("events"))
     commit.write_text(text)
     assert store.read("events").num_rows == 32
     Path(store.files("events")[0]).unlink()
-    with pytest.raises(InputError, match="table 'events' is damaged"):
-        store.read("events")
+    assert "table 'events' is damaged" in refused(store.read, "events")
     DeltaTable.create(tmp_path / "foreign" / "events", schema=EVENTS.schema)
     fails(tmp_path / "foreign", "was not made by kvdrift")
     assert capfd.readouterr() == ("", "")

@@ -12,33 +12,22 @@ from deltalake import DeltaTable, write_deltalake
 from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
-    pa.string(),
-    pa.int32(),
-    pa.int64(),
-    pa.float32(),
-    pa.float64(),
-    pa.bool_(),
-    pa.timestamp("us", tz="UTC"),
+    pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),
     pa.list_(pa.string()),
-}
+}  # fmt: skip
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
 
 @every_table
-def test_every_column_has_a_meaning_and_a_shared_type(table: Table) -> None:
+def test_keys_are_columns_and_every_column_has_a_meaning_and_a_shared_type(table: Table) -> None:
     assert table.row
     assert len(set(table.columns)) == len(table.columns)
+    assert set() < set(table.key) <= set(table.columns)
+    assert TABLES[table.name] is table
     for field in table.schema:
         assert field.metadata[b"meaning"], field.name
         assert field.type in ALLOWED, f"{field.name}: {field.type} is unsigned, a dictionary, or not in Delta Lake"
-
-
-@every_table
-def test_keys_are_columns(table: Table) -> None:
-    assert table.key
-    assert set(table.key) <= set(table.columns)
-    assert TABLES[table.name] is table
 
 
 @every_table

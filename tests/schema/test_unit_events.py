@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fixtures.branched_units import NAMES, RECORD, H, make_rows, row, swrb_unit
+from fixtures.refusals import refused
 from fixtures.stored_units import content, derived_rows, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
 
@@ -101,9 +103,7 @@ def test_all_of_no_mass_is_whole(store: Store) -> None:
 )  # fmt: skip
 def test_a_unit_that_is_not_whole_is_refused(store: Store, rows: list[dict[str, Any]], message: str) -> None:
     before = store.versions()
-    with pytest.raises(InputError, match=f"^events: .*{message}") as caught:
-        store.append_units([make_unit("good"), swrb_unit(rows)])
-    assert "\n" not in str(caught.value)
+    assert re.match(f"events: .*{message}", refused(store.append_units, [make_unit("good"), swrb_unit(rows)]))
     assert store.versions() == before
 
 
@@ -125,8 +125,7 @@ def test_a_path_tells_the_estimator(store: Store) -> None:
     assert derived_tables(swrb) == ("branchings", "branching_depths")
     for path, record in ((plain, make_unit().record), (swrb, RECORD)):
         assert span_of_path(path) == span_of_record(record)
-    with pytest.raises(InputError, match=r"'part-0\.parquet' is not the path of an events file"):
-        derived_tables("part-0.parquet")
+    assert "'part-0.parquet' is not the path of an events file" in refused(derived_tables, "part-0.parquet")
 
 
 def test_each_segment_is_derived_into_its_own_tables(store: Store) -> None:

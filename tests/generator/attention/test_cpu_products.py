@@ -6,19 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures.random_models import save_random_model
 from torch import nn
 from transformers.activations import SiLUActivation
 
 from generator.attention.cpu_products import OneDNNLinear, SeamlessSiLU, product, replace_linear_layers
+from generator.transformer.decoder import torch_threads
 from generator.transformer.loading import load_model
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model folder that loads."""
-    return save_random_model(tmp_path / "model", "qwen2")
-
 
 # --- Products ---------------------------------------------------------------------------------------------------------
 
@@ -68,15 +61,11 @@ def test_the_activation_has_no_seam(width: int, threads: int, dtype: torch.dtype
     """Rows of a batch equal the same rows in smaller batches, bitwise, also where threads share the work unevenly."""
     activation = SeamlessSiLU()
     rows = (3 * torch.randn(56, 1, width, generator=torch.Generator().manual_seed(width))).to(dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         whole = activation(rows)
         for count in range(1, 56, 3 if width < 1000 else 11):
             assert torch.equal(activation(rows[:count].contiguous()), whole[:count])
             assert torch.equal(activation(rows[-count:].contiguous()), whole[-count:])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_activation_is_silu() -> None:

@@ -13,6 +13,7 @@ from generator.attention import parts as partial_attention
 from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts
 from generator.attention.statistics import QueryChunk
 from generator.transformer import prompt as transformer
+from generator.transformer.decoder import torch_threads
 from generator.transformer.prompt import Prompt
 
 # float32 kernels round sums of up to 700 terms; bfloat16 has 8 bits.
@@ -110,16 +111,12 @@ def test_scores_far_from_zero_do_not_overflow() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_queries_do_not_depend_on_those_beside_them(keys: int, threads: int) -> None:
     query, key, value = (part[0] for part in parts(keys, 256, torch.float32))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         whole = attend_prompt(query, key, value, 0.25)
         for count in range(8, 256, 24):
             for part in (slice(count), slice(-count, None)):
                 for some, everything in zip(attend_prompt(query[:, part], key, value, 0.25), whole, strict=True):
                     assert torch.equal(some, everything[:, part])
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- Chunks of a prompt -----------------------------------------------------------------------------------------------

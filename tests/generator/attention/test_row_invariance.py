@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.random_models import save_random_model
 from torch import nn
 
 from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
 from generator.transformer.loading import load_model
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model folder that loads."""
-    return save_random_model(tmp_path / "model", "qwen2")
 
 
 def test_the_self_test_passes_here(folder: Path) -> None:

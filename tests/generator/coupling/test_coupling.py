@@ -32,17 +32,11 @@ def law_pairs() -> list[tuple[str, Law, Law]]:
         swapped = p.copy()
         swapped[[0, 1]] = p[[1, 0]]
         pairs += [
-            (f"generic-{size}", p, q),
-            (f"peaked-{size}", *peaked),
-            (f"disjoint-{size}", left, right),
-            (f"inside-{size}", left, r),
-            (f"around-{size}", r, right),
-            (f"tied-{size}", *tied),
-            (f"swapped-{size}", p, swapped),
-            (f"near-{size}", p, p * (1 + 0.02 * random.standard_normal(size))),
-            (f"equal-{size}", p, p),
-            (f"points-{size}", np.eye(size)[0], np.eye(size)[-1]),
-        ]
+            (f"generic-{size}", p, q), (f"peaked-{size}", *peaked), (f"disjoint-{size}", left, right),
+            (f"inside-{size}", left, r), (f"around-{size}", r, right), (f"tied-{size}", *tied),
+            (f"swapped-{size}", p, swapped), (f"near-{size}", p, p * (1 + 0.02 * random.standard_normal(size))),
+            (f"equal-{size}", p, p), (f"points-{size}", np.eye(size)[0], np.eye(size)[-1]),
+        ]  # fmt: skip
     return [(name, p / p.sum(), q / q.sum()) for name, p, q in pairs]
 
 
@@ -60,12 +54,12 @@ def joint_law(p: Law, q: Law) -> NDArray[np.float64]:
     return np.asarray(np.diag(common) + np.outer(p - common, q - common) / excess)
 
 
-def sample_pairs(p: Law, q: Law, draws: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    u = torch.from_numpy(np.random.default_rng(seed).random((draws, 3)))
-    laws = [torch.from_numpy(law).expand(draws, -1) for law in (p, q)]
-    x = draw(laws[0], u[:, 0])
-    y = couple(*laws, x, u[:, 1], u[:, 2])
-    return x.numpy(), y.numpy()
+def coupled(p: Law | torch.Tensor, q: Law | torch.Tensor, u: Law) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of both sides by uniforms [B, 3]."""
+    uniforms = torch.as_tensor(u)
+    laws = [torch.as_tensor(law).expand(len(u), -1) for law in (p, q)]
+    x = draw(laws[0], uniforms[:, 0])
+    return x, couple(*laws, x, uniforms[:, 1], uniforms[:, 2])
 
 
 def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: float) -> bool:
@@ -92,7 +86,7 @@ def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: f
 def test_the_pair_has_the_law_of_the_definition(p: Law, q: Law) -> None:
     """60 pairs of laws, three tests each at level 5e-7: all pass with probability above 1 - 1e-4."""
     level, size, draws = 5e-7, len(p), 20_000
-    x, y = sample_pairs(p, q, draws, seed=len(p))
+    x, y = coupled(p, q, np.random.default_rng(size).random((draws, 3)))
     joint = np.zeros((size, size), dtype=np.int64)
     np.add.at(joint, (x, y), 1)
     assert agrees(joint, joint_law(p, q), level)
@@ -102,7 +96,10 @@ def test_the_pair_has_the_law_of_the_definition(p: Law, q: Law) -> None:
 
 @pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
 def test_both_descriptions_of_the_coupling_are_one_law(p: Law, q: Law) -> None:
-    """Keeping X with probability min(1, q(X)/p(X)) gives the same law; sums of 12 terms round below 1e-14."""
+    """Keeping X with probability min(1, q(X)/p(X)) gives the same law; its mismatch probability is total variation.
+
+    Sums of 12 terms round below 1e-14.
+    """
     keep = np.minimum(1.0, np.divide(q, p, out=np.ones_like(p), where=p > 0))
     excess = np.maximum(q - p, 0.0)
     residual = excess / excess.sum() if excess.sum() > 0 else excess
@@ -112,27 +109,21 @@ def test_both_descriptions_of_the_coupling_are_one_law(p: Law, q: Law) -> None:
     assert np.abs(joint.sum(1) - p).max() < 1e-14
     assert np.abs(joint.sum(0) - q).max() < 1e-14
     assert abs(1.0 - np.trace(joint) - (1.0 - np.minimum(p, q).sum())) < 1e-14
+    assert abs(float(total_variation(torch.from_numpy(p), torch.from_numpy(q))) - joint.sum() + np.trace(joint)) < 1e-14
 
 
 @pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
 def test_tokens_are_those_of_the_plain_coupling(p: Law, q: Law) -> None:
     """Same uniforms, same tokens. Only a uniform within 1e-15 of a boundary could tell the two roundings apart."""
     u = np.random.default_rng(3).random((300, 3))
-    plain = [coupled_pair(p, q, *row) for row in u]
-    laws = [torch.from_numpy(law).expand(len(u), -1) for law in (p, q)]
-    rows = torch.from_numpy(u)
-    x = draw(laws[0], rows[:, 0])
-    y = couple(*laws, x, rows[:, 1], rows[:, 2])
-    assert list(zip(x.tolist(), y.tolist(), strict=True)) == plain
+    x, y = coupled(p, q, u)
+    assert list(zip(x.tolist(), y.tolist(), strict=True)) == [coupled_pair(p, q, *row) for row in u]
 
 
 @pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
 def test_no_impossible_token_at_the_ends_of_the_uniforms(p: Law, q: Law) -> None:
     ends = torch.tensor([0.0, 2.0**-53, 0.5, 1.0 - 2.0**-52, LAST_UNIFORM], dtype=torch.float64)
-    u = torch.cartesian_prod(ends, ends, ends)
-    laws = [torch.from_numpy(law).expand(len(u), -1) for law in (p, q)]
-    x = draw(laws[0], u[:, 0])
-    y = couple(*laws, x, u[:, 1], u[:, 2])
+    x, y = coupled(p, q, torch.cartesian_prod(ends, ends, ends).numpy())
     assert bool((torch.from_numpy(p)[x] > 0).all())
     assert bool((torch.from_numpy(q)[y] > 0).all())
     if np.array_equal(p, q):
@@ -141,18 +132,10 @@ def test_no_impossible_token_at_the_ends_of_the_uniforms(p: Law, q: Law) -> None
 
 TINY = 5e-324  # the least positive float64
 WEIGHTS = [
-    [0.0, 0.0, 1.0, 0.0],
-    [1.0, 0.0, 0.0, 0.0],
-    [0.0, 0.0, 0.0, 1.0],
-    [0.0, 0.3, 0.0, 0.7, 0.0],
-    [TINY, 0.0, TINY, 0.0],
-    [0.0, TINY, 0.0],
-    [0.0, 1.0, TINY, 0.0],
-    [0.0, TINY, 1.0, 0.0],
-    [0.1] * 10 + [0.0],
-    [0.0, 1e308, 0.0, 1e-308, 0.0],
+    [0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], [0.0, 0.3, 0.0, 0.7, 0.0], [TINY, 0.0, TINY, 0.0],
+    [0.0, TINY, 0.0], [0.0, 1.0, TINY, 0.0], [0.0, TINY, 1.0, 0.0], [0.1] * 10 + [0.0], [0.0, 1e308, 0.0, 1e-308, 0.0],
     [1 / 3, 0.0, 1 / 3, 1 / 3, 0.0],
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
@@ -228,12 +211,6 @@ def test_total_variation_of_disjoint_laws_is_one() -> None:
     assert float(total_variation(points[2], points[2])) == 0.0
 
 
-@pytest.mark.parametrize(("p", "q"), LAWS, ids=NAMES)
-def test_mismatch_probability_is_total_variation(p: Law, q: Law) -> None:
-    off_diagonal = joint_law(p, q).sum() - np.trace(joint_law(p, q))
-    assert abs(float(total_variation(torch.from_numpy(p), torch.from_numpy(q))) - off_diagonal) < 1e-14
-
-
 # --- Large vocabularies, and laws by row ------------------------------------------------------------------------------
 
 
@@ -246,8 +223,7 @@ def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dty
     """The plain coupling's tokens; none of 150 uniforms falls within 1e-7 of one of the boundaries."""
     p, q = large_laws(size, 2, dtype)
     u = np.random.default_rng(size).random((50, 3))
-    x = draw(p.expand(50, -1), torch.from_numpy(u[:, 0]))
-    y = couple(p.expand(50, -1), q.expand(50, -1), x, *torch.from_numpy(u[:, 1:]).unbind(1))
+    x, y = coupled(p, q, u)
     plain = [coupled_pair(p.double().numpy(), q.double().numpy(), *row) for row in u]
     assert list(zip(x.tolist(), y.tolist(), strict=True)) == plain
 

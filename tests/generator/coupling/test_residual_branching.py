@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from oracles.plain_branching import PlainBranch, plain_branching
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, Recent, SnapKV
+from generator.selectors import Recent
 from schema.retention import Retention
 from schema.store.appends import Unit
 from schema.tables import BRANCH, PLAIN, SCAN, SWRB
 
 SEED, HORIZON, LENGTH, COUNT = 3, 24, 150, 10
-SNAPKV = Action("snapkv-half", "snapkv", SnapKV(), Retention.parse("1/2"))
 RECENT = Action("recent-most", "recent", Recent(), Retention.parse("140/150"))
-CONTROL = Action("full", "full", Full(), Retention(None))
 CHOOSERS = {"snapkv-half": keep_snapkv(75), "recent-most": keep_recent(140)}
 
 
@@ -38,15 +37,13 @@ def generate(kind: str, *pending: PendingUnit) -> list[Unit]:
 
 @cache
 def units(kind: str) -> dict[str, Unit]:
-    made = generate(kind, swrb(SNAPKV), swrb(RECENT), swrb(CONTROL, count=2))
+    made = generate(kind, swrb(HALF_SNAPKV), swrb(RECENT), swrb(CONTROL, count=2))
     return {unit.record["action"]: unit for unit in made}
 
 
 def rows(unit: Unit, kind: str, replicate: int) -> dict[str, Any]:
     table = unit.events
-    chosen = [
-        row for row in table.to_pylist() if row["kind"] == kind and row["replicate"] == replicate
-    ]  # fmt: skip
+    chosen = [row for row in table.to_pylist() if row["kind"] == kind and row["replicate"] == replicate]
     return {name: [row[name] for row in chosen] for name in table.column_names}
 
 
@@ -106,8 +103,8 @@ def test_the_control_has_nothing_to_branch_to() -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_events_do_not_depend_on_what_is_asked_for_together(kind: str) -> None:
     whole = units(kind)["snapkv-half"].events
-    first, second = (generate(kind, swrb(SNAPKV, *part))[0].events for part in ((0, 3), (3, COUNT - 3)))
-    beside = generate(kind, PendingUnit(SNAPKV, 0, 4), swrb(SNAPKV), swrb(RECENT, 2, 3))
+    first, second = (generate(kind, swrb(HALF_SNAPKV, *part))[0].events for part in ((0, 3), (3, COUNT - 3)))
+    beside = generate(kind, PendingUnit(HALF_SNAPKV, 0, 4), swrb(HALF_SNAPKV), swrb(RECENT, 2, 3))
     for column in whole.column_names:
         assert first[column].to_pylist() + second[column].to_pylist() == whole[column].to_pylist(), column
         assert beside[1].events[column].to_pylist() == whole[column].to_pylist(), column

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import random_document, random_model
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
@@ -16,7 +17,7 @@ from generator.coupling.rollout import CoupledSteps, rollout
 from generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
 from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, Recent, SnapKV
+from generator.selectors import Recent
 from generator.transformer.prompt import PreparedPrompt
 from schema.retention import Retention
 from schema.store.store import Unit
@@ -27,14 +28,12 @@ NO_SAVINGS = Savings(**dict.fromkeys(NAMES, False))
 WITHOUT = {**{f"without-{name}": replace(ALL_SAVINGS, **{name: False}) for name in NAMES}, "without-any": NO_SAVINGS}
 
 HORIZON, COUNT = 12, 12
-HALF = Action("snapkv-half", "snapkv", SnapKV(), Retention.parse("1/2"))
 MOST = Action("recent-90", "recent", Recent(), Retention.parse("90%"))
-CONTROL = Action("full", "full", Full(), Retention(None))
 
 
 def pending() -> list[PendingUnit]:
     """Two actions and a control of both estimators, not all with the same replicates."""
-    plain = [PendingUnit(HALF, 0, COUNT), PendingUnit(MOST, 2, COUNT - 6), PendingUnit(CONTROL, 0, 2)]
+    plain = [PendingUnit(HALF_SNAPKV, 0, COUNT), PendingUnit(MOST, 2, COUNT - 6), PendingUnit(CONTROL, 0, 2)]
     return plain + [replace(unit, estimator=SWRB) for unit in plain]
 
 
@@ -69,20 +68,15 @@ def test_each_of_them_saves_laws(name: str) -> None:
     others = replace(ALL_SAVINGS, share_equal_histories=False)
     with_it = ALL_SAVINGS if name == "share_equal_histories" else others
     without = replace(with_it, **{name: False})
-    counts = [
-        sum(unit.record["kernel_evaluations"] for unit in units("llama", "float32", savings) if is_plain(unit))
-        for savings in (with_it, without)
-    ]
-    assert counts[0] < counts[1]
-    everything = sum(
-        3 * unit.record["replicates"] * (HORIZON - 1) for unit in units("llama", "float32") if is_plain(unit)
-    )
-    none = sum(unit.record["kernel_evaluations"] for unit in units("llama", "float32", NO_SAVINGS) if is_plain(unit))
-    assert none == everything, "three streams per pair, each to the end"
+    assert plain_laws(with_it) < plain_laws(without)
+    pairs = sum(unit.record["replicates"] for unit in units("llama", "float32") if unit.record["estimator"] != SWRB)
+    assert plain_laws(NO_SAVINGS) == 3 * pairs * (HORIZON - 1), "three streams per pair, each to the end"
 
 
-def is_plain(unit: Unit) -> bool:
-    return bool(unit.record["estimator"] != SWRB)
+def plain_laws(savings: Savings) -> int:
+    """Laws computed for coupled rollouts."""
+    records = [unit.record for unit in units("llama", "float32", savings)]
+    return sum(record["kernel_evaluations"] for record in records if record["estimator"] != SWRB)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -29,19 +29,11 @@ def test_every_part_of_the_key_matters() -> None:
     tables = [
         uniform_table(seed, document, action, [replicate], 16, 2)
         for seed, document, action, replicate in [
-            (7, "a", "b", 0),
-            (8, "a", "b", 0),
-            (7, "A", "b", 0),
-            (7, "a", "c", 0),
-            (7, "a", None, 0),
-            (7, "a", "null", 0),
-            (7, "a", "", 0),
-            (7, "ab", "", 0),
-            (7, "", "ab", 0),
-            (7, "a", "b", 1),
+            (7, "a", "b", 0), (8, "a", "b", 0), (7, "A", "b", 0), (7, "a", "c", 0), (7, "a", None, 0),
+            (7, "a", "null", 0), (7, "a", "", 0), (7, "ab", "", 0), (7, "", "ab", 0), (7, "a", "b", 1),
             (7, "a", "b", 2**31 - 1),
         ]
-    ]
+    ]  # fmt: skip
     for one, other in combinations(tables, 2):
         assert not np.intersect1d(one, other).size, "no two streams share a number"
 
@@ -85,9 +77,4 @@ GOLDEN_PAIR = [
     [["0x1.7cd10a3d7e744p-3", "0x1.68f1d35048eb0p-3"], ["0x1.f1d7fcdb1b2abp-1", "0x1.d57a64fae4401p-1"]],
     [["0x1.b086d44d2615cp-3", "0x1.29d885ba6a51ep-2"], ["0x1.33128cb145a8cp-2", "0x1.3845105363c60p-3"]],
 ]
-GOLDEN_REFERENCE = [
-    "0x1.61236ca605a40p-6",
-    "0x1.cf552af99990cp-3",
-    "0x1.fa64b8225a20cp-2",
-    "0x1.d98d82e545f7cp-1",
-]
+GOLDEN_REFERENCE = ["0x1.61236ca605a40p-6", "0x1.cf552af99990cp-3", "0x1.fa64b8225a20cp-2", "0x1.d98d82e545f7cp-1"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.refusals import refused
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -149,23 +150,15 @@ class TestRulerGenerated:
         kind = "uuid" if task == "niah_multikey_3" else "number"
         needles = re.findall(rf"special magic {kind}s for (\S+) is: (\S+)\.", tokenizer.decode(document.tokens))
         assert (len(needles) == 1) == (task == "niah_single_1")
-        word, number, uuid = (
-            r"[\w'-]+-[\w'-]+",
-            r"\d{7}",
-            r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
-        )
+        uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
         for key, value in needles:
-            assert re.fullmatch(uuid if kind == "uuid" else word, key)
-            assert re.fullmatch(uuid if kind == "uuid" else number, value)
+            assert re.fullmatch(uuid if kind == "uuid" else r"[\w'-]+-[\w'-]+", key)
+            assert re.fullmatch(uuid if kind == "uuid" else r"\d{7}", value)
 
     def test_same_seed_same_documents_and_more_of_them_move_none(self, tokenizer: Any) -> None:
         part = section("ruler", tasks=["niah_single_1", "fwe"], length=2048)
         first = take(part, tokenizer, seed=3)
-        more = take(
-            section("ruler", tasks=["niah_single_1", "fwe"], length=2048, development=4, evaluation=9),
-            tokenizer,
-            seed=3,
-        )
+        more = take(part.model_copy(update={"development": 4, "evaluation": 9}), tokenizer, seed=3)
         for split, documents in first.items():
             assert more[split][: len(documents)] == documents
         assert take(part, tokenizer, seed=3) == first
@@ -183,8 +176,8 @@ class TestRulerGenerated:
             assert document.prompt_tokens <= 4096 - 128
 
     def test_too_short_a_length_is_said(self, tokenizer: Any) -> None:
-        with pytest.raises(InputError, match="length 200 is too short for task 'vt'"):
-            take(section("ruler", tasks=["vt"], length=200), tokenizer)
+        line = refused(take, section("ruler", tasks=["vt"], length=200), tokenizer)
+        assert "length 200 is too short for task 'vt'" in line
 
 
 class TestRulerFiles:
@@ -243,13 +236,10 @@ class TestRulerFiles:
 
     def test_broken_json_and_missing_files_are_one_line(self, tmp_path: Path) -> None:
         part = section("ruler", tasks=["qa_1"], path=str(tmp_path))
-        with pytest.raises(
-            InputError, match=r"qa_1/validation_4096.jsonl: no such file, expected RULER's qa_1 at length 4096"
-        ):
-            choose_candidates(part, 0)
+        expected = "qa_1/validation_4096.jsonl: no such file, expected RULER's qa_1 at length 4096"
+        assert expected in refused(choose_candidates, part, 0)
         write_lines(tmp_path / "qa_1/validation_4096.jsonl", self.rows(1)).open("a").write("{broken\n")
-        with pytest.raises(InputError, match=r"validation_4096.jsonl, line 2: expected one JSON object per line"):
-            choose_candidates(part, 0)
+        assert "validation_4096.jsonl, line 2: expected one JSON object per line" in refused(choose_candidates, part, 0)
 
 
 class TestHelmet:
@@ -264,9 +254,7 @@ class TestHelmet:
         assert all(split_of(name) == split for split, names in clusters.items() for name in names)
         assert take(part, tokenizer, seed=1) == splits
         assert take(part, tokenizer, seed=2) != splits
-        many = choose_candidates(section("helmet", tasks=["nq"], path=str(helmet), development=2, evaluation=90), 1)[
-            "evaluation"
-        ]
+        many = choose_candidates(part.model_copy(update={"evaluation": 90}), 1)["evaluation"]
         assert max(Counter(item.cluster for item in many).values()) <= 3
         assert len({item.cluster for item in many[:35]}) == 35
 
@@ -317,11 +305,11 @@ class TestHelmet:
         assert not taken[0] & taken[1]
 
     def test_a_source_with_too_few_clusters_says_so(self, helmet: Path) -> None:
-        with pytest.raises(
-            InputError,
-            match=r"development = 90, but the source has \d+ document\(s\) in \d+ cluster\(s\) on the development side of the split$",
-        ):
-            choose_candidates(section("helmet", tasks=["nq"], path=str(helmet), development=90, stratum="h"), 0)
+        line = refused(
+            choose_candidates, section("helmet", tasks=["nq"], path=str(helmet), development=90, stratum="h"), 0
+        )
+        has = r"the source has \d+ document\(s\) in \d+ cluster\(s\) on the development side of the split$"
+        assert re.search(f"development = 90, but {has}", line)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -339,15 +327,14 @@ class TestHelmet:
         (tmp_path / "asqa_eval_gtr_top2000.json").write_text(
             (helmet / "data/alce/asqa_eval_gtr_top2000.json").read_text()
         )
-        with pytest.raises(InputError, match=f"asqa_revised.json, .*{re.escape(message)}"):
-            take(section("helmet", tasks=["asqa"], path=str(tmp_path)), tokenizer)
+        line = refused(take, section("helmet", tasks=["asqa"], path=str(tmp_path)), tokenizer)
+        assert re.search(f"asqa_revised.json, .*{re.escape(message)}", line)
 
     def test_missing_worked_examples_are_said(self, tokenizer: Any, helmet: Path) -> None:
-        with pytest.raises(
-            InputError,
-            match=r"popqa_test_1000_k3_dep6.jsonl: no such file, expected worked examples of popqa \(shots = 0 needs none\)",
-        ):
-            take(section("helmet", tasks=["popqa"], path=str(helmet)), tokenizer)
+        missing = (
+            "popqa_test_1000_k3_dep6.jsonl: no such file, expected worked examples of popqa (shots = 0 needs none)"
+        )
+        assert missing in refused(take, section("helmet", tasks=["popqa"], path=str(helmet)), tokenizer)
 
 
 class TestJsonl:
@@ -366,9 +353,8 @@ class TestJsonl:
         for split, documents in splits.items():
             numbers = [int(document.doc[1:]) for document in documents]
             assert numbers == sorted(numbers)
-            assert [tokenizer.decode(document.tokens) for document in documents] == [
-                f"Prompt {n} says" for n in numbers
-            ]
+            texts = [tokenizer.decode(document.tokens) for document in documents]
+            assert texts == [f"Prompt {n} says" for n in numbers]
             assert all(split_of(document.cluster) == split and document.stratum == "mine" for document in documents)
 
     def test_rows_of_another_stratum_are_left_out(self, tmp_path: Path) -> None:
@@ -382,13 +368,10 @@ class TestJsonl:
         [
             ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is also the id of line 1"),
             ({"prompt": ""}, "line 2: field 'prompt': the text is empty"),
-            (
-                {"prompt": None},
-                "line 2: field 'prompt' is missing: expected text; the fields are id, prompt, cluster, answers",
-            ),
+            ({"prompt": None}, "line 2: field 'prompt' is missing: expected text; the fields are id, prompt, cluster, answers"),
             ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
         ],
-    )
+    )  # fmt: skip
     def test_faulty_rows_are_one_line(
         self, tokenizer: Any, tmp_path: Path, change: dict[str, Any], message: str
     ) -> None:
@@ -425,8 +408,7 @@ def test_embedded_documents_are_those_of_their_numbers() -> None:
     ],
 )  # fmt: skip
 def test_mistakes_in_a_section(source: str, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        choose_candidates(section(source, **keys), 0)
+    assert message in refused(choose_candidates, section(source, **keys), 0)
 
 
 def test_every_source_says_what_it_takes() -> None:
@@ -436,23 +418,21 @@ def test_every_source_says_what_it_takes() -> None:
 
 
 def test_the_embedded_model_reads_no_text() -> None:
-    with pytest.raises(InputError, match="takes documents of the embedded source only"):
-        load_tokenizer("kvdrift/tiny")
+    assert "takes documents of the embedded source only" in refused(load_tokenizer, "kvdrift/tiny")
 
 
 def test_a_tokenizer_is_loaded_without_weights(tokenizer: Any, tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="has no tokenizer, which prompts of text need"):
-        load_tokenizer(str(tmp_path))
+    assert "has no tokenizer, which prompts of text need" in refused(load_tokenizer, str(tmp_path))
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(str(tmp_path))("The sky")["input_ids"] == tokenizer("The sky")["input_ids"]
 
 
 def test_chat_without_a_chat_template_is_said(tokenizer: Any) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
-    with pytest.raises(InputError, match="the model's tokenizer has no chat template"):
-        take(section("ruler", tasks=["vt"], chat_template=True), bare)
+    line = refused(take, section("ruler", tasks=["vt"], chat_template=True), bare)
+    assert "the model's tokenizer has no chat template" in line
 
 
 def test_a_template_that_refuses_a_systems_message_goes_without(tokenizer: Any, helmet: Path) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fixtures.random_systems import ACTION, KINDS, random_system, side_law
+from fixtures.refusals import refused
 
 from generator.finite.enumeration import exact_rows
 from generator.finite.families import mixture_system
 from generator.finite.system import FiniteSystem, history_of
 from generator.finite.tables import read_system_file
-from schema.errors import InputError
 
 HALF = np.array([[0.5, 0.5]])
 
@@ -24,12 +24,9 @@ def coins() -> dict[str, Any]:
     """A valid file's content."""
     fair = {"": [0.5, 0.5], "0": [0.5, 0.5], "1": [0.5, 0.5]}
     coin = {
-        "alphabet": 2,
-        "horizon": 2,
-        "eos": [1],
-        "reference": fair,
+        "alphabet": 2, "horizon": 2, "eos": [1], "reference": fair,
         "actions": {"tilted": {"": [0.25, 0.75], "0": [1, 0]}},
-    }
+    }  # fmt: skip
     return {"systems": {"coin": coin}}
 
 
@@ -51,14 +48,11 @@ def write_systems(file: Path, systems: list[FiniteSystem]) -> None:
 
     content = {
         system.name: {
-            "alphabet": system.alphabet,
-            "horizon": system.horizon,
-            "eos": system.eos_tokens,
-            "reference": kernel(system, None),
-            "actions": {action: kernel(system, action) for action in system.actions},
+            "alphabet": system.alphabet, "horizon": system.horizon, "eos": system.eos_tokens,
+            "reference": kernel(system, None), "actions": {action: kernel(system, action) for action in system.actions},
         }
         for system in systems
-    }
+    }  # fmt: skip
     file.write_text(json.dumps({"systems": content}), encoding="utf-8")
 
 
@@ -94,9 +88,7 @@ def test_absorbing_laws() -> None:
 def test_what_is_no_system(fields: dict[str, Any], line: str) -> None:
     valid = {"name": "s", "alphabet": 2, "horizon": 1, "reference": (HALF,), "actions": {"a": (HALF,)}}
     FiniteSystem(**valid)
-    with pytest.raises(InputError) as error:
-        FiniteSystem(**{**valid, **fields})
-    assert str(error.value) == line
+    assert refused(FiniteSystem, **{**valid, **fields}) == line
 
 
 def test_a_file_holds_every_bit(tmp_path: Path) -> None:
@@ -181,18 +173,12 @@ TILTED = f"{COIN}, action 'tilted'"
 )  # fmt: skip
 def test_error_lines(tmp_path: Path, content: Callable[[], Any], line: str) -> None:
     file = written(tmp_path, content())
-    with pytest.raises(InputError) as error:
-        read_system_file(file)
-    assert str(error.value) == f"{file}: {line}"
+    assert refused(read_system_file, file) == f"{file}: {line}"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
-    with pytest.raises(InputError) as error:
-        read_system_file(missing)
-    assert str(error.value) == f"{missing}: cannot be read: No such file or directory"
+    assert refused(read_system_file, missing) == f"{missing}: cannot be read: No such file or directory"
     binary = tmp_path / "binary.json"
     binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError) as error:
-        read_system_file(binary)
-    assert str(error.value) == f"{binary}: not UTF-8 text"
+    assert refused(read_system_file, binary) == f"{binary}: not UTF-8 text"

@@ -163,14 +163,9 @@ def test_queries_may_come_in_chunks(name: str) -> None:
             gathered: dict[Any, Any] = {}
             for first, last in zip([0, *ends], ends, strict=False):
                 part = replace(
-                    whole,
-                    query=whole.query[:, first:last],
-                    key=whole.key[:, :last],
-                    value=whole.value[:, :last],
-                    hidden=whole.hidden[first:last],
-                    cos=whole.cos[first:last],
-                    sin=whole.sin[first:last],
-                )
+                    whole, query=whole.query[:, first:last], key=whole.key[:, :last], value=whole.value[:, :last],
+                    hidden=whole.hidden[first:last], cos=whole.cos[first:last], sin=whole.sin[first:last],
+                )  # fmt: skip
                 assert part.first == first
                 for statistic in selector.statistics:
                     gathered[statistic] = statistic.update(gathered.get(statistic), part)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
 from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.small_study import write_study
@@ -16,7 +17,7 @@ from fixtures.study_files import load_study
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import SELECTORS, Full, SnapKV
+from generator.selectors import SELECTORS, Full
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.errors import InputError
@@ -56,11 +57,7 @@ def test_two_devices_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> No
     with TwoDevices():
         split = generate_units(two_device_model(), "s", DOCUMENT, pending, HORIZON, 3)
     for one, other in zip(whole, split, strict=True):
-        for name in ("kind", "t", "x_token", "y_token", "x_eos", "y_eos"):
-            assert one.events[name].equals(other.events[name])
-        for name in ("delta", "f", "weight"):
-            columns = (unit.events[name].fill_null(0).to_numpy() for unit in (one, other))
-            np.testing.assert_allclose(*columns, atol=1e-5)
+        assert_near(one, other)
         assert one.record["kept_sha256"] == other.record["kept_sha256"]
 
 
@@ -70,23 +67,17 @@ def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pyte
     model = random_model("qwen2", dtype)
     network = copy.deepcopy(model.network)
     to_second_device(network)
-    half, control = (
-        Action("half", "snapkv", SnapKV(), Retention.parse("1/2")),
-        Action("f", "full", Full(), Retention(None)),
-    )
-    pending = [PendingUnit(half, 0, 5, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(control, 0, 2)]
+    pending = [PendingUnit(HALF_SNAPKV, 0, 5, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
     whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
     with TwoDevices():
         other = generate_units(replace(model, network=network, device=str(SECOND)), "s", DOCUMENT, pending, HORIZON, 3)
     for one, twin in zip(whole, other, strict=True):
-        if one.record["action"] == "f":
+        if one.record["action"] == "full":
             assert not np.any(twin.events["delta"].to_numpy())
         elif dtype == "float32":
-            for name in ("kind", "t", "x_token", "y_token"):
-                assert one.events[name].equals(twin.events[name])
-            np.testing.assert_allclose(*(unit.events["delta"].to_numpy() for unit in (one, twin)), atol=1e-5)
+            assert_near(one, twin)
 
 
 def test_the_two_devices_do_refuse_each_other() -> None:
@@ -120,7 +111,7 @@ class TestWithAccelerate:
 
     def test_a_map_onto_one_device_changes_nothing(self, tmp_path: Path) -> None:
         folder = save_random_model(tmp_path / "model", "llama")
-        pending = [PendingUnit(Action("f", "full", Full(), Retention(None)), 0, 4)]
+        pending = [PendingUnit(CONTROL, 0, 4)]
         mapped, plain = (load_model(str(folder), device_map=device_map) for device_map in ("auto", None))
         assert mapped.device == "cpu" or torch.cuda.is_available()
         one, other = (generate_units(model, "s", DOCUMENT, pending, HORIZON, 3) for model in (mapped, plain))

@@ -9,31 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from fixtures.common_actions import CONTROL, assert_like_plain, plain_twin
 from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, save_random_model
-from oracles.plain_generator import keep_snapkv, load_eager, plain_rollout
+from fixtures.refusals import refused
+from oracles.plain_generator import keep_snapkv, load_eager
 from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, SnapKV
+from generator.selectors import SnapKV
 from generator.transformer.configuration import position_limit
 from generator.transformer.loading import check_model, load_model
 from generator.transformer.local_folders import has_local_weights, local_configuration
 from generator.transformer.tokenizer import token_reader
-from schema.errors import InputError
 from schema.retention import Retention
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model folder that loads."""
-    return save_random_model(tmp_path / "model", "qwen2")
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -50,19 +44,16 @@ def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]
 
 
 def error_line(model_id: str, **options: str) -> str:
-    with pytest.raises(InputError) as caught:
-        load_model(model_id, **options)
-    line = str(caught.value)
-    assert "\n" not in line
-    assert line
-    return line
+    return refused(load_model, model_id, **options)
 
 
 # --- Error lines -----------------------------------------------------------------------------------------------------
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    for model_id in (str(tmp_path / "nothing"), "./nothing", "~/nothing", "../nothing"):
+    home_of_nobody = "~no-such-user-of-this-machine/model"
+    assert not has_local_weights(home_of_nobody)
+    for model_id in (str(tmp_path / "nothing"), "./nothing", "~/nothing", "../nothing", home_of_nobody):
         assert error_line(model_id) == f"model.id = '{model_id}': no such folder"
 
 
@@ -78,20 +69,12 @@ def test_a_folder_under_the_home_folder(folder: Path, monkeypatch: pytest.Monkey
     assert token_reader(model_id) is None, "the folder has no tokenizer"
 
 
-def test_a_home_folder_of_nobody() -> None:
-    model_id = "~no-such-user-of-this-machine/model"
-    assert not has_local_weights(model_id)
-    assert error_line(model_id) == f"model.id = '{model_id}': no such folder"
-
-
-def test_a_folder_without_configuration(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no config.json"
-
-
-def test_a_folder_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no weights (*.safetensors)"
+@pytest.mark.parametrize(
+    ("file", "lack"), [("config.json", "config.json"), ("model.safetensors", "weights (*.safetensors)")]
+)
+def test_a_folder_without(folder: Path, file: str, lack: str) -> None:
+    (folder / file).unlink()
+    assert error_line(str(folder)) == f"model.id = '{folder}': the folder has no {lack}"
 
 
 def test_an_unknown_id() -> None:
@@ -146,17 +129,10 @@ def test_a_model_whose_code_comes_with_it_is_refused(folder: Path) -> None:
     assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"model_type": ...}, {"model_type": "no-such-type"}, {"num_attention_heads": "four"}],
-    ids=["no type", "unknown type", "wrong value"],
-)
-def test_a_wrong_configuration(folder: Path, changes: dict[str, Any]) -> None:
-    edit_config(folder, **changes)
-    assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
-
-
-def test_a_configuration_that_is_no_json(folder: Path) -> None:
+def test_a_wrong_configuration(folder: Path) -> None:
+    for changes in ({"model_type": ...}, {"model_type": "no-such-type"}, {"num_attention_heads": "four"}):
+        edit_config(folder, **{"model_type": "qwen2", "num_attention_heads": 4} | changes)
+        assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: "), changes
     (folder / "config.json").write_text("{")
     assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")
 
@@ -187,11 +163,9 @@ def test_a_document_too_long_for_the_model(folder: Path) -> None:
     """Prompt and horizon together may take all positions, and no more."""
     edit_config(folder, max_position_embeddings=100)
     assert position_limit(str(folder)) == 100
-    model, control = load_model(str(folder)), Action("full", "full", Full(), Retention(None))
-    model.prefill(random_document("fits", 88), [control], horizon=12)
-    with pytest.raises(InputError) as caught:
-        model.prefill(random_document("long", 89), [control], horizon=12)
-    assert str(caught.value) == (
+    model = load_model(str(folder))
+    model.prefill(random_document("fits", 88), [CONTROL], horizon=12)
+    assert refused(model.prefill, random_document("long", 89), [CONTROL], horizon=12) == (
         "document 'long': a prompt of 89 tokens and a horizon of 12 exceed the 100 positions of the model "
         "(max_position_embeddings)"
     )
@@ -290,22 +264,8 @@ def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str,
     folder = save_random_model(tmp_path / "model", "llama", rope_parameters=rope | {"rope_theta": 1e4})
     document, horizon, action = random_document("d170", 170), 12, Action("s", "snapkv", SnapKV(), Retention(85))
     (unit,) = generate_units(load_model(str(folder)), "s", document, [PendingUnit(action, 0, 4)], horizon, 3)
-    plain = plain_rollout(
-        load_eager(folder),
-        document.tokens,
-        keep_snapkv(85),
-        seed=3,
-        document=document.doc,
-        action="s",
-        replicates=range(4),
-        horizon=horizon,
-        eos_tokens=EOS_TOKENS,
-    )
-    steps = {name: unit.events[name].to_numpy().reshape(4, horizon) for name in ("x_token", "y_token", "delta", "f")}
-    assert np.array_equal(steps["x_token"], plain.x_token)
-    assert np.array_equal(steps["y_token"], plain.y_token)
-    assert np.abs(steps["delta"] - plain.delta).max() < 1e-5
-    assert np.abs(steps["f"] - plain.f).max() < 1e-5
+    plain = plain_twin(load_eager(folder), document, "s", keep_snapkv(85), 4, horizon)
+    assert_like_plain(unit, plain)
     assert plain.delta.max() > 0.01
 
 

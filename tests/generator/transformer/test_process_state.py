@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import random_document, save_random_model
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, SnapKV
+from generator.selectors import SnapKV
 from generator.selectors.expected_attention import ExpectedAttention
 from generator.transformer import loading
+from generator.transformer.decoder import torch_threads
 from generator.transformer.kernels import TransformerKernels
 from generator.transformer.loading import load_model
 from schema.errors import InputError
@@ -23,18 +25,15 @@ from schema.retention import Retention
 from schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d150", 150)
-HALF = Retention.parse("1/2")
-ACTIONS = [Action("a", "snapkv", SnapKV(), HALF), Action("b", "expected_attention", ExpectedAttention(), HALF)]
+ACTIONS = [HALF_SNAPKV, Action("b", "expected_attention", ExpectedAttention(), HALF_SNAPKV.retention)]
 PENDING = [PendingUnit(action, 0, 2, estimator) for action in ACTIONS for estimator in (PLAIN, SWRB)]
 
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     """A caller who has chosen three threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(3):
+        yield
 
 
 @pytest.fixture
@@ -52,27 +51,18 @@ def threads_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_a_small_model_computes_on_one_thread_and_leaves_the_number(
-    tmp_path: Path, threads_of_steps: list[int]
-) -> None:
-    model = load_model(str(save_random_model(tmp_path, "llama")))
-    assert torch.get_num_threads() == 3
-    generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
-    assert set(threads_of_steps) == {1}
-    assert torch.get_num_threads() == 3
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_a_large_model_after_a_small_one_has_all_threads(
+def test_a_small_model_computes_on_one_thread_and_a_large_one_after_it_on_all(
     tmp_path: Path, threads_of_steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = load_model(str(save_random_model(tmp_path / "small", "llama")))
+    folder = str(save_random_model(tmp_path, "llama"))
+    small = load_model(folder)
     monkeypatch.setattr(loading, "ONE_THREAD_PARAMETERS", 1000)
-    large = load_model(str(save_random_model(tmp_path / "large", "llama")))
-    generate_units(small, "s", DOCUMENT, PENDING, 4, 3)
-    threads_of_steps.clear()
-    generate_units(large, "s", DOCUMENT, PENDING, 4, 3)
-    assert set(threads_of_steps) == {3}
+    for model, threads in ((small, 1), (load_model(folder), 3)):
+        threads_of_steps.clear()
+        assert torch.get_num_threads() == 3
+        generate_units(model, "s", DOCUMENT, PENDING, 4, 3)
+        assert set(threads_of_steps) == {threads}
+        assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("three_threads")
@@ -87,8 +77,7 @@ def test_threads_are_restored_after_an_error(tmp_path: Path) -> None:
 def test_a_model_is_freed_with_its_last_user(tmp_path: Path) -> None:
     """No cache, hook or registered function keeps the network, its weights or a prompt's cache."""
     model = load_model(str(save_random_model(tmp_path, "qwen3")))
-    control = PendingUnit(Action("f", "full", Full(), Retention(None)), 0, 2)
-    units = generate_units(model, "s", DOCUMENT, [*PENDING, control], 4, 3)
+    units = generate_units(model, "s", DOCUMENT, [*PENDING, PendingUnit(CONTROL, 0, 2)], 4, 3)
     held = [weakref.ref(part) for part in (model, model.network, model.network.lm_head.weight)]
     held += [weakref.ref(layer.self_attn.k_proj.weight) for layer in model.network.model.layers]
     del model

@@ -1,0 +1,13 @@
+"""A model folder that loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.random_models import save_random_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_random_model(tmp_path / "model", "qwen2")
