@@ -51,7 +51,7 @@ class ConsoleProgress:
         if self._live:
             self._task = self._bars.add_task(stage, total=total, rate="")
         else:
-            self._print(f"{stage}: {total} {unit} to do")
+            self.say(f"{stage}: {total} {unit} to do")
 
     def advance(self, done: int) -> None:
         """Count ``done`` more units of the stage."""
@@ -63,15 +63,12 @@ class ConsoleProgress:
         elif self._done >= self._total or now - self._said >= _PLAIN_SECONDS:
             self._said = now
             left = (self._total - self._done) / rate
-            self._print(
+            self.say(
                 f"{self._stage}: {self._done} of {self._total} {self._unit}, {rate:.2f}/s"
                 + (f", about {left:.0f} s left" if self._done < self._total else f", {now - self._began:.1f} s")
             )
 
     def say(self, line: str) -> None:
         """Print one line."""
-        self._print(line)
-
-    def _print(self, line: str) -> None:
         self._console.print(line, markup=False)
         sys.stderr.flush()

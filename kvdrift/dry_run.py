@@ -119,11 +119,8 @@ def _time_lines(outline: Outline, memory: MemoryPlan | None) -> Iterator[str]:
     spans = [f"{split} {_duration(seconds)}" for split, seconds in found.splits.items()]
     yield f"  time of generation on {found.device} ({model.dtype}), an estimate: {', '.join(spans)}"
     horizon = outline.study.study.horizon
-    cut = [
-        f"to position {time.positions} in {stratum}"
-        for stratum, time in found.strata.items()
-        if time.positions < horizon
-    ]
+    shorter = {stratum: time.positions for stratum, time in found.strata.items() if time.positions < horizon}
+    cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
     whole = len(found.strata) - len(cut)
     how = [f"whole in {whole} strata", *cut] if whole else cut
     yield f"    from {found.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"

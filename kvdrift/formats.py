@@ -60,11 +60,8 @@ def latex_text(rows: pa.Table) -> str:
 
 
 TEXTS: dict[str, Callable[[pa.Table], str]] = {
-    "table": table_text,
-    "csv": csv_text,
-    "json": json_text,
-    "latex": latex_text,
-}
+    "table": table_text, "csv": csv_text, "json": json_text, "latex": latex_text,
+}  # fmt: skip
 
 
 def _table(rows: pa.Table) -> Table:

@@ -107,6 +107,5 @@ def _html(content: PageContent, sections: list[Section], figures: dict[str, str]
         for section in sections
     ]
     pairs = list(zip(sections, bodies, strict=True))
-    return environment.get_template("page.html.j2").render(
-        content=content, sections=pairs, sentences=sentences(content)
-    )
+    page = environment.get_template("page.html.j2")
+    return page.render(content=content, sections=pairs, sentences=sentences(content))

@@ -14,10 +14,7 @@ TERMS = Terms(
     "eos_share",
     "EOS share",
     "difference in R (TV) − F to the baseline (percentage points)",
-    (
-        ("pre_eos", "before either EOS", "#3e8191", ""),
-        ("eos_related", "at or after an EOS", "#e3bd85", "////"),
-    ),
+    (("pre_eos", "before either EOS", "#3e8191", ""), ("eos_related", "at or after an EOS", "#e3bd85", "////")),
 )
 TEMPLATE = """
 <h2>Around the end of the text</h2>

@@ -9,7 +9,7 @@ from report.printing.section import Section
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
-from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage
+from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, total
 
 TEMPLATE = """
 <h2>The study</h2>
@@ -75,16 +75,15 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
 
 
 def _held(stored: Storage) -> list[Cell | str]:
-    overhead = [value for value in (stored.mean_bytes(1), stored.mean_bytes(2)) if value is not None]
-    held = stored.mean_bytes(0), sum(overhead) if overhead else None, stored.mean_bytes(3)
-    cost = _replicates(stored), duration(_seconds([stored]))
-    return [count_range(stored.kept_entries), *map(size, held), *cost]
+    payload, index, metadata, resident = map(stored.mean_bytes, range(4))
+    held = map(size, (payload, total((index, metadata)), resident))
+    return [count_range(stored.kept_entries), *held, _replicates(stored), duration(stored.seconds)]
 
 
 def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
     """The actions of finite-state systems, which keep and hold nothing: replicates and time."""
     rows = [
-        table_row(action, _replicates(stored), duration(_seconds([stored])))
+        table_row(action, _replicates(stored), duration(stored.seconds))
         for action in order if (stored := facts.storage.get(action))
     ]  # fmt: skip
     columns = (label_column("action"), Column("K", "", "replicates per system"), Column("time", "", "of all units"))
@@ -96,16 +95,11 @@ def _replicates(stored: Storage) -> Cell:
     return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
 
 
-def _seconds(stored: list[Storage]) -> float | None:
-    seconds = [value for row in stored for value in (row.prefill_seconds, row.decode_seconds) if value is not None]
-    return sum(seconds) if seconds else None
-
-
 def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -> list[tuple[str, str]]:
     """What was run, as labels and texts."""
     stored = [facts.storage[action] for action in actions if action in facts.storage]
-    seconds = _seconds(list(facts.storage.values()))
-    laws = [row.kernel_evaluations for row in facts.storage.values() if row.kernel_evaluations is not None]
+    seconds = total(row.seconds for row in facts.storage.values())
+    laws = total(row.kernel_evaluations for row in facts.storage.values())
     cost = "not recorded" if seconds is None else duration(seconds)
     branched = [total for row in stored for total in row.branchings]
     plan = "none; all estimates are exploratory"
@@ -124,7 +118,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
         ("Intervals", _intervals(estimates)),
-        ("Time", f"{cost} for these documents" + (f", {count(sum(laws))} next-token laws" if laws else "")),
+        ("Time", f"{cost} for these documents" + (f", {count(laws)} next-token laws" if laws else "")),
     ]  # fmt: skip
     return [(label, text) for label, text in rows if text]
 

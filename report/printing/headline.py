@@ -7,6 +7,7 @@ the two means do not overlap. Without intervals no direction is claimed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from report.printing.numbers import MISSING, fixed, in_text
@@ -101,23 +102,18 @@ def _overlap(first: Estimate, second: Estimate) -> bool:
 
 
 def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> str:
-    shares = {name: estimates.get(name, action, baseline).estimate for name in _TERMS}
-    known = {name: share for name, share in shares.items() if share is not None}
-    if not known:
+    shares = [estimates.get(name, action, baseline) for name in _TERMS]
+    largest = max(shares, key=lambda share: -math.inf if share.estimate is None else share.estimate)
+    if largest.estimate is None:
         return ""
-    name = max(known, key=lambda key: known[key])
-    return f"{fixed(100 * known[name], 0)}% of the gap is {_TERMS[name]}"
+    return f"{fixed(100 * largest.estimate, 0)}% of the gap is {_TERMS[largest.quantity]}"
 
 
 def _bytes(facts: Facts, action: str, baseline: str) -> str:
     if facts.same_bytes(action, baseline):
         return " at the same bytes"
-    if action not in facts.storage or baseline not in facts.storage:
-        return ""
-    mine, other = (facts.storage[name].mean_bytes(0) for name in (action, baseline))
-    if not mine or not other:
-        return ""
-    return f" with {fixed(mine / other, 2)} times its prompt-cache bytes" if mine != other else ""
+    mine, other = (facts.storage[name].mean_bytes(0) if name in facts.storage else None for name in (action, baseline))
+    return f" with {fixed(mine / other, 2)} times its prompt-cache bytes" if mine and other and mine != other else ""
 
 
 def _capital(text: str) -> str:

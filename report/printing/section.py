@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that is yet to be drawn.
-
-    Attributes:
-        name: also that of its files.
-        words: what it shows, for readers who do not see it.
-        draw: draws it; this is what imports matplotlib.
-
-    """
+    """A figure that is yet to be drawn, with the name of its files; ``words`` are for readers who do not see it."""
 
     name: str
     words: str
@@ -38,7 +31,6 @@ class Section:
         template: its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by
             name, and ``values``; macros are in ``templates/macros.html.j2``.
         tables: its tables; each is a CSV file too.
-        drawings: its figures.
         values: what else the template reads.
 
     """

@@ -23,13 +23,9 @@ class PageContent:
     Attributes:
         source: the study's views, for what one section alone shows.
         split: the split that the page reports.
-        facts: documents, actions, plan.
-        estimates: points, intervals, and the paper's numbers beside them.
-        published: what else the paper prints.
+        published: what the paper prints besides the numbers that stand beside ``estimates``.
         actions: the compared actions, the baseline first.
         baseline_reason: why it is the baseline, as the end of a sentence.
-        token_text: turns a token id into what a person reads.
-        provenance: the store and library versions.
         latex: whether the tables are written as LaTeX too.
 
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,7 @@ class Storage:
         replicates: coupled pairs of each document that has some.
         branchings: replicates of residual branching of each document that has some.
         resident: bytes by document: payload, index, metadata, resident.
-        prefill_seconds: of all units.
-        decode_seconds: of all units.
+        seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
 
     """
@@ -37,8 +37,7 @@ class Storage:
     replicates: list[int]
     branchings: list[int]
     resident: dict[str, tuple[int | None, ...]]
-    prefill_seconds: float | None
-    decode_seconds: float | None
+    seconds: float | None
     kernel_evaluations: int | None
 
     def mean_bytes(self, part: int) -> float | None:
@@ -117,13 +116,10 @@ class Facts:
 
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
-        if action not in self.storage or other not in self.storage:
-            return None
-        first, second = self.storage[action].resident, self.storage[other].resident
-        shared = sorted(set(first) & set(second))
-        if not shared or any(None in first[doc] or first[doc] != second[doc] for doc in shared):
-            return None
-        return len(shared)
+        first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
+        shared = first.keys() & second.keys()
+        equal = all(None not in first[doc] and first[doc] == second[doc] for doc in shared)
+        return len(shared) if shared and equal else None
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -182,8 +178,7 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
             replicates=_replicates(documents, PLAIN),
             branchings=_replicates(documents, SWRB),
             resident={doc: tuple(ranges[0][part] for part in parts) for doc, ranges in documents.items()},
-            prefill_seconds=_sum(rows, "prefill_seconds"),
-            decode_seconds=_sum(rows, "decode_seconds"),
+            seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
         )
     return stored
@@ -195,24 +190,25 @@ def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int
     return [total for total in counts if total]
 
 
+def total(values: Iterable[Any]) -> Any:
+    """The sum of the known values; None where none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _sum(rows: list[ViewRow], column: str) -> Any:
-    values = [row[column] for row in rows if row[column] is not None]
-    return sum(values) if values else None
+    return total(row[column] for row in rows)
 
 
 def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
     found: dict[str, list[ViewRow]] = {action["action"]: [] for action in actions if action["control"]}
     for row in source.of("controls"):  # one for each split
         found[row["action"]].append(row)
-    return [
-        Control(
-            action,
-            documents=sum(row["documents"] for row in rows),
-            pairs=sum(row["pairs"] for row in rows),
-            zero=not any(row["moved_pairs"] for row in rows),
-        )
-        for action, rows in found.items()
-    ]
+    controls = []
+    for action, rows in found.items():
+        documents, pairs, moved = (sum(row[name] for row in rows) for name in ("documents", "pairs", "moved_pairs"))
+        controls.append(Control(action, documents, pairs, zero=not moved))
+    return controls
 
 
 def _plan(source: StudyRows) -> StoredPlan | None:
@@ -220,13 +216,8 @@ def _plan(source: StudyRows) -> StoredPlan | None:
     if not rows:
         return None
     row = rows[0]
-    frozen = row["frozen_at"]
-    return StoredPlan(
-        sha256=row["plan_sha256"],
-        frozen_at=frozen.strftime("%Y-%m-%d %H:%M:%S UTC") if frozen else "",
-        events_version=row["events_version"],
-        content=json.loads(row["plan"]),
-    )
+    frozen_at = row["frozen_at"].strftime("%Y-%m-%d %H:%M:%S UTC") if row["frozen_at"] else ""
+    return StoredPlan(row["plan_sha256"], frozen_at, row["events_version"], json.loads(row["plan"]))
 
 
 def _libraries(units: list[ViewRow]) -> dict[str, str]:

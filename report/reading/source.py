@@ -6,6 +6,7 @@ contract is a ``KeyError``, never a dash on the page.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -28,10 +29,8 @@ def installed_versions() -> dict[str, str]:
     """Installed versions of the libraries that the page's numbers and figures are made with."""
     found = {}
     for name in ("duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -57,7 +56,7 @@ class StudyRows:
         rows: list[ViewRow] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
         return rows
 
-    def of_study(self, view: str, **equal: object) -> list[ViewRow]:
+    def of_study(self, view: str) -> list[ViewRow]:
         """Rows of a view that has no model column."""
-        rows: list[ViewRow] = self.views.rows(view, study=self.study, **equal).to_pylist()
+        rows: list[ViewRow] = self.views.rows(view, study=self.study).to_pylist()
         return rows

@@ -38,6 +38,7 @@ from stats.intervals import Estimates, Request
 from stats.quantities import QUANTITIES
 from transforms.pipeline import run_derivation
 
+DRAWS = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
 SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=16)
 
 
@@ -49,19 +50,12 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def copied(synthetic: Path, tmp_path: Path) -> Path:
-    shutil.copytree(synthetic, tmp_path / "store")
-    return tmp_path / "store"
-
-
 def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPart]:
     """An analysis cut into several parts, which its default bound would leave whole."""
     monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 100_000)
     with open_views(Store.open(store)) as views:
         moments = document_moments(views, STUDY, MODEL, "evaluation")
-    draws = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
-    return parts_of(Analysis(STUDY, MODEL, "evaluation", 5, draws, Request(), None), moments)
+    return parts_of(Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None), moments)
 
 
 def test_parts_hold_every_quantity_once(synthetic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,13 +74,7 @@ def test_parts_give_the_same_bits_abreast_in_other_groups_and_in_sequence(
         abreast = list(pool.map(estimate_part, parts))
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
     monkeypatch.undo()
-    whole = [
-        estimate_part(AnalysisPart(parts[0].moments, names, draws, 5, Request()))
-        for names, draws in (
-            (("gap", "mismatch"), 300),
-            (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60),
-        )
-    ]
+    whole = [estimate_part(AnalysisPart(parts[0].moments, names, draws, 5, Request())) for names, draws in DRAWS]
     assert Estimates.join(sequential).columns == Estimates.join(whole).columns
 
 
@@ -146,7 +134,10 @@ def analyze(location: Path | str) -> None:
     assert ended.value.code in {0, 2}
 
 
-def test_a_log_without_a_plan_is_exploratory(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_a_plan_is_exploratory(
+    synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = shutil.copytree(synthetic, tmp_path / "store")
     analyze(copied)
     results = Store.open(copied).read("results")
     assert f"{STUDY}, {MODEL}: {results.num_rows} estimates" in capsys.readouterr().out

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import plan as planning
@@ -22,13 +21,11 @@ from transforms.pipeline import run_derivation
 
 
 @pytest.fixture
-def developed(tmp_path: Path) -> StudyRun:
+def developed(prepared: StudyRun) -> StudyRun:
     """The small study, ready for its plan."""
-    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    return run
+    stages.develop(prepared)
+    stages.derive(prepared)
+    return prepared
 
 
 def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +79,9 @@ def test_plans_cite_the_version_that_their_views_show(developed: StudyRun, monke
 
 
 def test_estimates_cite_the_version_that_their_views_show(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = shutil.copytree(finished, tmp_path / "store")
-    added = (
-        "[plan]\nbaseline",
-        '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n[plan]\nbaseline',
-    )
-    run = run_of(load_study(write_study(tmp_path, added)), location)
+    run = run_of(load_study(write_study(tmp_path, ADDED_ACTION)), copied)
     stages.prepare(run)
     stages.develop(run)
     run_derivation(run.location)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,23 +11,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from fixtures.command import call
-from fixtures.small_study import run_command, run_of, start_command, write_study
+from fixtures.small_study import ADDED_ACTION, run_command, run_of, start_command, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
 from flows import stages
 from flows.checks import check_controls
 from flows.frozen_plan import find_plan
+from flows.study_run import StudyRun
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS
 
 TABLES = ("documents", "actions", "studies", "events", "trajectories", "steps")
-
-
-@pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "store"))
 
 
 def content(location: Path, table: str) -> pa.Table:
@@ -132,12 +127,10 @@ def _files(location: Path, table: str) -> int:
         return 0
 
 
-def test_evaluation_without_a_plan_is_refused(tmp_path: Path) -> None:
-    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
-    stages.prepare(run)
+def test_evaluation_without_a_plan_is_refused(prepared: StudyRun) -> None:
     with pytest.raises(PlanError, match="no frozen plan"):
-        stages.evaluate(run)
-    assert run.store.read("events").num_rows == 0
+        stages.evaluate(prepared)
+    assert prepared.store.read("events").num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -160,11 +153,7 @@ def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
 
 
 def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Path, tmp_path: Path) -> None:
-    added = "[plan]\nbaseline"
-    study = load_study(
-        write_study(tmp_path, (added, '[[actions]]\nname = "snapkv-100"\nselector = "snapkv"\nkeep = 100\n\n' + added))
-    )
-    run = run_of(study, copied)
+    run = run_of(load_study(write_study(tmp_path, ADDED_ACTION)), copied)
     before = set(Store.open(copied).paths("events"))
     stages.prepare(run)
     assert stages.develop(run) == 4
@@ -199,18 +188,15 @@ def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(cop
     assert development(copied).equals(development(fresh.location))
 
 
-def test_a_control_that_moved_fails_the_study(tmp_path: Path) -> None:
-    study = load_study(write_study(tmp_path))
-    run = run_of(study, tmp_path / "store")
-    stages.prepare(run)
-    document = run.material.of_split("development")[0]
-    run.store.append_units([_unit(study.name, document.doc, "full", delta=1e-7)])
+def test_a_control_that_moved_fails_the_study(prepared: StudyRun) -> None:
+    document = prepared.material.of_split("development")[0]
+    prepared.store.append_units([_unit(document.doc, "full", delta=1e-7)])
     with pytest.raises(InputError, match="1 controls of study 'small' are not derived: kvdrift derive"):
-        stages.check(run)
-    stages.derive(run)
+        stages.check(prepared)
+    stages.derive(prepared)
     where = rf"control moved in document '{document.doc}', replicate 0 \(delta 1e-07, f 0 at position 1\)"
     with pytest.raises(ControlError, match=where):
-        stages.check(run)
+        stages.check(prepared)
 
 
 def test_a_check_of_controls_reads_no_events(copied: Path, tmp_path: Path) -> None:
@@ -223,23 +209,18 @@ def test_a_check_of_controls_reads_no_events(copied: Path, tmp_path: Path) -> No
     assert check_controls(Store.open(copied), material) == 10 * 2  # every document, K = 2
 
 
-def test_unequal_bytes_at_equal_retention_fail_the_study(tmp_path: Path) -> None:
-    study = load_study(write_study(tmp_path))
-    run = run_of(study, tmp_path / "store")
-    stages.prepare(run)
-    document = run.material.of_split("development")[0]
-    run.store.append_units([
-        _unit(study.name, document.doc, "snapkv-half", kept_entries=100, payload_bytes=1000),
-        _unit(study.name, document.doc, "recent-half", kept_entries=100, payload_bytes=1001),
-    ])  # fmt: skip
+def test_unequal_bytes_at_equal_retention_fail_the_study(prepared: StudyRun) -> None:
+    document = prepared.material.of_split("development")[0]
+    for action, size in (("snapkv-half", 1000), ("recent-half", 1001)):
+        prepared.store.append_units([_unit(document.doc, action, kept_entries=100, payload_bytes=size)])
     with pytest.raises(OperationError, match="payload_bytes differ"):
-        stages.check(run)
+        stages.check(prepared)
 
 
-def _unit(study: str, doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:
+def _unit(doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:
     """One replicate of one position."""
     row = {
-        "study": study, "model": "kvdrift/tiny", "doc": doc, "action": action, "replicate": 0, "t": 1,
+        "study": "small", "model": "kvdrift/tiny", "doc": doc, "action": action, "replicate": 0, "t": 1,
         "x_token": 5, "y_token": 5, "delta": delta, "f": 0.0, "x_eos": False, "y_eos": False, "kind": "coupled",
     }  # fmt: skip
     record = {name: row[name] for name in ("study", "model", "doc", "action")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixtures.command import call
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
@@ -26,7 +28,6 @@ from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
 from generator.transformer.prompt import Prompt
-from kvdrift.command import main
 from schema.document import Document
 from schema.errors import InputError, OperationError
 from schema.study import load_studies
@@ -39,10 +40,8 @@ STRATA = [f"{environment}-{length}" for environment in ("HELMET", "RULER") for l
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], study: Path) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["run", str(study), "--dry-run"])
-    out, err = capsys.readouterr()
-    assert (stop.value.code, err) == (0, "")
+    code, out, err = call(capsys, "run", study, "--dry-run")
+    assert (code, err) == (0, "")
     return out
 
 
@@ -65,7 +64,7 @@ class TestPaperStudies:
             ("paper_retention90", 288 * 3, 36 * 2 * 16, 288 * 2 * 32),
         ],
     )
-    def test_documents_units_and_trajectories(
+    def test_documents_units_trajectories_and_what_cannot_be_known(
         self, capsys: pytest.CaptureFixture[str], name: str, units: int, development: int, evaluation: int
     ) -> None:
         out = dry_run(capsys, STUDIES / f"{name}.toml")
@@ -77,10 +76,6 @@ class TestPaperStudies:
         assert out.count(f"{(evaluation + 576) * 128:,} events") == 2
         assert f"on meta-llama/Llama-3.1-8B-Instruct, H = 128; store {Path('stores')}" in out
         assert "on Qwen/Qwen2.5-7B-Instruct, H = 128" in out
-
-    @pytest.mark.parametrize("name", PAPER)
-    def test_what_cannot_be_known_is_said(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
-        out = dry_run(capsys, STUDIES / f"{name}.toml")
         assert "bytes and memory need the model's configuration, which is not on this machine" in out
         assert f"lengths are nominal in {', '.join(STRATA)}: " in out
         assert f"not checked: the files of {', '.join(STRATA[:3])}; {Path('data/helmet')} is not here" in out
@@ -120,16 +115,11 @@ class TestPaperStudies:
 
     def test_strata_and_actions_are_those_of_the_published_results(self) -> None:
         """As the paper names them, and as the published numbers do."""
-        names = {
-            "paper_first": ["snapkv-512", "snapkv-half", "recent-half"],
-            "paper_retention90": ["snapkv-90", "recent-90"],
-        }
-        for name, actions in names.items():
+        actions_of = (["snapkv-512", "snapkv-half", "recent-half"], ["snapkv-90", "recent-90"])
+        for name, actions in zip(PAPER, actions_of, strict=True):
             studies = load_studies(STUDIES / f"{name}.toml")
-            assert [study.model.id.partition("/")[2] for study in studies] == [
-                "Llama-3.1-8B-Instruct",
-                "Qwen2.5-7B-Instruct",
-            ]
+            models = [study.model.id.partition("/")[2] for study in studies]
+            assert models == ["Llama-3.1-8B-Instruct", "Qwen2.5-7B-Instruct"]
             for study in studies:
                 assert [section.stratum_name for section in study.documents] == STRATA
                 assert [section.length for section in study.documents] == [4096, 16384, 32768] * 2
@@ -139,11 +129,8 @@ class TestPaperStudies:
     def test_the_endpoints_of_the_second_study_are_one_family_of_eight(self) -> None:
         studies = load_studies(STUDIES / "paper_retention90.toml")
         endpoints = [primary_endpoints(study) for study in studies]
-        assert [(e.quantity, e.action) for e in endpoints[0]] == [
-            (quantity, action)
-            for quantity in ("late_minus_early", "saturation")
-            for action in ("snapkv-90", "recent-90")
-        ]
+        named = itertools.product(("late_minus_early", "saturation"), ("snapkv-90", "recent-90"))
+        assert [(e.quantity, e.action) for e in endpoints[0]] == list(named)
         assert sum(map(len, endpoints)) == studies[0].plan.family_size == 8
         assert Family("primary", tuple(endpoints[0]), 0.05, 8).level == pytest.approx(0.99375)
 
@@ -233,12 +220,9 @@ class Machine:
         units, prefill = [], self.token * document.prompt_tokens
         for estimator in sorted({item.estimator for item in pending}):
             replicates = max(item.count for item in pending if item.estimator == estimator)
-            record = {
-                "estimator": estimator,
-                "prefill_seconds": prefill,
-                "decode_seconds": self.decode(replicates, horizon),
-            }
-            self.now += prefill + record["decode_seconds"]
+            decode = self.decode(replicates, horizon)
+            self.now += prefill + decode
+            record = {"estimator": estimator, "prefill_seconds": prefill, "decode_seconds": decode}
             units.append(SimpleNamespace(record=record))
             prefill = 0.0
         self.asked.append((document.doc, max(item.count for item in pending), horizon))
