@@ -52,12 +52,7 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0, 1 for a failure, 2 for the user's mistake, 130 when interrupted.
-
-    Args:
-        arguments: the words after ``kvdrift``, those of this process by default.
-
-    """
+    """Run the command and exit: 0, 1 for a failure, 2 for the user's mistake, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
     debug = "--debug" in arguments

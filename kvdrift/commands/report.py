@@ -34,16 +34,9 @@ def report(
 
 
 def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:
-    """Write the report of each study of a store, or of one.
+    """Write the report of each study of a store, or of one; return the paths of the pages.
 
-    Args:
-        location: folder or URL of the store.
-        output: the folder of the page, or of the pages' folders where there are several; in the store by default.
-        study: the name of the one study that is wanted.
-        latex: whether the tables are written as .tex files too.
-
-    Returns:
-        The paths of the pages.
+    ``output`` is the folder of the page, or of the pages' folders where there are several; in the store by default.
 
     Raises:
         InputError: there is no such store or study.

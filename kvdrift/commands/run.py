@@ -87,14 +87,9 @@ def run_file(
     progress: Progress,
     limit: int | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one to a model.
+    """Run the studies of one file, one to a model; without ``addresses`` of services this process generates.
 
-    Args:
-        studies: the studies of the file.
-        store: folder or URL of the store, ``stores/NAME`` by default.
-        addresses: the services that generate; without any, this process does.
-        progress: who is told how far the work is.
-        limit: how many documents may be generated before the run stops.
+    The run stops where it has generated ``limit`` documents.
 
     Raises:
         InputError: the study file, the store or a service is not as it must be.

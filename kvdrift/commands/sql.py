@@ -42,13 +42,7 @@ def sql(
 
 
 def answer(views: Views, query: str, output_format: str, output: Path | None) -> None:
-    """Write the rows of one query.
-
-    Args:
-        views: the views of a store.
-        query: a select.
-        output_format: one of ``QUERY_FORMATS``.
-        output: the file to write, standard output by default.
+    """Write the rows of one query in one of ``QUERY_FORMATS``, to standard output by default.
 
     Raises:
         InputError: DuckDB refuses the query, or the file cannot be written.

@@ -136,17 +136,8 @@ def action_table(
 ) -> PrintedTable:
     """A table with a row for each action, grouped by stratum; a column has one count of decimals for all its rows.
 
-    Args:
-        name: also that of its files.
-        title: its caption.
-        estimates: where the numbers come from.
-        actions: its rows.
-        columns: after the action's name.
-        baseline: what the columns' quantities are contrasts to; None for quantities of an action.
-        strata: one group of rows each; that of the pooled rows has no heading.
-        note: stands before the note on the intervals.
-        records: what its CSV file has in place of the estimates.
-
+    With a baseline the columns' quantities are contrasts to it. The pooled rows have no heading. ``note`` stands before
+    the note on the intervals; ``records`` are what the CSV file has in place of the estimates.
     """
     places = [(stratum, action) for stratum in strata for action in actions]
     found = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -136,17 +137,9 @@ class ReportedEstimates:
 
 
 def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> ReportedEstimates:
-    """Read the estimates of a split.
+    """Read the estimates of a split; a quantity that ``estimates`` lacks for some action is a point of its view.
 
-    Args:
-        source: the study's views.
-        split: ``evaluation`` or ``development``.
-        actions: the actions to read.
-        planned: whether the study has a plan; without one nothing counts as prespecified.
-
-    Returns:
-        The rows of ``estimates``; a quantity that it lacks for some action is a point of its view, without an interval.
-
+    Unless the study is ``planned``, nothing counts as prespecified.
     """
     wanted = set(actions)
     analyzed = ReportedEstimates(
@@ -155,7 +148,11 @@ def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned
         if row["action"] in wanted and (row["baseline"] is None or row["baseline"] in wanted)
     )
     points: list[Estimate] = []
-    for view, quantities in quantities_by_view().items():
+    by_view: dict[str, list[Quantity]] = defaultdict(list)
+    for quantity in ALL_QUANTITIES.values():
+        if quantity.view is not None:
+            by_view[quantity.view].append(quantity)
+    for view, quantities in by_view.items():
         # The decomposition is always read: where its R is not the stored one, the estimates are stale.
         if view == "decomposition" or not _covers(analyzed, quantities, actions):
             rows = [row for row in source.of(view, split=split) if row.get("doc") is None]  # not of one document
@@ -163,15 +160,6 @@ def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned
     merged = ReportedEstimates([*points, *analyzed.all()])
     merged.stale = _stale(points, analyzed)
     return merged
-
-
-def quantities_by_view() -> dict[str, list[Quantity]]:
-    """The registered quantities by the view that has their points."""
-    found: dict[str, list[Quantity]] = {}
-    for quantity in ALL_QUANTITIES.values():
-        if quantity.view is not None:
-            found.setdefault(quantity.view, []).append(quantity)
-    return found
 
 
 def _from_stored(row: ViewRow, *, planned: bool) -> Estimate:
