@@ -10,7 +10,12 @@ from fixtures.report_views import Page, build
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
-    """The page of given views, for tests of words and tables: figures are made but not written."""
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of words and tables: figures are made but not written."""
     monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+
+
+@pytest.fixture
+def page(tmp_path: Path, undrawn: None) -> Page:  # noqa: ARG001 - by its effect
+    """The page of given views, without its figures' files."""
     return functools.partial(build, tmp_path)
