@@ -194,6 +194,7 @@ def test_nulls_are_dashes(page: Page) -> None:
     assert tables["table-eos_contrasts"][1][-1] == MISSING
 
 
+@pytest.mark.usefixtures("no_pdf")
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     odd = "<b>&half$x$</b>"
     views = make_views(("_plain", odd), strata=('<i>S</i> q"1',))
@@ -385,6 +386,7 @@ def paper_views(windows: Windows = PAPERS_WINDOWS) -> FakeViews:
     return views
 
 
+@pytest.mark.usefixtures("no_pdf")
 def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     html = build(tmp_path, paper_views(), LLAMA)
     tables = check(html).tables
