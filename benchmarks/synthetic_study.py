@@ -221,6 +221,7 @@ def _action_row(name: str) -> dict[str, Any]:
     return {
         "study": STUDY, "action": name, "selector": "synthetic", "keep": name.removeprefix("keep-"),
         "position_mode": "none: synthetic", "control": False, "prespecified": True,
+        "action_revision": 0, "dropped": False,
     }  # fmt: skip
 
 

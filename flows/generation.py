@@ -15,6 +15,7 @@ from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.document import Document
 from schema.progress import Progress
+from schema.store.revisions import newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, ModelSection, Study
 from schema.tables import PLAIN, SWRB
@@ -66,6 +67,7 @@ def pending_work(
         Documents that lack units, each with those units; [] where everything is there.
 
     """
+    revisions = newest_revisions(store.read("actions"))
     units = store.units(material.study.name, material.model_id)
     covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     columns = (
@@ -78,7 +80,7 @@ def pending_work(
     work = []
     for document in documents:
         pending = [
-            PendingUnit(action, first, count, estimator)
+            PendingUnit(action, first, count, estimator, revisions.get((material.study.name, action.name), 0))
             for action, estimator in wanted
             for first, count in _gaps(covered[document.doc, action.name, estimator], replicates_of(action, replicates))
         ]

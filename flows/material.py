@@ -17,10 +17,11 @@ from generator.transformer.configuration import position_limit
 from generator.transformer.decoder import check_positions
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
-from schema.errors import InputError, PlanError, nearest
+from schema.errors import InputError, nearest
+from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
 from schema.study import CONTROL_REPLICATES, FINITE_STATE, Study
-from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, STUDIES
+from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, STUDIES, TABLES
 from stats.quantities import QUANTITIES
 
 
@@ -146,29 +147,31 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         planned_actions: those of the frozen plan, None before it; an action that is not among them is exploratory.
 
     Raises:
-        PlanError: the store holds a study of this name with other settings.
-        InputError: the store holds a document or an action of a name with other properties.
+        InputError: the store holds the study, a document or an action of a name with other properties.
 
     """
     study, model = material.study, material.model_id
-    _refuse_other_study(store, study)
     parameters = {
         "study": study.name,
         "model": model,
         "seed": study.study.seed,
         "study_sha256": study.sha256,
-        "revision": _recorded_revision(store, study),
+        "revision": study.model.revision,
+        "settings": study.settings,
         **asdict(study.window_values),
-    }
+    } | _unrecorded(store, study)
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
     rows = [
         _document_row(study.name, model, split, document) for split in SPLITS for document in material.of_split(split)
     ]
     store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
+    stored = store.read("actions")
+    there, revisions = current_actions(stored, study.name), newest_revisions(stored)
     actions = []
     for action in material.actions:
         prespecified = planned_actions is None or action.control or action.name in planned_actions
-        actions.append(action.row(study.name, prespecified=prespecified))
+        revision = revisions.get((study.name, action.name), -1) + (action.name not in there)
+        actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     if material.study.model.kind == FINITE_STATE:
         systems = finite_model(material.study).systems.values()
@@ -176,15 +179,16 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
 
 
-def _recorded_revision(store: Store, study: Study) -> str | None:
-    """The model's revision; null where the store has the study's row from before there was a column for it.
+def _unrecorded(store: Store, study: Study) -> dict[str, None]:
+    """The columns that came after the study's stored row, if there is one: they stay null in it.
 
-    The row's ``study_sha256`` covers the revision, so a stored row cannot be of another one.
+    The row's ``study_sha256`` covers what they say, so they cannot say something else.
     """
+    later = TABLES["studies"].defaults
     for row in store.read("studies").to_pylist():
         if (row["study"], row["model"]) == (study.name, study.model.id):
-            return None if row["revision"] is None else str(row["revision"])
-    return study.model.revision
+            return {name: None for name in later if row[name] is None}
+    return {}
 
 
 def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:
@@ -201,19 +205,3 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
         "prompt_sha256": document.prompt_sha256,
         "answers": list(document.answers),
     }
-
-
-def _refuse_other_study(store: Store, study: Study) -> None:
-    for row in store.read("studies").to_pylist():
-        if row["study"] != study.name or row["study_sha256"] == study.sha256:
-            continue
-        given = {"model.id": study.model.id, "horizon": study.study.horizon, "seed": study.study.seed}
-        stored = {"model.id": row["model"], "horizon": row["horizon"], "seed": row["seed"]}
-        changed = [f"{name} {stored[name]} -> {given[name]}" for name in given if given[name] != stored[name]]
-        if study.several_models and changed == [f"model.id {row['model']} -> {study.model.id}"]:
-            continue  # another model of the same file
-        what = ", ".join(changed) or "documents, device, dtype or revision"
-        raise PlanError(
-            f"study '{study.name}' is in this store with other settings ({what}); "
-            "give the changed study a new name, or use another --store"
-        )

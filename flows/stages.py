@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from flows.analysis.estimation import Runner, in_sequence, replicate_moments
 from flows.analysis.stored import analyze_stored, estimates_are_current
 from flows.checks import check_controls, check_equal_bytes
+from flows.comparison import check_agrees
 from flows.frozen_plan import check_plan_agrees, find_plan
 from flows.generation import Work, generate, pending_development, pending_evaluation
 from flows.material import record_material
@@ -28,11 +29,12 @@ def prepare(run: StudyRun) -> None:
     """Make the store, and write documents, actions and parameters to it.
 
     Raises:
-        InputError: the store cannot be written, or holds a study of this name with other settings.
-        PlanError: the study file disagrees with its frozen plan.
+        InputError: the store cannot be written.
+        PlanError: the study file disagrees with its frozen plan, or with what the store holds of the study.
 
     """
     store = Store.create(run.location)
+    check_agrees(run)
     plan = find_plan(store, run.study.name, run.study.model.id)
     if plan is not None:
         check_plan_agrees(plan, run.study)

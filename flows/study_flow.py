@@ -15,7 +15,9 @@ from typing import Any
 
 from flows import stages
 from flows.analysis.estimation import AnalysisPart, estimate_part
+from flows.comparison import check_agrees
 from flows.orchestration import orchestration
+from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
 from stats.intervals import Estimates
@@ -41,12 +43,15 @@ class Outcome:
     did_something: bool
 
 
-def run_studies(runs: Sequence[StudyRun], before: Callable[[], None] | None = None) -> Outcome:
+def run_studies(
+    runs: Sequence[StudyRun], before: Callable[[], None] | None = None, redo: Sequence[str] = ()
+) -> Outcome:
     """Run the studies of one file, one to a model, to their reports, or find them finished.
 
     Args:
         runs: a run of each study, all of one store.
         before: is called before anything is written, unless nothing is left to do.
+        redo: names of actions whose units are superseded and generated anew.
 
     Raises:
         InputError: the store cannot be written, or what is there does not fit the study file.
@@ -54,6 +59,10 @@ def run_studies(runs: Sequence[StudyRun], before: Callable[[], None] | None = No
 
     """
     location = runs[0].location
+    for run in runs:
+        check_agrees(run, redo)
+    if redo:
+        redo_actions(runs, redo)
     if all(stages.is_finished(run) for run in runs):
         return Outcome(location, [stages.page_of(run) for run in runs], 0, did_something=False)
     if before is not None:

@@ -43,7 +43,7 @@ class Action:
             )
         return kept
 
-    def row(self, study: str, *, prespecified: bool) -> dict[str, Any]:
+    def row(self, study: str, *, prespecified: bool, revision: int = 0) -> dict[str, Any]:
         """The action's row of the ``actions`` table."""
         identity = self.selector.identity()
         parameters = identity.pop("parameters")
@@ -52,6 +52,7 @@ class Action:
             "window": self.selector.window, "sinks": self.selector.sinks,
             "position_mode": "continued from the prompt's true length", "control": self.control,
             "prespecified": prespecified, "parameters": json.dumps(parameters, sort_keys=True) if parameters else None,
+            "action_revision": revision, "dropped": False,
             **identity,
         }  # fmt: skip
 

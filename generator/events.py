@@ -70,6 +70,7 @@ def _rows(
     columns["kind"] = pa.repeat(kind, rows)
     for name in _STEP_COLUMNS:
         columns[name] = pa.array(steps[name][chosen]).cast(EVENTS.schema.field(name).type)
+    columns["action_revision"] = pa.repeat(pa.scalar(record["action_revision"], pa.int32()), rows)
     columns["weight"] = pa.nulls(rows, pa.float64()) if weight is None else weight[chosen]
     return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
 

@@ -28,12 +28,13 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 @dataclass(frozen=True)
 class PendingUnit:
-    """Replicates of an action that are still to be generated: ``first .. first + count - 1``."""
+    """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``."""
 
     action: Action
     first: int
     count: int
     estimator: str = PLAIN
+    revision: int = 0
 
     @property
     def replicates(self) -> range:
@@ -141,8 +142,9 @@ def _identity(
 ) -> dict[str, Any]:
     """What tells a unit from all others, and what it was made with."""
     return {
-        "study": study, "model": model.id, "doc": document.doc, "action": item.action.name, "estimator": item.estimator,
-        "first_replicate": item.first, "replicates": item.count, "horizon": horizon, "device": model.device,
-        "dtype": model.dtype, "versions": json.dumps(library_versions(), sort_keys=True),
-        "batch_invariant": model.batch_deviation == 0.0, "batch_deviation": model.batch_deviation, "seed": seed,
+        "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
+        "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
+        "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
+        "versions": json.dumps(library_versions(), sort_keys=True), "batch_invariant": model.batch_deviation == 0.0,
+        "batch_deviation": model.batch_deviation, "seed": seed,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 import kvdrift
 from kvdrift.commands.analyze import analyze
 from kvdrift.commands.derive import derive
+from kvdrift.commands.drop import drop
 from kvdrift.commands.ingest import ingest
 from kvdrift.commands.list import list_
 from kvdrift.commands.report import report
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for function in (run, serve, status, verify, sql, ingest, derive, analyze, report):
+for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, drop):
     app.command()(function)
 app.command(name="list")(list_)
 

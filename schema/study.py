@@ -261,14 +261,19 @@ class Study(_Section):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what decides the events: horizon, seed, model and document sources (actions may be added later)."""
+        """SHA-256 of ``settings``."""
+        return hashlib.sha256(self.settings.encode()).hexdigest()
+
+    @cached_property
+    def settings(self) -> str:
+        """What decides the events, as JSON: horizon, seed, model and document sources (actions may be added later)."""
         deciding = {
             "study": self.study.model_dump(),
             "model": values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map")),
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [part.model_dump(exclude={"development", "evaluation", "path"}) for part in self.documents],
         }
-        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+        return json.dumps(deciding, sort_keys=True)
 
 
 def values_of(section: _Section, later: Collection[str]) -> dict[str, Any]:

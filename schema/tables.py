@@ -7,13 +7,14 @@ Column names follow the definitions page; SQL staging views are held against thi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
-SCHEMA_VERSION = 3
+# 4: revisions of actions, the identity of units, a study's settings
+SCHEMA_VERSION = 4
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -50,10 +51,13 @@ class Table:
         return {field.name: field.metadata[b"meaning"].decode() for field in self.schema}
 
     @property
-    def defaults(self) -> dict[str, str | None]:
+    def defaults(self) -> dict[str, Any]:
         """The columns that came after the table, each with the value that rows written before it have there."""
-        later = {field.name: field.metadata.get(b"default") for field in self.schema if b"since" in field.metadata}
-        return {name: None if default is None else default.decode() for name, default in later.items()}
+        later = {field.name: (field.metadata, field.type) for field in self.schema if b"since" in field.metadata}
+        return {
+            name: pa.scalar(metadata[b"default"].decode()).cast(kind).as_py() if b"default" in metadata else None
+            for name, (metadata, kind) in later.items()
+        }
 
 
 def _column(
@@ -75,10 +79,31 @@ _ACTION = _column("action", pa.string(), "action name, unique within study")
 _GROUP = (_STUDY, _MODEL, _DOC, _ACTION)
 _PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuations, from 0"))
 
+
+def _revision(since: int = 1) -> pa.Field:
+    """Declare the column of an action's revision; what was there before the column is of revision 0."""
+    meaning = "revision of the action, from 0; a later one supersedes it"
+    return _column("action_revision", pa.int32(), meaning, since=since, default="0" if since > 1 else "")
+
+
+def _identity(since: int = 1) -> tuple[pa.Field, ...]:
+    """Declare the columns of what makes units; null for units made before there were such columns."""
+    return (
+        _column("weights_sha256", pa.string(), "SHA-256 of the model's weights and settings", null=True, since=since),
+        _column("tokenizer_sha256", pa.string(), "SHA-256 of the tokenizer's files", null=True, since=since),
+        _column(
+            "selector_sha256", pa.string(), "SHA-256 of the selector's source and parameters", null=True, since=since
+        ),
+        _column("numerics", pa.int32(), "version of the generator's own numerics", null=True, since=since),
+    )
+
+
+_REVISION = _revision(since=4)
+
 EVENTS = _table(
     "events",
     "one position of one coupled pair, of one overlap scan or of one residual branch",
-    ("study", "model", "doc", "action", "kind", "replicate", "t"),
+    ("study", "model", "doc", "action", "action_revision", "kind", "replicate", "t"),
     *_PAIR,
     _column("t", pa.int32(), "position, 1..H", "tokens"),
     _column("x_token", pa.int32(), "token of the reference, X_t"),
@@ -89,6 +114,7 @@ EVENTS = _table(
     _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
     _column("kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
     _column("weight", pa.float64(), "w_t of a scan step: its residual branch's probability", null=True, since=2),
+    _REVISION,
 )
 
 # What a log of coupled pairs always has; the other columns came with the kinds of residual branching.
@@ -112,7 +138,7 @@ DOCUMENTS = _table(
 ACTIONS = _table(
     "actions",
     "one selector with its parameters and retention",
-    ("study", "action"),
+    ("study", "action", "action_revision"),
     _STUDY,
     _ACTION,
     _column("selector", pa.string(), "registered selector name"),
@@ -126,12 +152,26 @@ ACTIONS = _table(
     _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
     _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
     _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
+    _REVISION,
+    _column("dropped", pa.bool_(), "true where the action was dropped", since=4, default="false"),
+)
+
+IDENTITIES = _table(
+    "identities",
+    "what makes the units of one revision of an action; null for units made before identities were recorded",
+    ("study", "model", "action", "action_revision"),
+    _STUDY,
+    _MODEL,
+    _ACTION,
+    _revision(),
+    *_identity(),
+    since=4,
 )
 
 UNITS = _table(
     "units",
     "one replicate range of a document under an action and estimator: what is committed at once",
-    ("study", "model", "doc", "action", "estimator", "first_replicate"),
+    ("study", "model", "doc", "action", "action_revision", "estimator", "first_replicate"),
     *_GROUP,
     _column("first_replicate", pa.int32(), "first replicate of the range"),
     _column("replicates", pa.int32(), "replicates in the range"),
@@ -161,12 +201,15 @@ UNITS = _table(
         null=True,
         since=2,
     ),
+    _REVISION,
+    *_identity(since=4),
+    _column("prompt_sha256", pa.string(), "SHA-256 of the prompt, as in documents", null=True, since=4),
 )
 
 TRAJECTORIES = _table(
     "trajectories",
     "one coupled pair of continuations",
-    ("study", "model", "doc", "action", "replicate"),
+    ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
     _column("tau", pa.int32(), "first mismatch; null when the pair agrees through H", "tokens", null=True),
     _column("eos_x", pa.int32(), "first EOS position of X; null when none", "tokens", null=True),
@@ -191,12 +234,13 @@ TRAJECTORIES = _table(
         "a mismatch follows an agreement in tau < t < e; null without divergence",
         null=True,
     ),
+    _REVISION,
 )
 
 STEPS = _table(
     "steps",
     "one position of one coupled pair, with its place on both clocks",
-    ("study", "model", "doc", "action", "replicate", "t"),
+    ("study", "model", "doc", "action", "action_revision", "replicate", "t"),
     *_PAIR,
     _column("t", pa.int32(), "position, 1..H", "tokens"),
     _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0"),
@@ -204,12 +248,13 @@ STEPS = _table(
     _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'"),
     _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
     _column("f", pa.float32(), "as in events", "total variation, 0..1"),
+    _REVISION,
 )
 
 BRANCHINGS = _table(
     "branchings",
     "one replicate of residual branching: a scan and, unless M = 0, one branch",
-    ("study", "model", "doc", "action", "replicate"),
+    ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
     _column("horizon", pa.int32(), "H", "tokens"),
     _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
@@ -217,17 +262,19 @@ BRANCHINGS = _table(
     _column("mass", pa.float64(), "M = sum of w_s"),
     _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
     _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
+    _REVISION,
     since=2,
 )
 
 BRANCHING_DEPTHS = _table(
     "branching_depths",
     "one replicate of residual branching seen to one depth",
-    ("study", "model", "doc", "action", "replicate", "depth"),
+    ("study", "model", "doc", "action", "action_revision", "replicate", "depth"),
     *_PAIR,
     _column("depth", pa.int32(), "L, 1..H", "tokens"),
     _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J"),
     _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+"),
+    _REVISION,
     since=2,
 )
 
@@ -258,6 +305,7 @@ STUDIES = _table(
     _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
     _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
     _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
+    _column("settings", pa.string(), "what study_sha256 is the hash of, canonical JSON", null=True, since=4),
 )
 
 PLANS = _table(
@@ -326,6 +374,6 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, EXACT_VALUES, STUDIES,
-        PLANS, RESULTS, CALIBRATION,
+        IDENTITIES, PLANS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

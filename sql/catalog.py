@@ -44,7 +44,7 @@ CATALOG_STORAGE = "v1.0.0"
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
     "results", "calibration", "plans", "branching_depths", "branchings", "steps", "trajectories", "units", "events",
-    "exact_values", "actions", "documents", "studies",
+    "exact_values", "identities", "actions", "documents", "studies",
 )  # fmt: skip
 
 # What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).
@@ -224,9 +224,12 @@ def view_texts() -> Mapping[str, str]:
 
 
 def _stored_text(table: str) -> str:
-    """The view of a stored table: its declared columns as they are."""
+    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions."""
     columns = ",\n    ".join(quoted(name) for name in TABLES[table].columns)
-    return f"select\n    {columns}\nfrom stored.{quoted(table)}"
+    text = f"select\n    {columns}\nfrom stored.{quoted(table)}"
+    if not {"study", "action", "action_revision"} <= set(TABLES[table].columns):
+        return text
+    return f"{text}\nanti join main.superseded using (study, action, action_revision)"
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = ()) -> None:

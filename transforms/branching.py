@@ -47,7 +47,7 @@ def derive_branchings(events: pa.Table) -> DerivedBranchings:
             position is outside 1..H, or a scan's weight is no probability.
 
     """
-    check_columns(events, list(EVENTS.schema))
+    check_columns(events, [field for field in EVENTS.schema if field.name != "action_revision"])
     check_kinds(events.column("kind"), (SCAN, BRANCH))
     replicates = _Replicates.of(_sorted_events(events))
     return DerivedBranchings(_branchings(replicates), _depths(replicates))

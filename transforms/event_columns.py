@@ -64,7 +64,7 @@ class SortedEvents:
 
     Attributes:
         names: [N] study, model, doc and action, encoded in the sorted order of their words.
-        values: [N] the other columns by name.
+        values: [N] the other columns by name; ``revision`` is 0 where events have none.
         first_row: [M] the first row of each replicate.
         rows: [M] the number of rows of each replicate.
         of_row: [N] the replicate that each row belongs to, numbered from 0.
@@ -92,9 +92,10 @@ class SortedEvents:
 
         """
         names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
+        ordered = dict(values) | {"action_revision": _revisions(events)}
         coded = [(codes.indices.to_numpy(), len(codes.dictionary)) for codes in names.values()]
+        coded.append((ordered["action_revision"], int(ordered["action_revision"].max(initial=0)) + 1))
         group = combined_codes(coded, events.num_rows)
-        ordered = dict(values)
         order = _key_order(group, within, [ordered[name] for name in rest])
         if order is not None:
             names = {name: codes.take(pa.array(order)) for name, codes in names.items()}
@@ -105,9 +106,9 @@ class SortedEvents:
         return cls(names, ordered, first_row, rows, np.repeat(np.arange(len(rows), dtype=np.int32), rows))
 
     def keys(self, rows: Wide) -> dict[str, Any]:
-        """Return the five columns that name a replicate, at some rows."""
+        """Return the six columns that name a replicate, at some rows."""
         names = {name: codes.take(pa.array(rows)) for name, codes in self.names.items()}
-        return names | {"replicate": self.values["replicate"][rows]}
+        return names | {name: self.values[name][rows] for name in ("replicate", "action_revision")}
 
     def count(self, flags: Flags) -> Wide:
         """Count the rows of each replicate that have a flag: [N] -> [M]."""
@@ -127,6 +128,14 @@ def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
         array = values if isinstance(values, pa.Array) else pa.array(values, type=field.type)
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _revisions(events: pa.Table) -> Ints:
+    """Return the revision of each row, int32 [N]; 0 where an older file has none."""
+    if "action_revision" not in events.column_names:
+        return np.zeros(events.num_rows, dtype=np.int32)
+    revisions: Ints = events.column("action_revision").fill_null(0).to_numpy()
+    return revisions
 
 
 def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:

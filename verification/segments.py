@@ -18,7 +18,7 @@ from schema.errors import InputError
 from schema.progress import Progress
 from schema.store.appends import DERIVED, Span, conform_unit, span_of_path, unit_name, unit_path, with_defaults
 from schema.store.store import Store, Unit
-from schema.tables import TABLES
+from schema.tables import GROUP_KEY, TABLES
 from transforms.segments import COVERED, derived_rows
 from verification.files import DERIVED_TABLES, Reading, TableFiles, UnitRecord
 from verification.findings import Check, Fault, counted
@@ -227,7 +227,8 @@ def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | N
         if not differ.any():
             continue
         row = int(np.argmax(differ))
-        key = [f"{part} {derived[part][row]}" for part in TABLES[table].key[len(("study", "model", "doc", "action")) :]]
+        within = TABLES[table].key[len((*GROUP_KEY, "action_revision")) :]
+        key = [f"{part} {derived[part][row]}" for part in within]
         return (
             f"{name} is {_text(stored[name][row])} at {', '.join(key)}{_and_more(int(differ.sum()) - 1)}, "
             f"must be {_text(derived[name][row])} as its events give"

@@ -20,7 +20,7 @@ from schema.tables import SCHEMA_VERSION
 if TYPE_CHECKING:
     from generator.generation import PendingUnit  # which imports torch; a client needs none
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: revisions of actions
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 
@@ -107,12 +107,13 @@ class DocumentMessage(_Message):
 
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of an action of the study file or of the control."""
+    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file or of the control."""
 
     action: ActionSection
     first: Annotated[int, Field(ge=0, lt=_INT32_END)]
     count: Annotated[int, Field(ge=1, lt=_INT32_END)]
     estimator: Literal["plain", "swrb"]
+    revision: Annotated[int, Field(ge=0, lt=_INT32_END)]
 
 
 class GenerationRequest(_Message):
@@ -140,6 +141,7 @@ class GenerationRequest(_Message):
                 "first": item.first,
                 "count": item.count,
                 "estimator": item.estimator,
+                "revision": item.revision,
             }
             for item in pending
         ]
@@ -184,7 +186,8 @@ class GenerationRequest(_Message):
         return [
             shared
             | {
-                "action": item.action.name, "estimator": item.estimator, "first_replicate": item.first,
+                "action": item.action.name, "estimator": item.estimator,
+                "action_revision": item.revision, "first_replicate": item.first,
                 "replicates": item.count,
             }
             for item in self.pending

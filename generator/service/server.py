@@ -169,7 +169,8 @@ def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUn
     fields = request.document.model_dump(exclude={"tokens"})
     document = Document(tokens=tuple(request.document.tokens), **fields)
     pending = [
-        PendingUnit(build_action(item.action), item.first, item.count, item.estimator) for item in request.pending
+        PendingUnit(build_action(item.action), item.first, item.count, item.estimator, item.revision)
+        for item in request.pending
     ]
     return document, pending
 

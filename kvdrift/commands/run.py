@@ -27,6 +27,10 @@ def run(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents at most, then stop.")
     ] = None,
+    redo: Annotated[
+        list[str] | None,
+        typer.Option("--redo", metavar="ACTION", help="Generate an action anew, as it is now; repeat it for several."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the study would generate and need; write nothing.")
     ] = False,
@@ -64,7 +68,7 @@ def run(
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
-        outcome = run_file(studies, store, addresses, console, limit)
+        outcome = run_file(studies, store, addresses, console, limit, redo or [])
     if not outcome.did_something:
         typer.echo(f"study '{studies[0].name}' is finished: nothing to do")
     typer.echo(f"store:  {outcome.location}")
@@ -86,10 +90,11 @@ def run_file(
     addresses: Sequence[ServiceAddress],
     progress: Progress,
     limit: int | None = None,
+    redo: Sequence[str] = (),
 ) -> Outcome:
     """Run the studies of one file, one to a model; without ``addresses`` of services this process generates.
 
-    The run stops where it has generated ``limit`` documents.
+    The run stops where it has generated ``limit`` documents. The units of the actions ``redo`` are superseded first.
 
     Raises:
         InputError: the study file, the store or a service is not as it must be.
@@ -112,7 +117,7 @@ def run_file(
     runs = [StudyRun(study, location, made_by, progress, shared) for study in studies]
     for one in runs:
         check_study(one, served=pool is not None)
-    return run_studies(runs, before=None if pool is None else pool.check)
+    return run_studies(runs, before=None if pool is None else pool.check, redo=redo)
 
 
 def _addresses(

@@ -225,7 +225,7 @@ class Intake:
             self._controls[study, action] = control
             self._new_actions.append({
                 "study": study, "action": action, "selector": "external", "keep": "all" if control else "unknown",
-                "position_mode": "unknown", "control": control,
+                "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,
                 "prespecified": control or study not in self._planned or action in self._planned[study],
             })  # fmt: skip
 

@@ -78,10 +78,10 @@ def span_of_path(path: str) -> Span | None:
 
 def span_of_record(record: dict[str, Any]) -> Span:
     """Return the span of a ``units`` row."""
-    estimator = record["estimator"]
+    estimator, revision = record["estimator"], record["action_revision"]
     names = [record[name] for name in GROUP_KEY]
-    group = _digest(*names) if estimator == PLAIN else _digest(*names, estimator)
-    return Span(group, record["first_replicate"], record["replicates"], estimator)
+    later = [value for value, default in ((estimator, PLAIN), (revision, 0)) if value != default]
+    return Span(_digest(*names, *later), record["first_replicate"], record["replicates"], estimator)
 
 
 def derived_tables(path: str) -> tuple[str, ...]:
@@ -123,7 +123,9 @@ def unit_name(record: dict[str, Any]) -> str:
     """Name a unit for an error line."""
     last = record["first_replicate"] + record["replicates"]
     what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
-    return f"({', '.join(str(record[name]) for name in GROUP_KEY)}) {what} [{record['first_replicate']}, {last})"
+    names = ", ".join(str(record[name]) for name in GROUP_KEY)
+    of_revision = f" of revision {record['action_revision']}" if record["action_revision"] else ""
+    return f"({names}) {what} [{record['first_replicate']}, {last}){of_revision}"
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
@@ -167,12 +169,21 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
     """
     record = _conform_record(unit.record)
-    events = conform(EVENTS, unit.events)
-    for name in GROUP_KEY:
+    events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
+    for name in (*GROUP_KEY, "action_revision"):
         for value in pc.unique(events.column(name)).to_pylist():
             if value != record[name]:
                 raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
     return record, whole_unit(record, unit_name(record), events)
+
+
+def _with_revision(events: pa.Table, revision: int) -> pa.Table:
+    """Give events the unit's revision if they have none: what makes events need not know of revisions."""
+    if "action_revision" in events.column_names:
+        if events["action_revision"].null_count < len(events):
+            return events
+        events = events.drop_columns("action_revision")
+    return events.append_column("action_revision", pa.repeat(pa.scalar(revision, pa.int32()), len(events)))
 
 
 def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +199,7 @@ def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
     record = conform(UNITS, _row(given)).drop_columns("path").to_pylist()[0]
     if record["estimator"] not in DERIVED:
         raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
-    for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1)):
+    for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1), ("action_revision", 0)):
         if record[name] < least:
             raise InputError(f"units: {name} is {record[name]}, must be at least {least}")
     if record["first_replicate"] + record["replicates"] > _INT32_END:

@@ -11,7 +11,7 @@ from schema.store.delta import Commit, DeltaFolder, Snapshot, transactions
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.tables import TABLES
 
-KEYED = ("documents", "actions", "studies", "plans", "results", "calibration", "exact_values")
+KEYED = ("documents", "actions", "studies", "identities", "plans", "results", "calibration", "exact_values")
 _ROWS_APP_ID = "kvdrift.rows"
 
 

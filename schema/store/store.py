@@ -52,6 +52,7 @@ from schema.store.appends import (
 )
 from schema.store.delta import Commit, DeltaFolder, Snapshot, transactions
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.revisions import current_units
 from schema.store.small_tables import KEYED, append_new_rows
 from schema.tables import TABLES, UNITS
 
@@ -179,9 +180,10 @@ class Store:
         return self._folder.read(loaded, declared if columns is None else columns)
 
     def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
-        """Return the ``units`` rows of all units whose events are visible, also where a row is still to be written."""
+        """Return the rows of all current units whose events are visible, also where a row is still to be written."""
+        actions = self.read("actions")  # first: a revision is declared before its units are there
         stored, rows = self._units_and_unprojected()
-        units = pa.concat_tables([self._folder.read(stored, UNITS.columns), rows])
+        units = current_units(pa.concat_tables([self._folder.read(stored, UNITS.columns), rows]), actions)
         for name, value in (("study", study), ("model", model)):
             if value is not None:
                 units = units.filter(pc.equal(units.column(name), value))

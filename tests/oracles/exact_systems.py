@@ -176,6 +176,7 @@ LEFT_OUT = {
     "estimates": "an analysis: columns of the other views with intervals (test_coverage)",
     "events": "single steps",
     "exact_values": "the truth itself (test_finite_enumeration)",
+    "identities": "what was done",
     "plan": "what is to be measured",
     "plans": "what is to be measured",
     "published": "numbers of the paper",
@@ -186,6 +187,8 @@ LEFT_OUT = {
     "trajectory_moments": "single replicates: moments has their means",
     "units": "what was generated",
     "windows": "parameters",
+    "revisions": "what was done",
+    "superseded": "what was done",
 }
 VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
 

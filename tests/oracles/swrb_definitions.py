@@ -92,7 +92,7 @@ def branching_rows(events: list[Row]) -> list[Row]:
     """The rows of the table ``branchings``."""
     return [
         {
-            **one.names, "horizon": one.horizon, "complete": one.complete, "scanned": one.scanned, "mass": one.mass,
+            **one.names, "action_revision": 0, "horizon": one.horizon, "complete": one.complete, "scanned": one.scanned, "mass": one.mass,
             "branch": one.start, "mismatches": one.mismatches(one.horizon),
         }
         for one in branchings_of(events)
@@ -102,7 +102,13 @@ def branching_rows(events: list[Row]) -> list[Row]:
 def branching_depth_rows(events: list[Row]) -> list[Row]:
     """The rows of the table ``branching_depths``."""
     return [
-        {**one.names, "depth": depth, "observed": one.observed(depth), "capacity": one.capacity(depth)}
+        {
+            **one.names,
+            "action_revision": 0,
+            "depth": depth,
+            "observed": one.observed(depth),
+            "capacity": one.capacity(depth),
+        }
         for one in branchings_of(events)
         for depth in range(1, one.horizon + 1)
     ]
@@ -134,7 +140,7 @@ def analyzed_branchings(analysis: Analysis) -> list[Row]:
     rows = []
     for one in entering(analysis):
         row = whole[tuple(one.names[name] for name in NAMES)]
-        kept = {name: value for name, value in row.items() if name != "complete"}
+        kept = {name: value for name, value in row.items() if name not in {"action_revision", "complete"}}
         rows.append(kept | {name: one.document[name] for name in ("split", "stratum", "cluster")})
     return rows
 

@@ -42,6 +42,7 @@ def trajectories(analysis: Analysis) -> list[Row]:
         rows.append(
             {
                 **path_keys(path),
+                "action_revision": 0,
                 "tau": tau,
                 "eos_x": path.eos("x"),
                 "eos_y": path.eos("y"),
@@ -63,6 +64,7 @@ def steps(analysis: Analysis) -> list[Row]:
     return [
         {
             **path_keys(path),
+            "action_revision": 0,
             "t": t,
             "mismatch": path.mismatch(t),
             "lag": None if path.tau is None or t < path.tau else t - path.tau,
@@ -619,6 +621,25 @@ def stored(table: str) -> Callable[[Analysis], list[Row]]:
     return lambda analysis: list(getattr(analysis.log, table))
 
 
+def superseded(_: Analysis) -> list[Row]:
+    """Nothing is, in logs of one revision; tests/sql/test_revisions.py has others."""
+    return []
+
+
+def revisions(analysis: Analysis) -> list[Row]:
+    identity = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics")
+    rows: dict[tuple[str, str, str], Row] = {}
+    for unit in analysis.log.units:
+        names = {name: unit[name] for name in ("study", "model", "action")}
+        fresh = names | {"action_revision": 0, "current": True, "units": 0} | dict.fromkeys(identity)
+        row = rows.setdefault(tuple(names.values()), fresh | dict.fromkeys(("selector", "keep", "parameters")))
+        row["units"] += 1
+        for action in analysis.log.actions:
+            if (action["study"], action["action"]) == (row["study"], row["action"]):
+                row |= {name: action[name] for name in ("selector", "keep", "parameters")}
+    return list(rows.values())
+
+
 def published(_: Analysis) -> list[Row]:
     numbers = {"value", "low", "high", "level"}
     text = (resources.files("sql") / "published.csv").read_text("utf-8")
@@ -631,12 +652,13 @@ def published(_: Analysis) -> list[Row]:
 EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         table: stored(table)
-        for table in ("events", "documents", "actions", "units", "studies", "plans", "results", "exact_values")
+        for table in ("events", "documents", "actions", "units", "studies", "plans", "results", "exact_values",
+                      "identities")
     },
     **{
         function.__name__: function
         for function in (
-            published, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
+            published, superseded, revisions, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
             entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,

@@ -91,7 +91,7 @@ def test_an_action_that_a_frozen_plan_does_not_name_is_exploratory(tmp_path: Pat
 def test_an_action_that_is_known_keeps_its_row(tmp_path: Path, run: Run) -> None:
     row = {
         "study": "ext", "action": "half", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False,
-        "prespecified": True,
+        "prespecified": True, "action_revision": 0, "dropped": False,
     }  # fmt: skip
     Store.create(tmp_path / "store").append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
     assert run(LOG).findings == []
@@ -436,7 +436,7 @@ def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Run) -> N
     assert run(short).findings[0].kind == "horizon", "the stored units' horizon holds"
     assert run(make_log(model="other", horizon=5)).findings == [], "another model has its own"
     row = {field.name: 3 for field in STUDIES.schema} | {
-        "study": "ext", "model": "third", "study_sha256": "", "revision": None,
+        "study": "ext", "model": "third", "study_sha256": "", "revision": None, "settings": None,
     }  # fmt: skip
     Store.open(tmp_path / "store").append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
     (finding, *_) = run(make_log(model="third", horizon=5)).findings

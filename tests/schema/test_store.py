@@ -348,7 +348,7 @@ def actions(**changed: list[Any]) -> pa.Table:
     values: dict[str, list[Any]] = {
         "study": ["s", "s"], "action": ["full", "half"], "selector": ["full", "snapkv"], "keep": ["all", "1/2"],
         "window": [None, 64], "position_mode": ["on from n"] * 2, "control": [True, False],
-        "prespecified": [True, True],
+        "prespecified": [True, True], "action_revision": [0, 0], "dropped": [False, False],
     }  # fmt: skip
     values |= changed
     return pa.table({field.name: pa.array(values.get(field.name, [None] * 2), field.type) for field in schema})
@@ -368,7 +368,9 @@ def test_rows_are_appended_once(store: Store) -> None:
 def test_a_row_with_another_value_is_refused(store: Store) -> None:
     store.append_rows("actions", actions())
     versions = store.versions()
-    with pytest.raises(InputError, match=r"actions \(study=s, action=half\): window is 32, but the store has 64"):
+    with pytest.raises(
+        InputError, match=r"actions \(study=s, action=half, action_revision=0\): window is 32, but the store has 64"
+    ):
         store.append_rows("actions", actions(window=[None, 32]))
     with pytest.raises(InputError, match=r"action=new\): selector is 'b', but the store has 'a'|selector is 'b'"):
         store.append_rows("actions", actions(action=["new", "new"], selector=["a", "b"]))

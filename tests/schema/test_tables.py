@@ -37,21 +37,31 @@ def test_what_came_later_can_be_filled_in(table: Table) -> None:
         field = table.schema.field(name)
         assert table.since < int(field.metadata[b"since"]) <= SCHEMA_VERSION
         assert field.nullable == (default is None), "null is what a default replaces, so it must not be a value"
-        assert field.nullable or field.type == pa.string()
+        assert field.nullable or pa.scalar(default).cast(field.type).as_py() == default
     assert table.columns[len(table.columns) - len(table.defaults) :] == tuple(table.defaults), (
         "an upgrade adds at the end"
     )
 
 
+REVISION = {"action_revision": 0}
+
+
 def test_what_later_versions_added() -> None:
     assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
-        "events": {"kind": "coupled", "weight": None},
-        "actions": {"parameters": None},
-        "units": {"estimator": "plain", "pair_evaluations": None, "batch_deviation": None},
-        "studies": {"revision": None},
+        "events": {"kind": "coupled", "weight": None, **REVISION},
+        "actions": {"parameters": None, **REVISION, "dropped": False},
+        "units": {
+            "estimator": "plain",
+            "pair_evaluations": None,
+            "batch_deviation": None,
+            **REVISION,
+            **dict.fromkeys(("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256")),
+        },
+        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths"), REVISION),
+        "studies": {"revision": None, "settings": None},
     }
-    later = {name for name, table in TABLES.items() if table.since == 2}
-    assert later == {"branchings", "branching_depths", "exact_values"}
+    later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
+    assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}
 
 
 def test_a_column_of_the_same_name_has_the_same_type_everywhere() -> None:

@@ -35,6 +35,7 @@ def random_events(doc: str, seed: int) -> pa.Table:
         "x_eos": np.zeros(count, dtype=np.bool_),
         "y_eos": np.zeros(count, dtype=np.bool_),
         "weight": pa.nulls(count, pa.float64()),
+        "action_revision": np.zeros(count, dtype=np.int32),
     }
     return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
 

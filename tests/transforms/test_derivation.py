@@ -24,7 +24,15 @@ def log(rows: list[Row]) -> pa.Table:
 
 def trajectory(pattern: str, *, eos_x: int | None = None, eos_y: int | None = None, **names: Any) -> list[Row]:
     """Event rows of one pair: '=' agrees, '#' mismatches, '.' is a missing position."""
-    key = {"study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0, "kind": "coupled"} | names
+    key = {
+        "study": "s",
+        "model": "m",
+        "doc": "d",
+        "action": "a",
+        "action_revision": 0,
+        "replicate": 0,
+        "kind": "coupled",
+    } | names
     return [
         key
         | {
@@ -81,7 +89,7 @@ def test_golden(case: Golden) -> None:
     marks = case.pattern.count("#")
     horizon = len(case.pattern)
     assert row == {
-        "study": "s", "model": "m", "doc": "d", "action": "a", "replicate": 0, "tau": tau, "eos_x": case.eos_x,
+        "study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "tau": tau, "eos_x": case.eos_x,
         "eos_y": case.eos_y, "horizon": horizon, "complete": True, "mismatches": marks,
         "sum_delta": 0.25 * (horizon + marks), "sum_f": 0.125 * horizon, "exposure": exposure, "occupation": occupation,
         "longest_agreement": longest, "mismatch_after_agreement": after,
@@ -233,11 +241,11 @@ def test_output_has_exactly_the_declared_schemas(rows: list[Row]) -> None:
 
 def test_trajectories_are_told_apart_by_every_key_column() -> None:
     rows: list[Row] = []
-    for name in ("study", "model", "doc", "action", "replicate"):
-        for value in (1, 2) if name == "replicate" else ("u", "v"):
+    for name in ("study", "model", "doc", "action", "action_revision", "replicate"):
+        for value in (1, 2) if name in {"action_revision", "replicate"} else ("u", "v"):
             rows += trajectory("=#", **{name: value})
     derived = derive_trajectories(log(rows)).trajectories
-    assert derived.num_rows == 10
+    assert derived.num_rows == 12
     keys = list(zip(*(derived[name].to_pylist() for name in TRAJECTORIES.key), strict=True))
     assert keys == sorted(set(keys))
 
@@ -286,7 +294,7 @@ def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> 
     tokens = [x, np.where(rng.random(rows) < rate, x + 1, x).astype(np.int32)]
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
-    columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64())]
+    columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema)
 
 
@@ -313,7 +321,7 @@ STEPS_BY_WINDOWS = f"""{BY_WINDOWS}
 select study, model, doc, action, replicate, t, mismatch::int as mismatch,
     case when t >= tau then t - tau end::int as lag,
     case when t < e_first then 0 when t = e_first then 1 when t <= e_last then 2 else 3 end::int as eos_set,
-    delta, f
+    delta, f, 0::int as action_revision
 from placed order by all
 """  # noqa: S608
 TRAJECTORIES_BY_WINDOWS = f"""{BY_WINDOWS}, local as (
@@ -337,7 +345,8 @@ select study, model, doc, action, replicate, any_value(tau)::int as tau, any_val
     coalesce(count(*) filter (mismatch = 1 and t > tau), 0)::int as occupation,
     case when any_value(tau) is not null then coalesce(any_value(longest), 0) end::int as longest_agreement,
     case when any_value(tau) is not null
-        then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement
+        then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement,
+    0::int as action_revision
 from ranked left join runs using (study, model, doc, action, replicate)
 group by study, model, doc, action, replicate order by all
 """  # noqa: S608

@@ -51,9 +51,16 @@ def unit(number: int, *, replicates: int = 3, horizon: int = 10, first: int = 0)
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     replicate = np.repeat(np.arange(first, first + replicates, dtype=np.int32), horizon)
     columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos, ["coupled"] * rows]
-    columns.append(pa.nulls(rows, pa.float64()))
+    columns += [pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
     record: dict[str, Any] = dict.fromkeys(column for column in UNITS.columns if column != "path")
-    record |= {**names, "first_replicate": first, "replicates": replicates, "horizon": horizon, "estimator": "plain"}
+    record |= {
+        **names,
+        "action_revision": 0,
+        "first_replicate": first,
+        "replicates": replicates,
+        "horizon": horizon,
+        "estimator": "plain",
+    }
     return Unit(record, pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema))
 
 

@@ -70,6 +70,7 @@ def document_row(number: int, split: str = "development") -> dict[str, Any]:
 
 def action_row(name: str) -> dict[str, Any]:
     fixed = {"selector": name, "keep": "all", "position_mode": "continued", "prespecified": True}
+    fixed |= {"action_revision": 0, "dropped": False}
     return dict.fromkeys(ACTIONS.columns) | fixed | {"study": STUDY, "action": name, "control": ACTION_NAMES[name]}
 
 
@@ -522,7 +523,7 @@ def test_units_of_unknown_documents_and_actions(made: Store) -> None:
     assert_found(
         made,
         r"^documents \(study=s, model=org/model, doc=d9\): the row is missing, must be there for events/s/org-model/d9/",
-        r"^actions \(study=s, action=other\): the row is missing, must be there for events/s/org-model/d9/other/",
+        r"^actions \(study=s, action=other, action_revision=0\): the row is missing, must be there for events/s/org-model/d9/other/",
     )
 
 
@@ -662,7 +663,14 @@ def test_text_that_is_no_text(made: Store) -> None:
 
 def test_sums_may_differ_by_rounding_and_nothing_else_may() -> None:
     schema = TABLES["branchings"].schema
-    row = dict.fromkeys(schema.names, "x") | {"replicate": 4, "horizon": 8, "complete": True, "scanned": 8, "mass": 0.3}
+    row = dict.fromkeys(schema.names, "x") | {
+        "replicate": 4,
+        "horizon": 8,
+        "complete": True,
+        "scanned": 8,
+        "mass": 0.3,
+        "action_revision": 0,
+    }
     row |= {"branch": None, "mismatches": 2}
 
     def difference(**changed: Any) -> str | None:

@@ -1,0 +1,199 @@
+"""The study file against the store: what differs, one line each, and what to do about it.
+
+A study grows: more actions, documents and replicates are generated beside what is there. Everything else that decides
+events is fixed with the first of them. A changed action is refused until ``run --redo`` supersedes its units.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from flows.frozen_plan import find_plan
+from flows.study_run import StudyRun
+from schema.document import SPLITS
+from schema.errors import InputError, PlanError
+from schema.store.revisions import current_actions
+from schema.study import Study
+from schema.tables import ACTIONS
+
+# What of an action decides its units; the other columns say where it comes from.
+_ACTION_COLUMNS = tuple(
+    name for name in ACTIONS.columns
+    if name not in {"study", "action", "position_mode", "control", "prespecified", "action_revision", "dropped"}
+)  # fmt: skip
+
+
+class Kind(StrEnum):
+    """What becomes of a difference."""
+
+    GROWTH = "growth"  # the run makes it
+    ACTION = "action"  # the run refuses it; --redo makes it
+    SETTING = "setting"  # the run refuses it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between a study file and its store.
+
+    Attributes:
+        kind: What becomes of it.
+        what: What differs, as the study file names it.
+        stored: The stored value, as text.
+        asked: The study file's value, as text.
+        action: The action that it concerns; None where it concerns the study.
+        units: How many stored units it concerns.
+
+    """
+
+    kind: Kind
+    what: str
+    stored: str
+    asked: str
+    action: str | None = None
+    units: int = 0
+
+    def __str__(self) -> str:
+        concerned = f" ({self.units} units)" if self.units else ""
+        return f"{self.what}: stored {self.stored}, asked {self.asked}{concerned}"
+
+
+def differences(run: StudyRun) -> list[Difference]:
+    """Compare a study file with what the store holds of the study and model.
+
+    Returns:
+        The differences in the order of the file; none where the store does not know the study yet.
+
+    Raises:
+        InputError: Something in the study file cannot be done, or the store is damaged.
+
+    """
+    try:
+        store = run.store
+    except InputError:
+        return []
+    rows = [row for row in store.read("studies").to_pylist() if row["study"] == run.study.name]
+    if not rows:
+        return []
+    settings = list(_settings(run.study, rows))
+    if settings:  # the documents are others too
+        return settings
+    if all(row["model"] != run.study.model.id for row in rows):
+        return []  # a model that the file has got since
+    return [*_documents(run), *_actions(run)]
+
+
+def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> None:
+    """Refuse a run whose study file asks for something else than the store holds, growth apart.
+
+    Args:
+        run: The study's run.
+        redo: Names of actions that are about to be redone, which may have changed.
+
+    Raises:
+        PlanError: A difference that the run does not make; the line says how to accept it.
+
+    """
+    found = [one for one in differences(run) if one.kind is not Kind.GROWTH and one.action not in redo]
+    if not found:
+        return
+    listed = "; ".join(map(str, found))
+    if all(one.kind is Kind.ACTION for one in found):
+        options = " ".join(f"--redo {action}" for action in dict.fromkeys(one.action for one in found))
+        accept = f"kvdrift run {options} generates them anew, restore the study file to keep them"
+    else:
+        accept = "give the changed study a new name, or use another --store"
+    raise PlanError(f"study '{run.study.name}' differs from its store: {listed}; {accept}")
+
+
+def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
+    """Differences in what ``study_sha256`` is the hash of."""
+    own = [row for row in rows if row["model"] == study.model.id]
+    if not own and study.several_models:
+        own = rows  # another model of the same file differs in its model alone
+    row = (own or rows)[0]
+    if row["study_sha256"] == study.sha256:
+        return
+    if row["settings"] is None:  # stored before settings were recorded
+        asked = {"model.id": study.model.id, "study.horizon": study.study.horizon, "study.seed": study.study.seed}
+        stored = {"model.id": row["model"], "study.horizon": row["horizon"], "study.seed": row["seed"]}
+    else:
+        asked, stored = (_leaves(json.loads(text)) for text in (study.settings, row["settings"]))
+    names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
+    if study.several_models and not any(row["model"] == study.model.id for row in rows):
+        names = [name for name in names if not name.startswith("model.")]
+        if row["settings"] is not None and not names:
+            return
+    for name in names:
+        yield Difference(Kind.SETTING, name, _shown(stored.get(name)), _shown(asked.get(name)))
+    if not names:
+        what = "documents, device, dtype or revision"
+        yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """The values of nested JSON by their places in a study file, such as ``documents[0].source``."""
+    if isinstance(value, dict):
+        items = [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        items = [(f"{name}[{at}]", inner) for at, inner in enumerate(value)]
+    else:
+        return {name: value}
+    return {place: leaf for key, inner in items for place, leaf in _leaves(inner, key).items()}
+
+
+def _documents(run: StudyRun) -> Iterator[Difference]:
+    """More or fewer documents in a stratum, and prompts that changed."""
+    study, store = run.study, run.store
+    columns = ["study", "model", "doc", "split", "stratum", "prompt_sha256"]
+    rows = [
+        row for row in store.read("documents", columns=columns).to_pylist()
+        if (row["study"], row["model"]) == (study.name, study.model.id)
+    ]  # fmt: skip
+    prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
+    stored = Counter((row["stratum"], row["split"]) for row in rows)
+    planned = find_plan(store, study.name, study.model.id) is not None
+    for stratum, split in ((section.stratum_name, split) for section in study.documents for split in SPLITS):
+        asked = run.material.documents[split][stratum]
+        what, there = f"{split} documents of {stratum}", stored[stratum, split]
+        if len(asked) != there:
+            grows = len(asked) > there and not (planned and split == "development")
+            yield Difference(Kind.GROWTH if grows else Kind.SETTING, what, str(there), str(len(asked)))
+        changed = [d for d in asked if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
+        if changed:
+            first = changed[0]
+            before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
+
+
+def _actions(run: StudyRun) -> Iterator[Difference]:
+    """Actions that are new, changed, or no longer in the file."""
+    study, store = run.study, run.store
+    stored = current_actions(store.read("actions"), study.name)
+    units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
+    for action in run.material.actions:
+        row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
+        if row is None:
+            yield Difference(Kind.GROWTH, f"action '{action.name}'", "none", "to be generated", action.name)
+            continue
+        for name in _ACTION_COLUMNS:
+            if row[name] != asked[name]:
+                what = f"{name} of action '{action.name}'"
+                shown = _shown(row[name]), _shown(asked[name])
+                yield Difference(Kind.ACTION, what, *shown, action.name, units[action.name])
+    for name in stored:
+        text = f"kvdrift drop {store.location} --action {name}"
+        yield Difference(Kind.SETTING, f"action '{name}'", "there", f"none ({text} drops it)", None, units[name])
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _hash(sha256: str | None) -> str:
+    return "unknown" if sha256 is None else f"{sha256[:12]}…"

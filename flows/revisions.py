@@ -1,0 +1,100 @@
+"""Superseding an action's units: by new ones of the same study, or by none.
+
+Nothing is deleted. A new row of ``actions`` makes the units of earlier revisions superseded at once, in all views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.frozen_plan import find_plan
+from flows.generation import pending_development, pending_evaluation
+from flows.study_run import StudyRun
+from generator.actions import Action
+from schema.errors import InputError, PlanError, nearest
+from schema.store.revisions import current_actions, newest_revisions
+from schema.store.store import Store
+from schema.tables import ACTIONS
+
+
+def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
+    """Begin a new revision of actions, unless one was begun with the same properties and is not whole yet.
+
+    So the same call after a kill goes on with the revision that it began. An action that the store does not have is
+    left to the run.
+
+    Args:
+        runs: The runs of one study file, one to a model.
+        names: The actions.
+
+    Raises:
+        InputError: An action is not in the study file, or there is no store.
+
+    """
+    study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
+    for name in names:
+        if name not in actions:
+            raise InputError(f"--redo {name}: no such action in the study file; {nearest(name, actions)}")
+    store = runs[0].store
+    stored = store.read("actions")
+    there, newest = current_actions(stored, study), newest_revisions(stored)
+    rows = []
+    for name in dict.fromkeys(names):
+        if name not in there:
+            continue
+        asked = actions[name].row(study, prespecified=there[name]["prespecified"], revision=newest[study, name])
+        if asked == there[name] and newest[study, name] and any(_lacks_units(run, actions[name]) for run in runs):
+            continue
+        rows.append(asked | {"action_revision": newest[study, name] + 1})
+    store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
+
+
+def _lacks_units(run: StudyRun, action: Action) -> bool:
+    """Whether units of the action are still to be generated, as far as the study has come."""
+    work = pending_development(run.store, run.material)
+    if find_plan(run.store, run.study.name, run.study.model.id) is not None:
+        work = work + pending_evaluation(run.store, run.material)
+    return any(unit.action.name == action.name for _, pending in work for unit in pending)
+
+
+def drop_action(store: Store, name: str, study: str | None = None) -> int:
+    """Drop an action: its units stay in the log and no view shows them.
+
+    Args:
+        store: The store.
+        name: The action.
+        study: The study whose action it is; needed where several studies have one of this name.
+
+    Returns:
+        The number of units that are superseded.
+
+    Raises:
+        InputError: There is no such action, or several studies have one.
+        PlanError: A frozen plan names the action, or it is the control.
+
+    """
+    stored = store.read("actions")
+    studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})
+    having = {one: rows[name] for one in studies if name in (rows := current_actions(stored, one))}
+    if not having:
+        known = sorted({action for one in studies for action in current_actions(stored, one)})
+        raise InputError(f"{store.location}: no action '{name}'; {nearest(name, known)}")
+    if len(having) > 1:
+        raise InputError(f"action '{name}' is in the studies {', '.join(having)}: name one with --study")
+    ((own, row),) = having.items()
+    if row["control"]:
+        raise PlanError(f"action '{name}' is the full-retention control, which every study has")
+    units = store.units(own)
+    for model in sorted(set(units["model"].to_pylist())):
+        plan = find_plan(store, own, model)
+        if plan is not None and name in plan.actions:
+            raise PlanError(
+                f"action '{name}' is in the frozen plan of study '{own}', and what was planned is reported; "
+                f"kvdrift run STUDY.toml --redo {name} generates it anew"
+            )
+    dropped = row | {"action_revision": row["action_revision"] + 1, "dropped": True}
+    store.append_rows("actions", pa.Table.from_pylist([dropped], schema=ACTIONS.schema))
+    return len(units.filter(pc.equal(units["action"], name)))

@@ -1,0 +1,27 @@
+"""``kvdrift drop``: an action out of the views; its units stay in the log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvdrift.options import StoreArgument
+
+
+def drop(
+    store: StoreArgument,
+    action: Annotated[str, typer.Option("--action", metavar="NAME", help="The action to drop.")],
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="The action's study, where several have one.")
+    ] = None,
+) -> None:
+    """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
+    from flows.revisions import drop_action
+    from schema.store.store import Store
+    from sql.catalog import refresh_catalog
+
+    opened = Store.create(store)
+    units = drop_action(opened, action, study)
+    refresh_catalog(opened)
+    typer.echo(f"dropped action '{action}': {units} units are superseded and stay in the log")

@@ -1,0 +1,59 @@
+"""Revisions of actions: which one is current, and which units a later one supersedes.
+
+The rows of ``actions`` say it. A row of a higher revision supersedes the units of all lower ones, in every model of the
+study, and a row that is ``dropped`` has no units of its own. Superseded units stay in the log and out of the views.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
+    """Return the highest revision of each action by (study, action), also where it is dropped.
+
+    Args:
+        actions: Rows of ``actions``.
+
+    """
+    found: dict[tuple[str, str], int] = {}
+    for row in actions.select(["study", "action", "action_revision"]).to_pylist():
+        named = (row["study"], row["action"])
+        found[named] = max(found.get(named, 0), row["action_revision"])
+    return found
+
+
+def current_actions(actions: pa.Table, study: str) -> dict[str, dict[str, Any]]:
+    """Return the current row of each action of a study that is not dropped, by the action's name.
+
+    Args:
+        actions: Rows of ``actions``.
+        study: The study's name.
+
+    """
+    rows = sorted(actions.to_pylist(), key=lambda row: row["action_revision"])
+    newest = {row["action"]: row for row in rows if row["study"] == study}
+    return {name: row for name, row in newest.items() if not row["dropped"]}
+
+
+def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
+    """Return the rows of ``units`` that no revision supersedes.
+
+    Args:
+        units: Rows of ``units``; those of an action without a row in ``actions`` are of revision 0.
+        actions: All rows of ``actions``.
+
+    """
+    if not pc.any(pc.or_(pc.greater(actions["action_revision"], 0), actions["dropped"])).as_py():
+        return units
+    newest = newest_revisions(actions)
+    dropped = {(row["study"], row["action"], row["action_revision"]) for row in actions.to_pylist() if row["dropped"]}
+    names = zip(*(units[name].to_pylist() for name in ("study", "action", "action_revision")), strict=True)
+    kept = [
+        revision == newest.get((study, action), 0) and (study, action, revision) not in dropped
+        for study, action, revision in names
+    ]
+    return units.filter(pa.array(kept, pa.bool_()))

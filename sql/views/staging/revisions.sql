@@ -1,0 +1,47 @@
+-- The history of every action: each revision with what made its units, and how many there are.
+with
+
+counts as (
+    select
+        study,
+        model,
+        action,
+        action_revision,
+        count(*) as units
+    from stored.units
+    group by study, model, action, action_revision
+),
+
+identities as (
+    select * from stored.identities
+),
+
+actions as (
+    select * from stored.actions
+),
+
+superseded as (
+    select
+        *,
+        true as superseded
+    from main.superseded
+)
+
+select
+    study,
+    model,
+    action,
+    action_revision,
+    superseded is null as current,
+    coalesce(counts.units, 0) as units,
+    actions.selector,
+    actions.keep,
+    actions.parameters,
+    identities.weights_sha256,
+    identities.tokenizer_sha256,
+    identities.selector_sha256,
+    identities.numerics
+from counts
+full join identities using (study, model, action, action_revision)
+left join actions using (study, action, action_revision)
+left join superseded using (study, action, action_revision)

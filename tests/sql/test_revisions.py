@@ -1,0 +1,107 @@
+"""Superseded revisions: every view is that of a store in which only the current units ever were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from fixtures.branched_units import make_rows, swrb_unit
+from fixtures.stored_units import make_unit
+
+from schema.errors import InputError
+from schema.store.store import Store, Unit
+from schema.tables import ACTIONS, DOCUMENTS
+from sql.catalog import open_views, view_texts, write_catalog
+from transforms.pipeline import run_derivation
+
+# What says which tables or files were read, or what was there before.
+HISTORY = {"revisions", "superseded", "actions", "identities"}
+MARKS = {"action_revision", "path"}
+
+
+def action_row(action: str, revision: int = 0, *, dropped: bool = False) -> dict[str, Any]:
+    fixed = {"selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False, "prespecified": True}
+    named = {"study": "s", "action": action, "action_revision": revision, "dropped": dropped}
+    return dict.fromkeys(ACTIONS.columns) | fixed | named
+
+
+def store_of(folder: Path, actions: list[dict[str, Any]], units: list[Unit]) -> Store:
+    store = Store.create(folder)
+    keys = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all"}
+    documents = [dict.fromkeys(DOCUMENTS.columns) | keys | {"doc": doc, "cluster": doc} for doc in ("d0", "d1")]
+    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    store.append_units(units)
+    run_derivation(store.location)
+    return store
+
+
+def current_units(revision: int) -> list[Unit]:
+    """Units of the actions kept and redone; what redone draws differs from what it drew before."""
+    kept = [make_unit(doc, action="kept") for doc in ("d0", "d1")]
+    again = [make_unit(doc, action="redone", action_revision=revision) for doc in ("d0", "d1")]
+    return [*kept, *again, make_unit("d1", action="redone", first=4, action_revision=revision)]
+
+
+def old_unit(doc: str, action: str) -> Unit:
+    """Other events under the names of a current unit."""
+    other = make_unit(doc, action=action, first=8)
+    replicates = pa.array([replicate - 8 for replicate in other.events["replicate"].to_pylist()], pa.int32())
+    at = other.events.schema.get_field_index("replicate")
+    events = other.events.set_column(at, other.events.schema.field("replicate"), replicates)
+    return Unit(other.record | {"first_replicate": 0}, events)
+
+
+@pytest.fixture
+def redone(tmp_path: Path) -> Store:
+    """Revision 0 of redone is superseded and dropped is dropped; both have units of either estimator."""
+    store = store_of(
+        tmp_path / "redone",
+        [action_row("kept"), action_row("redone"), action_row("dropped"), action_row("snapkv")],
+        [*(old_unit(doc, action) for doc in ("d0", "d1") for action in ("redone", "dropped")), swrb_unit(make_rows())],
+    )
+    later = [action_row("redone", 1), action_row("dropped", 1, dropped=True), action_row("snapkv", 1, dropped=True)]
+    store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
+    store.append_units(current_units(1))
+    run_derivation(store.location)
+    return store
+
+
+def test_every_view_is_that_of_a_store_with_current_units_alone(redone: Store, tmp_path: Path) -> None:
+    fresh = store_of(tmp_path / "fresh", [action_row("kept"), action_row("redone")], current_units(0))
+    with open_views(redone) as ours, open_views(fresh) as theirs:
+        for view in view_texts():
+            if view in HISTORY:
+                continue
+            columns = [name for name in theirs.rows(view).column_names if name not in MARKS]
+            assert ours.rows(view).select(columns).equals(theirs.rows(view).select(columns)), view
+        assert ours.rows("actions")["action"].to_pylist() == ["kept", "redone"]
+        assert set(ours.rows("trajectories")["action"].to_pylist()) == {"kept", "redone"}
+
+
+def test_the_history_stays(redone: Store) -> None:
+    with open_views(redone) as views:
+        rows = {(row["action"], row["action_revision"]): row for row in views.rows("revisions").to_pylist()}
+        assert {key: (row["current"], row["units"]) for key, row in rows.items()} == {
+            ("kept", 0): (True, 2), ("redone", 0): (False, 2), ("redone", 1): (True, 3),
+            ("dropped", 0): (False, 2), ("snapkv", 0): (False, 1),
+        }  # fmt: skip
+        stored = views.sql("select count(*) from stored.events").fetchall()
+    assert stored == [(redone.read("events").num_rows,)]
+    assert redone.units().num_rows == 5
+    assert redone.read("units").num_rows == 10
+
+
+def test_a_plain_client_of_the_catalogue_sees_current_units_alone(redone: Store) -> None:
+    with duckdb.connect(str(write_catalog(redone)), read_only=True) as connection:
+        found = connection.sql("select action, count(*) from units group by action order by action").fetchall()
+    assert found == [("kept", 2), ("redone", 3)]
+
+
+def test_events_of_another_revision_than_the_units_are_refused(tmp_path: Path) -> None:
+    unit = make_unit(action_revision=1)
+    with pytest.raises(InputError, match="events: action_revision is '1', must be '0' as in the unit"):
+        Store.create(tmp_path / "store").append_units([Unit(unit.record | {"action_revision": 0}, unit.events)])
