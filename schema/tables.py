@@ -99,6 +99,10 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
 
 
 _REVISION = _revision(since=4)
+_ESTIMATED_FROM = (
+    _column("action_revision", pa.int32(), "revision of the action that it was estimated from", since=4, default="0"),
+    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", since=4, default="0"),
+)
 
 EVENTS = _table(
     "events",
@@ -340,6 +344,7 @@ RESULTS = _table(
     _column("status", pa.string(), "prespecified or exploratory"),
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
     _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+    *_ESTIMATED_FROM,
 )
 
 CALIBRATION = _table(
@@ -368,6 +373,7 @@ CALIBRATION = _table(
     _column("status", pa.string(), "prespecified or exploratory"),
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
     _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+    *_ESTIMATED_FROM,
 )
 
 TABLES: dict[str, Table] = {

@@ -225,11 +225,14 @@ def view_texts() -> Mapping[str, str]:
 
 def _stored_text(table: str) -> str:
     """The view of a stored table: its declared columns as they are, without the rows of superseded revisions."""
-    columns = ",\n    ".join(quoted(name) for name in TABLES[table].columns)
-    text = f"select\n    {columns}\nfrom stored.{quoted(table)}"
-    if not {"study", "action", "action_revision"} <= set(TABLES[table].columns):
-        return text
-    return f"{text}\nanti join main.superseded using (study, action, action_revision)"
+    declared = TABLES[table].columns
+    columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
+    text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
+    for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
+        if {"study", name, revision} <= set(declared):
+            same = f"own.study = {name}s.study and own.{name} = {name}s.action"
+            text += f"\nanti join main.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
+    return text
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.analysis.estimation import document_moments
+from flows.analysis.estimation import action_revisions, document_moments
 from flows.frozen_plan import FrozenPlan
 from schema.store.store import Store
 from schema.study import CONTROL_ACTION
@@ -40,8 +40,10 @@ def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version
     development, evaluation = (
         document_moments(views, plan.study, plan.model, split) for split in ("development", "evaluation")
     )
+    revisions = action_revisions(views, plan.study)
     rows = [
         _row(judged, plan, action, baseline, events_version)
+        | {"action_revision": revisions[action], "baseline_revision": revisions[baseline]}
         for action in sorted(actions - {baseline})
         for judged in calibrate(
             development,

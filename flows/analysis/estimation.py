@@ -6,7 +6,8 @@ on each other and their numbers do not depend on how they are run: one after the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -140,7 +141,7 @@ def estimate_study(
     moments = document_moments(views, analysis.study, analysis.model, analysis.split)
     estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(views, analysis)]
     # One commit for all of it: a row of this events version says that the analysis is done.
-    rows = _result_rows(Estimates.join(estimates), analysis, events_version)
+    rows = _result_rows(Estimates.join(estimates), analysis, events_version, action_revisions(views, analysis.study))
     store.append_rows("results", rows)
     return int(rows.num_rows)
 
@@ -149,6 +150,13 @@ def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
     """Return the splits that have complete trajectories of a measured action, sorted."""
     rows = measured(views.rows("decomposition", study=study, model=model))
     return sorted(set(rows["split"].to_pylist()))
+
+
+def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
+    """Read which revision of each action the views show; 0 of one that the store does not list, and of none."""
+    listed = views.rows("actions", study=study)
+    shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
+    return defaultdict(int, shown)
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
@@ -216,7 +224,9 @@ def _branching_estimates(views: Views, analysis: Analysis) -> list[Estimates]:
     return [estimate_branching(moments, draws=draws, seed=analysis.seed, level=level)]
 
 
-def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) -> pa.Table:
+def _result_rows(
+    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int]
+) -> pa.Table:
     count = len(estimates)
     constant: dict[str, Any] = {
         "study": analysis.study,
@@ -226,4 +236,6 @@ def _result_rows(estimates: Estimates, analysis: Analysis, events_version: int) 
         "plan_sha256": analysis.plan_sha256,
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
+    for name in ("action", "baseline"):
+        columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

@@ -590,7 +590,8 @@ def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
 
 def estimates(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
-    return newest(analysis.log.results, names)
+    rows = newest(analysis.log.results, names)
+    return [{name: row[name] for name in row if not name.endswith("_revision")} for row in rows]
 
 
 def calibration(analysis: Analysis) -> list[Row]:

@@ -260,7 +260,7 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.create, [old] * 6))
     changes = (
-        dict.fromkeys(("events", "actions", "studies", "trajectories", "steps"), 2)
+        dict.fromkeys(("events", "actions", "studies", "trajectories", "steps", "results", "calibration"), 2)
         | {"units": 3}
         | dict.fromkeys(LATER, 0)
     )  # one of ``units`` is the healed row

@@ -59,6 +59,8 @@ def test_what_later_versions_added() -> None:
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths"), REVISION),
         "studies": {"revision": None, "settings": None},
+        "results": {**REVISION, "baseline_revision": 0},
+        "calibration": {**REVISION, "baseline_revision": 0},
     }
     later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
     assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}

@@ -11,9 +11,10 @@ import pytest
 from fixtures.branched_units import make_rows, swrb_unit
 from fixtures.stored_units import make_unit
 
+from flows.analysis.stored import analyze_stored
 from schema.errors import InputError
 from schema.store.store import Store, Unit
-from schema.tables import ACTIONS, DOCUMENTS
+from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
 from sql.catalog import open_views, view_texts, write_catalog
 from transforms.pipeline import run_derivation
 
@@ -93,6 +94,35 @@ def test_the_history_stays(redone: Store) -> None:
     assert stored == [(redone.read("events").num_rows,)]
     assert redone.units().num_rows == 5
     assert redone.read("units").num_rows == 10
+
+
+def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
+    """From the moment that an action is superseded: before new units and new estimates are there."""
+    assert analyze_stored(redone, "s", "org/model") > 0
+    with open_views(redone) as views:
+        rows = views.rows("results", stratum="pooled", quantity="gap").to_pylist()
+        before = views.rows("estimates", action="kept", baseline=None)
+    made_from = {(row["action"], row["action_revision"], row["baseline"], row["baseline_revision"]) for row in rows}
+    assert made_from == {("kept", 0, "redone", 1), ("redone", 1, "kept", 0)}
+    redone.append_rows("calibration", pa.Table.from_pylist(
+        [calibrated("kept", "redone", 0, 1), calibrated("redone", "kept", 1, 0), calibrated("kept", "full", 0, 0)],
+        schema=CALIBRATION.schema,
+    ))  # fmt: skip
+    redone.append_rows("actions", pa.Table.from_pylist([action_row("redone", 2)], schema=ACTIONS.schema))
+    with open_views(redone) as views:
+        for view in ("estimates", "results"):
+            named = views.sql(f"select distinct action, baseline from {view}").fetchall()  # noqa: S608 - of this test
+            assert named == [("kept", None)], view
+        assert views.rows("estimates").equals(before)
+        assert views.rows("calibration")["baseline"].to_pylist() == ["full"]
+        assert views.sql("select count(*) from stored.calibration").fetchall() == [(3,)]
+
+
+def calibrated(action: str, baseline: str, revision: int, baseline_revision: int) -> dict[str, Any]:
+    fixed = dict.fromkeys(CALIBRATION.columns) | {"study": "s", "model": "org/model", "observation": "positions"}
+    fixed |= {"candidate": "flat", "selected": False, "documents": 2, "level": 0.95, "margin": 0.02, "draws": 10}
+    fixed |= {"status": "exploratory", "events_version": 1, "action_revision": revision}
+    return fixed | {"action": action, "baseline": baseline, "baseline_revision": baseline_revision}
 
 
 def test_a_plain_client_of_the_catalogue_sees_current_units_alone(redone: Store) -> None:

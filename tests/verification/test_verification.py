@@ -535,6 +535,7 @@ def plan_row(events_version: int) -> dict[str, Any]:
 
 def result_row(events_version: int, plan: str | None = None) -> dict[str, Any]:
     numbers = {"estimate": 0.5, "level": 0.95, "draws": 1, "documents": 1, "events_version": events_version}
+    numbers |= {"action_revision": 0, "baseline_revision": 0}
     words = {
         "split": "evaluation", "stratum": "all", "action": "snapkv", "quantity": "mismatch", "status": "exploratory",
     }  # fmt: skip
@@ -563,7 +564,7 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
         "baseline": "full", "observation": "o", "candidate": "c", "selected": True, "documents": 1, "draws": 1,
     }  # fmt: skip
     calibrated |= {"decision": None, "status": "exploratory", "events_version": -1, "plan_sha256": None}
-    calibrated |= {"low": None, "high": None}
+    calibrated |= {"low": None, "high": None, "action_revision": 0, "baseline_revision": 0}
     append(made, "calibration", calibrated)
     assert_found(
         made,

@@ -1,6 +1,13 @@
--- Of every predictor of a contrast, the row made from the newest events. The stored table keeps the older rows.
-select *
-from stored.calibration
+-- Of every predictor of a contrast, the row made from the newest events of current revisions. The stored table keeps the
+-- others.
+select own.*
+from stored.calibration as own
+anti join main.superseded as actions
+    on own.study = actions.study and own.action = actions.action and own.action_revision = actions.action_revision
+anti join main.superseded as baselines
+    on own.study = baselines.study
+        and own.baseline = baselines.action
+        and own.baseline_revision = baselines.action_revision
 qualify row_number() over (
     partition by study, model, action, baseline, observation, candidate
     order by events_version desc
