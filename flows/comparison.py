@@ -87,20 +87,25 @@ def differences(run: StudyRun) -> list[Difference]:
     return [*_documents(run), *_actions(run)]
 
 
-def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> None:
+def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
     """Refuse a run whose study file asks for something else than the store holds, growth apart.
 
     Args:
         run: The study's run.
         redo: Names of actions that are about to be redone, which may have changed.
 
+    Returns:
+        What the run is to add to the store.
+
     Raises:
         PlanError: A difference that the run does not make; the line says how to accept it.
 
     """
-    found = [one for one in differences(run) if one.kind is not Kind.GROWTH and one.action not in redo]
+    every = differences(run)
+    growth = [one for one in every if one.kind is Kind.GROWTH]
+    found = [one for one in every if one.kind is not Kind.GROWTH and (one.action is None or one.action not in redo)]
     if not found:
-        return
+        return growth
     listed = "; ".join(map(str, found))
     if all(one.kind is Kind.ACTION for one in found):
         options = " ".join(f"--redo {action}" for action in dict.fromkeys(one.action for one in found))

@@ -26,6 +26,7 @@ _QUIET = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
 _START_SECONDS = 120.0
+_STOP_SECONDS = 10.0
 
 
 @contextmanager
@@ -96,6 +97,7 @@ def _api_url() -> str | None:
 def _own_server() -> Iterator[str]:
     """A server in a thread, for the block; yields its address."""
     import uvicorn  # noqa: PLC0415
+    from prefect.events.worker import EventsWorker  # noqa: PLC0415
     from prefect.server.api.server import create_app  # noqa: PLC0415
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -107,8 +109,10 @@ def _own_server() -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
+            # Events that find no server any more would be tried again at the end of the process, for minutes.
+            EventsWorker.drain_all(timeout=_STOP_SECONDS, at_exit=False)
             server.should_exit = True
-            thread.join(timeout=10)
+            thread.join(timeout=_STOP_SECONDS)
 
 
 def _wait_for(server: object, thread: threading.Thread) -> None:

@@ -59,16 +59,19 @@ def run_studies(
 
     """
     location = runs[0].location
+    growth = False
     for run in runs:
-        check_agrees(run, redo)
+        for difference in check_agrees(run, redo):
+            growth = True
+            run.progress.say(str(difference))
     if redo:
         redo_actions(runs, redo)
-    if all(stages.is_finished(run) for run in runs):
+    if not growth and all(stages.is_finished(run) for run in runs):
         return Outcome(location, [stages.page_of(run) for run in runs], 0, did_something=False)
     if before is not None:
         before()
     for run in runs:
-        stages.prepare(run)  # an unwritable store is said before the orchestration starts
+        stages.prepare(run)  # before the orchestration starts: what cannot be done is said at once
     with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
         return _run_flow(runs)
 
@@ -94,7 +97,7 @@ def _run_flow(runs: Sequence[StudyRun]) -> Outcome:
     from prefect import flow  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
-    prepare, develop, derive, plan = map(_task, (stages.prepare, stages.develop, stages.derive, stages.plan))
+    develop, derive, plan = map(_task, (stages.develop, stages.derive, stages.plan))
     evaluate, check, report = map(_task, (stages.evaluate, stages.check, stages.report))
     analyze = _task(_analyze)
     threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
@@ -102,7 +105,6 @@ def _run_flow(runs: Sequence[StudyRun]) -> Outcome:
     @flow(name="kvdrift study", task_runner=threads, persist_result=False)
     def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
         for run in runs:
-            prepare(run)
             develop(run)
             derive(run)
             if not run.limit.left_over:

@@ -92,7 +92,7 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     stages.develop(run)
     stages.derive(run)
     stages.plan(run)
-    _kill(study, location, "events", 20)
+    _kill(study, location, "events", 15)
     run = run_of(load_study(study), location)
     stages.prepare(run)
     assert stages.evaluate(run) > 0, "killed too late"
@@ -137,10 +137,10 @@ def test_evaluation_without_a_plan_is_refused(prepared: StudyRun) -> None:
     ("change", "message"),
     [
         (("draws = 200", "draws = 300"), r"\[plan\] or \[windows\] differ from the plan frozen"),
-        (("horizon = 12", "horizon = 13"), r"other settings \(horizon 12 -> 13\)"),
-        (("seed = 3", "seed = 4"), r"other settings \(seed 3 -> 4\)"),
-        (('name = "recent-half"\nselector = "recent"', 'name = "other"\nselector = "recent"'), "'recent-half' is in the frozen plan"),
-        (('name = "recent-half"\nselector = "recent"', 'name = "recent-half"\nselector = "recent"\nsinks = 2'), "sinks is 2, but the store has 4"),
+        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, asked 13"),
+        (("seed = 3", "seed = 4"), "study.seed: stored 3, asked 4"),
+        (('name = "recent-half"\nselector = "recent"', 'name = "other"\nselector = "recent"'), "'recent-half': stored there, asked none"),
+        (('name = "recent-half"\nselector = "recent"', 'name = "recent-half"\nselector = "recent"\nsinks = 2'), "sinks of action 'recent-half': stored 4, asked 2"),
     ],
 )  # fmt: skip
 def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(

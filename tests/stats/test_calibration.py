@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fixtures.awkward_logs import Log, LogPlan, add_study
 from sklearn.compose import ColumnTransformer
@@ -42,6 +41,7 @@ from stats.calibration import (
 from stats.endpoints import Endpoint
 from stats.intervals import Request
 from stats.moments import DocumentMoments
+from transforms.segments import commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -351,24 +351,16 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
     units: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in log.events:
         units.setdefault((event["doc"], event["action"]), []).append(event)
+    made = []
     for (doc, action), events in units.items():
         count = 1 + max(event["replicate"] for event in events)
         record = {"study": "s", "model": "m", "doc": doc, "action": action}
         record |= {"first_replicate": 0, "replicates": count, "horizon": 16}
-        store.append_units([Unit(record, pa.Table.from_pylist(events, schema=EVENTS.schema))])
-    derive_all(store)
-    return store
-
-
-def derive_all(store: Store) -> None:
-    from transforms.derivation import derive_trajectories  # noqa: PLC0415
-
+        made.append(Unit(record, pa.Table.from_pylist(events, schema=EVENTS.schema)))
+    store.append_units(made)
     version = store.version("events")
-    for path, file in zip(store.paths("events"), store.files("events"), strict=True):
-        if path in store.pending_segments(version):
-            derived = derive_trajectories(pq.read_table(file, columns=list(EVENTS.columns)))
-            for table, rows in (("trajectories", derived.trajectories), ("steps", derived.steps)):
-                store.commit_files(table, [store.write_parquet(table, path, rows)], "test", version)
+    commit(store, [derive_segment(store, segment) for segment in pending(store, version)], version, covered=True)
+    return store
 
 
 def frozen(**changes: Any) -> FrozenPlan:

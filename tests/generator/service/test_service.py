@@ -33,7 +33,7 @@ from flows.study_run import StudyRun
 from generator.generation import PendingUnit
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
 from generator.service.dispatch import EndpointPool
-from generator.service.protocol import GenerationRequest, Identity
+from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.service.server import requested_work
 from kvdrift.command import main
 from schema.errors import InputError, OperationError
@@ -459,7 +459,7 @@ class TestProtocol:
 def identity_for(study: Study, **changes: object) -> Identity:
     """What an endpoint made for the study would say of itself, but for ``changes``."""
     said = {
-        "protocol": 1, "schema_version": SCHEMA_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
+        "protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
         "revision": None, "positions": 4096, "weights": "w", "versions": {},
     }  # fmt: skip
     return Identity.model_validate(said | changes)
@@ -547,7 +547,7 @@ class TestDispatch:
     @pytest.mark.parametrize(
         ("changes", "line"),
         [
-            ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not 1\)"),
+            ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not 2\)"),
             ({"schema_version": 1}, "another version of kvdrift"),
             ({"model": "kvdrift/tny"}, "serves 'kvdrift/tny'; model.id: did you mean 'kvdrift/tiny'?"),
             ({"dtype": "float16"}, "serves dtype = 'float16', the study asks for 'float32'"),

@@ -1,0 +1,95 @@
+"""The study file against a finished store: what is refused, what is grown, and what the lines say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from fixtures.small_study import ADDED_ACTION, run_command, run_of, write_study
+from fixtures.study_files import load_study
+
+from flows.comparison import Difference, Kind, check_agrees, differences
+from flows.study_run import StudyRun
+from schema.errors import PlanError
+from schema.store.store import Store
+from schema.tables import ACTIONS
+
+KEEP = 'selector = "recent"\nkeep = "1/2"'
+
+
+def changed(folder: Path, store: Path, *changes: tuple[str, str]) -> StudyRun:
+    return run_of(load_study(write_study(folder, *changes)), store)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("seed = 3", "seed = 4"), "study.seed: stored 3, asked 4; give the changed study a new name"),
+        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, asked 13"),
+        (
+            ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndtype = "bfloat16"'),
+            "model.dtype: stored float32, asked bfloat16",
+        ),
+        (('stratum = "needle"', 'stratum = "hay"'), r"documents\[0\].stratum: stored needle, asked hay"),
+        (("length = 384", "length = 448"), r"documents\[0\].length: stored 384, asked 448"),
+        (("development = 2", "development = 3"), "development documents of needle: stored 2, asked 3"),
+        (("evaluation = 3", "evaluation = 2"), "evaluation documents of needle: stored 3, asked 2"),
+    ],
+)
+def test_a_changed_setting_is_refused(finished: Path, tmp_path: Path, change: tuple[str, str], line: str) -> None:
+    changes = [change, ("documents = 3", "documents = 2")] if "evaluation = 2" in change[1] else [change]
+    with pytest.raises(PlanError, match=f"^study 'small' differs from its store: .*{line}") as caught:
+        check_agrees(changed(tmp_path, finished, *changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ((KEEP, 'selector = "recent"\nkeep = "1/4"'), "keep of action 'recent-half': stored 1/2, asked 1/4 (10 units)"),
+        (
+            (KEEP, 'selector = "h2o"\nkeep = "1/2"'),
+            "selector of action 'recent-half': stored recent, asked h2o (10 units)",
+        ),
+        ((KEEP, KEEP + "\nsinks = 2"), "sinks of action 'recent-half': stored 4, asked 2 (10 units)"),
+    ],
+)
+def test_a_changed_action_names_the_command_that_redoes_it(
+    finished: Path, tmp_path: Path, change: tuple[str, str], line: str
+) -> None:
+    run = changed(tmp_path, finished, change)
+    with pytest.raises(PlanError) as caught:
+        check_agrees(run)
+    assert line in str(caught.value)
+    assert "kvdrift run --redo recent-half generates them anew" in str(caught.value)
+    assert check_agrees(run, ["recent-half"]) == []
+
+
+def test_the_command_refuses_instead_of_saying_that_it_is_finished(finished: Path, tmp_path: Path) -> None:
+    code, out, err = run_command("run", write_study(tmp_path, ("seed = 3", "seed = 4")), "--store", finished)
+    assert (code, out) == (2, "")
+    assert err == (
+        "kvdrift: study 'small' differs from its store: study.seed: stored 3, asked 4; give the changed study a new "
+        "name, or use another --store\n"
+    )
+
+
+def test_what_is_added_is_growth(finished: Path, tmp_path: Path) -> None:
+    run = changed(tmp_path, finished, ADDED_ACTION, ("evaluation = 3", "evaluation = 5"))
+    documents, action = check_agrees(run)
+    assert documents == Difference(Kind.GROWTH, "evaluation documents of needle", "3", "5")
+    assert str(action) == "action 'snapkv-100': stored none, asked to be generated"
+
+
+def test_an_action_that_left_the_file_is_named(copied: Path, tmp_path: Path) -> None:
+    row = dict.fromkeys(ACTIONS.columns) | {"study": "small", "action": "gone", "selector": "recent", "keep": "4"}
+    row |= {"position_mode": "on", "control": False, "prespecified": False, "action_revision": 0, "dropped": False}
+    Store.open(copied).append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    with pytest.raises(PlanError, match=f"kvdrift drop {copied} --action gone drops it"):
+        check_agrees(changed(tmp_path, copied))
+
+
+def test_nothing_differs_where_nothing_changed(finished: Path, tmp_path: Path) -> None:
+    assert differences(changed(tmp_path, finished)) == []
+    assert differences(changed(tmp_path, tmp_path / "none")) == []
