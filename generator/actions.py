@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from generator.selectors import Full, Selector, build_selector
@@ -57,16 +58,16 @@ class Action:
         }  # fmt: skip
 
 
-def build_action(section: ActionSection) -> Action:
-    """Make an action from its section of the study file.
+def build_action(section: ActionSection, folder: Path | None = None) -> Action:
+    """Make an action from its section of a study file in ``folder``, where modules of its own are found.
 
     Raises:
         InputError: An unknown selector or parameter, or a value that the selector does not take.
     """
     try:
-        selector = build_selector(section.selector, section.parameters)
+        selector = build_selector(section.selector, section.parameters, folder)
     except InputError as error:
-        raise InputError(f"action '{section.name}': {error}") from None
+        raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if isinstance(selector, Full) and section.retention.rule is not None:
         raise InputError(f"action '{section.name}': selector 'full' keeps every entry; write keep = \"all\"")
     return Action(section.name, section.selector, selector, section.retention)
@@ -81,4 +82,4 @@ def build_actions(study: Study) -> list[Action]:
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
-    return [*(build_action(section) for section in study.actions), control]
+    return [*(build_action(section, study.folder) for section in study.actions), control]

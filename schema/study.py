@@ -174,6 +174,7 @@ class Study(_Section):
     plan: PlanSection
     windows: WindowsSection = WindowsSection()
     _several_models: bool = PrivateAttr(default=False)
+    _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -249,9 +250,14 @@ class Study(_Section):
         """Whether the file names several models, each with a ``Study`` of its own."""
         return self._several_models
 
-    def as_one_of_several(self) -> Self:
-        """Mark the study as one of several of a file, and return it."""
-        self._several_models = True
+    @property
+    def folder(self) -> Path | None:
+        """The study file's folder, an absolute path, where modules of one's own are found; None without a file."""
+        return self._folder
+
+    def of_file(self, path: Path, *, several_models: bool) -> Self:
+        """Say which file the study is read from, and whether that names several models; returns the study."""
+        self._folder, self._several_models = path.absolute().parent, several_models
         return self
 
     @cached_property
@@ -312,7 +318,7 @@ def load_studies(path: Path) -> list[Study]:
         raise InputError(f"{path}: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error.errors())}") from None
-    return [study.as_one_of_several() for study in studies] if len(studies) > 1 else studies
+    return [study.of_file(path, several_models=len(studies) > 1) for study in studies]
 
 
 def _check_distinct(what: str, names: list[str]) -> None:

@@ -9,13 +9,14 @@ from schema.errors import InputError
 
 Value = int | float | str | bool
 
-_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
     float: ((int, float), "a number"),
     str: ((str,), "text"),
     type(None): ((int, float), "a number"),
 }
+"""By the type of a parameter's default: the types that it takes, and their name."""
 
 
 def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object]) -> None:
@@ -25,7 +26,7 @@ def check_types(parameters: Mapping[str, Value], defaults: Mapping[str, object])
         InputError: Names the first parameter of another type.
     """
     for name, value in parameters.items():
-        kinds, wanted = _KINDS[type(defaults[name])]
+        kinds, wanted = KINDS[type(defaults[name])]
         if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
             raise InputError(f"{name} = {value!r}: should be {wanted}")
 

@@ -23,14 +23,27 @@ def list_(
 
 
 def _selectors() -> list[tuple[str, str]]:
-    from generator.selectors import SELECTORS, default_parameters
+    from generator.selectors import SELECTORS, Selector, default_parameters
     from generator.selectors.kvpress import PREFIX, KVPress
     from generator.selectors.kvpress_presses import PRESSES
+    from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_selector
 
-    rows = []
-    for name, selector in SELECTORS.items():
+    def described(selector: type[Selector]) -> str:
         parameters = [f"{key} = {value}" for key, value in default_parameters(selector).items()]
-        rows.append((name, "; ".join([selector.summary, *parameters, *([selector.paper] if selector.paper else [])])))
+        return "; ".join([selector.summary, *parameters, *([selector.paper] if selector.paper else [])])
+
+    rows = [(name, described(selector)) for name, selector in SELECTORS.items()]
+    for name in entry_point_names():
+        try:
+            source = distribution_of(entry_point(name))
+            if name in SELECTORS:
+                text = f"not usable: kvdrift has a selector of this name; rename the entry point of {source}"
+            else:
+                text = f"{described(own_selector(name, None, []).kind)}; of {source}"
+        except InputError as error:
+            text = f"not usable: {error}"
+        rows.append((name, text))
+    rows.append(("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one"))
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
 
 

@@ -1,0 +1,177 @@
+"""Names of selectors that are not the package's: ``module:Class``, and entry points of installed distributions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from weakref import WeakKeyDictionary
+
+from generator.selectors.own.classes import checked_class
+from generator.selectors.own.folders import SourceFolder, source_folder
+from generator.selectors.selector import Selector
+from schema.errors import InputError, first_line, nearest
+
+GROUP = "kvdrift.selectors"
+"""The entry-point group whose names stand beside those of the package's selectors."""
+
+
+@dataclass(frozen=True)
+class OwnSelector:
+    """A selector class that is not the package's, and the file that it was found in."""
+
+    kind: type[Selector]
+    file: str
+
+
+_TEXTS: WeakKeyDictionary[type[Selector], dict[str, bytes]] = WeakKeyDictionary()
+_INSTALLED: dict[str, bytes] = {}  # of installed modules: their file's text when one was first asked for
+
+
+def entry_point_names() -> list[str]:
+    """The names of all entry points of the group, sorted."""
+    return sorted(entry_points(group=GROUP).names)
+
+
+def entry_point(name: str) -> EntryPoint:
+    """The entry point of a name.
+
+    Raises:
+        InputError: Two distributions use the name for different classes.
+    """
+    point, *others = entry_points(group=GROUP, name=name)
+    for other in others:
+        if other.value != point.value:
+            raise InputError(
+                f"selector '{name}': is an entry point of {distribution_of(point)} and of {distribution_of(other)}; "
+                f"uninstall one of them, or write {point.value} or {other.value}"
+            )
+    return point
+
+
+def distribution_of(point: EntryPoint) -> str:
+    """The name and version of the distribution that has an entry point."""
+    return "an unnamed distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+def own_selector(name: str, folder: Path | None, known: Collection[str]) -> OwnSelector:
+    """Find a selector that is not the package's.
+
+    Args:
+        name: An entry point's name, or ``module:Class``.
+        folder: Where a module is looked for before installed ones; None where there are installed ones alone.
+        known: The names of the package's selectors.
+
+    Raises:
+        InputError: There is no such selector, it cannot be imported, or it is no selector.
+    """
+    names = entry_point_names()
+    if name in names:
+        point = entry_point(name)
+        value, folder = point.value, None
+        where = f"selector '{name}', {value} of {distribution_of(point)}"
+    elif ":" in name:
+        value, where = name, f"selector '{name}'"
+    else:
+        listed = [*known, *names, "MODULE:CLASS"]
+        raise InputError(f"unknown selector '{name}'; {nearest(name, listed)}")
+    module_name, _, class_name = value.partition(":")
+    file_name = module_name.endswith(".py")
+    if file_name or not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+        right = f"{Path(module_name).stem}:{class_name}" if file_name else "module:Class"
+        raise InputError(f"{where}: is no name of a module and a class in it; write {right}")
+    module, texts = _module(module_name, folder, where)
+    file = getattr(module, "__file__", None) or module_name
+    if not hasattr(module, class_name):
+        classes = [key for key, value in vars(module).items() if _is_whole(value)]
+        hint = nearest(class_name, classes) if classes else "it has no class derived from Selector"
+        raise InputError(f"{file}: has no class '{class_name}'; {hint}")
+    try:
+        kind = checked_class(getattr(module, class_name), class_name)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    _TEXTS[kind] = texts
+    return OwnSelector(kind, file)
+
+
+def source_texts(kind: type[Selector]) -> dict[str, bytes]:
+    """The texts that an own selector's class was loaded from, by module; {} for a class of the package.
+
+    They are those of its module, and of the modules that this one imports from the same folder.
+    """
+    return dict(_TEXTS.get(kind, {}))
+
+
+def _module(name: str, folder: Path | None, where: str) -> tuple[ModuleType, dict[str, bytes]]:
+    """Load a module from the folder or, if it has none of the name, from what is installed."""
+    source = None if folder is None else source_folder(folder.absolute())
+    beside = None if source is None else source.file_of(name)
+    if source is not None and beside is not None and not _is_loaded_otherwise(source, name):
+        source.check_free(name)
+        try:
+            return source.load(name), source.texts_of(name)
+        except (Exception, SystemExit) as error:
+            if missing := _missing(error, name):
+                raise InputError(f"{where}: {source.path} has no module '{missing}'") from None
+            raise InputError(_import_failure(error, where, source.path)) from error
+    return _installed(name, source, where)
+
+
+def _is_loaded_otherwise(source: SourceFolder, name: str) -> bool:
+    """Whether the folder's module was imported from its very file by somebody else, and must not be there twice."""
+    loaded = sys.modules.get(name.partition(".")[0])
+    file = getattr(loaded, "__file__", None)
+    return loaded is not None and file is not None and not source.holds(loaded) and Path(file) == source.file_of(name)
+
+
+def _installed(name: str, source: SourceFolder | None, where: str) -> tuple[ModuleType, dict[str, bytes]]:
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if missing := _missing(error, name):
+            problem = f"no module '{missing}' is installed"
+            if source is not None:
+                problem += f", and {source.path} has no {missing.replace('.', '/')}.py"
+            else:
+                problem += " where this process runs; install it there"
+            raise InputError(f"{where}: {problem}") from None
+        raise InputError(_import_failure(error, where, None)) from error
+    file = Path(getattr(module, "__file__", None) or "")
+    text = file.read_bytes() if file.is_file() else b""
+    if _INSTALLED.setdefault(name, text) != text:
+        raise InputError(f"{file}: has changed since this process loaded it; start the process anew")
+    return module, {name: text}
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Selector) and not value.__abstractmethods__
+
+
+def _missing(error: BaseException, name: str) -> str | None:
+    """The module, or package that it is in, that was not found; None for any other error, also one of its imports."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return missing if missing and f"{name}.".startswith(f"{missing}.") else None
+
+
+def _import_failure(error: BaseException, where: str, folder: Path | None) -> str:
+    """The line for an exception while a module is imported, with its place: the innermost in the folder or a module."""
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    if folder is None:
+        inside = [frame for frame in frames if frame.name == "<module>"]
+    else:
+        inside = [frame for frame in frames if _is_within(Path(frame.filename), folder)]
+    if not inside:
+        return f"{where}: cannot be imported: {said}"
+    return f"{inside[-1].filename}, line {inside[-1].lineno}: {said}"
+
+
+def _is_within(file: Path, folder: Path) -> bool:
+    return file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
