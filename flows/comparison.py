@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from flows.frozen_plan import find_plan
+from flows.frozen_plan import check_plan_agrees, find_plan, plan_differences, shown
 from flows.study_run import StudyRun
 from schema.document import SPLITS
 from schema.errors import InputError, PlanError
@@ -47,6 +47,7 @@ class Difference:
         asked: The study file's value, as text.
         action: The action that it concerns; None where it concerns the study.
         units: How many stored units it concerns.
+        planned: Whether it is one to the frozen plan.
 
     """
 
@@ -56,10 +57,12 @@ class Difference:
     asked: str
     action: str | None = None
     units: int = 0
+    planned: bool = False
 
     def __str__(self) -> str:
         concerned = f" ({self.units} units)" if self.units else ""
-        return f"{self.what}: stored {self.stored}, asked {self.asked}{concerned}"
+        held = "frozen" if self.planned else "stored"
+        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}"
 
 
 def differences(run: StudyRun) -> list[Difference]:
@@ -84,7 +87,7 @@ def differences(run: StudyRun) -> list[Difference]:
         return settings
     if all(row["model"] != run.study.model.id for row in rows):
         return []  # a model that the file has got since
-    return [*_documents(run), *_actions(run)]
+    return [*_documents(run), *_actions(run), *_plan(run)]
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
@@ -106,6 +109,10 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
     found = [one for one in every if one.kind is not Kind.GROWTH and (one.action is None or one.action not in redo)]
     if not found:
         return growth
+    if all(one.planned for one in found):
+        plan = find_plan(run.store, run.study.name, run.study.model.id)
+        if plan is not None:
+            check_plan_agrees(plan, run.study)
     listed = "; ".join(map(str, found))
     if all(one.kind is Kind.ACTION for one in found):
         options = " ".join(f"--redo {action}" for action in dict.fromkeys(one.action for one in found))
@@ -134,7 +141,7 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         if row["settings"] is not None and not names:
             return
     for name in names:
-        yield Difference(Kind.SETTING, name, _shown(stored.get(name)), _shown(asked.get(name)))
+        yield Difference(Kind.SETTING, name, shown(stored.get(name)), shown(asked.get(name)))
     if not names:
         what = "documents, device, dtype or revision"
         yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
@@ -189,15 +196,18 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
         for name in _ACTION_COLUMNS:
             if row[name] != asked[name]:
                 what = f"{name} of action '{action.name}'"
-                shown = _shown(row[name]), _shown(asked[name])
-                yield Difference(Kind.ACTION, what, *shown, action.name, units[action.name])
+                values = shown(row[name]), shown(asked[name])
+                yield Difference(Kind.ACTION, what, *values, action.name, units[action.name])
     for name in stored:
         text = f"kvdrift drop {store.location} --action {name}"
         yield Difference(Kind.SETTING, f"action '{name}'", "there", f"none ({text} drops it)", None, units[name])
 
 
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
+def _plan(run: StudyRun) -> Iterator[Difference]:
+    """Values of ``[plan]`` and ``[windows]`` that are not the frozen ones."""
+    plan = find_plan(run.store, run.study.name, run.study.model.id)
+    for one in [] if plan is None else plan_differences(plan, run.study):
+        yield Difference(Kind.SETTING, one.what, shown(one.frozen), shown(one.asked), planned=True)
 
 
 def _hash(sha256: str | None) -> str:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from schema.errors import PlanError
+from schema.frozen_text import frozen_sha256
 from schema.store.store import Store
-from schema.study import Study, values_of
+from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
 
 PRIMARY_FAMILY = "primary"
@@ -40,6 +41,11 @@ class FrozenPlan:
     def documents(self) -> int:
         """How many evaluation documents the plan takes in all strata."""
         return self.documents_per_stratum * len(self.content["strata"])
+
+    @property
+    def seen(self) -> bool:
+        """Whether one of the plan's evaluation documents had been seen when it was frozen; older plans do not know."""
+        return bool(self.content.get("seen", False))
 
     @property
     def seed(self) -> int:
@@ -90,7 +96,7 @@ def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
     """
     for row in store.read("plans").to_pylist():
         if (row["study"], row["model"]) == (study, model):
-            if hashlib.sha256(row["plan"].encode()).hexdigest() != row["plan_sha256"]:
+            if frozen_sha256(row["plan"]) != row["plan_sha256"]:
                 raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
             return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], json.loads(row["plan"]))
     return None
@@ -117,19 +123,66 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
         PlanError: ``[plan]`` or ``[windows]`` differ from the frozen ones, or a planned action is missing.
 
     """
-    if plan.content["plan_section_sha256"] != plan_section_sha256(study):
-        raise PlanError(
-            f"study '{study.name}': [plan] or [windows] differ from the plan frozen on "
-            f"{plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…); restore them, "
-            "or give the changed study a new name"
-        )
+    frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
+    restore = "restore them, or give the changed study a new name"
+    if differences := plan_differences(plan, study):
+        listed = "; ".join(map(str, differences))
+        raise PlanError(f"study '{study.name}': [plan] or [windows] differ from {frozen}: {listed}; {restore}")
+    if plan.content["plan_section_sha256"] != plan_section_sha256(study):  # frozen before settings were recorded
+        raise PlanError(f"study '{study.name}': [plan] or [windows] differ from {frozen}; {restore}")
     names = [action.name for action in study.actions]
     for name in plan.actions:
         if name not in names:
             raise PlanError(f"study '{study.name}': action '{name}' is in the frozen plan but not in the study file")
 
 
+@dataclass(frozen=True)
+class PlanDifference:
+    """A value of ``[plan]`` or ``[windows]`` that a study file and its frozen plan do not share.
+
+    Attributes:
+        what: The key, as in ``plan.alpha``.
+        frozen: The frozen value, as JSON holds it.
+        asked: The study file's value.
+
+    """
+
+    what: str
+    frozen: Any
+    asked: Any
+
+    def __str__(self) -> str:
+        return f"{self.what}: frozen {shown(self.frozen)}, asked {shown(self.asked)}"
+
+
+def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
+    """Compare ``[plan]`` and ``[windows]`` with the frozen ones; [] for a plan that does not record them.
+
+    A key that the frozen plan does not know had its default.
+    """
+    frozen = plan.content.get("settings", {})
+    if not frozen:
+        return []
+    defaults = {"plan": {key: field.default for key, field in PlanSection.model_fields.items()}, "windows": {}}
+    return [
+        PlanDifference(f"{section}.{key}", held, asked)
+        for section, values in plan_settings(study).items()
+        for key, asked in values.items()
+        if (held := frozen[section].get(key, defaults[section].get(key, asked))) != asked
+    ]
+
+
+def plan_settings(study: Study) -> dict[str, dict[str, Any]]:
+    """Return what in the study file decides the plan, as JSON holds it: ``[plan]``, and ``[windows]`` with defaults."""
+    return {"plan": study.plan.model_dump(mode="json"), "windows": dict(study.window_values.without_horizon)}
+
+
 def plan_section_sha256(study: Study) -> str:
     """SHA-256 of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
     deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values.without_horizon}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def shown(value: object) -> str:
+    """Return a setting's value as a line names it."""
+    return "none" if value is None else str(value)

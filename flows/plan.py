@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, require_plan
+from flows.frozen_plan import (
+    FrozenPlan,
+    check_plan_agrees,
+    find_plan,
+    plan_section_sha256,
+    plan_settings,
+    require_plan,
+)
 from flows.material import Material
 from schema.errors import InputError, OperationError, PlanError
+from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from schema.store.store import Store
 from schema.study import Study
 from schema.tables import PLAIN, PLANS, SWRB
@@ -36,7 +42,9 @@ def make_plan(
             where it is undefined.
 
     Returns:
-        The content as JSON holds it; equal arguments give an equal plan.
+        The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments
+        give an equal plan, and arguments that differ in seconds alone one of the same hash if they lead to the same
+        K and N.
 
     Raises:
         OperationError: there are no development units.
@@ -64,6 +72,7 @@ def make_plan(
         "model": material.model_id,
         "study_sha256": study.sha256,
         "plan_section_sha256": plan_section_sha256(study),
+        "settings": plan_settings(study),
         "seed": study.study.seed,
         "horizon": study.study.horizon,
         "windows": study.window_values.without_horizon,
@@ -72,7 +81,6 @@ def make_plan(
         "residual_branching": {
             "estimator": planned.estimator,
             "actions": _branched_actions(material, efficiency),
-            "development_efficiency_in_seconds": {name: efficiency.get(name) for name in material.measured_actions},
         },
         "replicates": allocation.replicates,
         "documents_per_stratum": allocation.documents_per_stratum,
@@ -94,23 +102,27 @@ def make_plan(
         },
         "reachable": allocation.reachable,
         "reason": allocation.reason,
-        "expected_seconds": allocation.seconds,
         "development": {
             "documents": len(development.documents),
             "replicates": int(development.present.sum(axis=2).max()),
-            "seconds_per_document": document_seconds,
-            "seconds_per_replicate": replicate_seconds,
         },
         "cost_curve": [
             {
                 "replicates": choice.replicates,
                 "documents_per_stratum": choice.documents_per_stratum,
                 "widest_half_width": _number(max(choice.half_widths)),
-                "seconds": choice.seconds,
                 "reachable": choice.reachable,
             }
             for choice in allocation.curve
         ],
+        MEASURED: {
+            "expected_seconds": allocation.seconds,
+            "development": {"seconds_per_document": document_seconds, "seconds_per_replicate": replicate_seconds},
+            "residual_branching": {
+                "development_efficiency_in_seconds": {name: efficiency.get(name) for name in material.measured_actions}
+            },
+            "cost_curve": [{"seconds": choice.seconds} for choice in allocation.curve],
+        },
     }
 
 
@@ -149,11 +161,11 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
     evaluation = {document.doc for document in material.of_split("evaluation")}
     if not evaluation.isdisjoint(store.units(study.name, material.model_id)["doc"].to_pylist()):
         raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = frozen_text(content)
     row = {
         "study": study.name,
         "model": material.model_id,
-        "plan_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "plan_sha256": frozen_sha256(text),
         "frozen_at": datetime.now(UTC),
         "events_version": events_version,
         "plan": text,

@@ -317,7 +317,7 @@ PLANS = _table(
     "the frozen plan of a study's evaluation",
     ("study", "model"),
     *_GROUP[:2],
-    _column("plan_sha256", pa.string(), "SHA-256 of the plan column"),
+    _column("plan_sha256", pa.string(), "SHA-256 of the plan column without what was measured in seconds"),
     _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
     _column("events_version", pa.int64(), "version of the events table it was made from"),
     _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from schema.frozen_text import frozen_sha256
 from schema.store.appends import span_of_record, unit_name
 from schema.store.store import Store
 from schema.tables import TABLES
@@ -87,7 +87,7 @@ def check_plans(
     evaluation = {tuple(key) for *key, split in zip(*columns, strict=True) if split == "evaluation"}
     for plan in plans.rows.to_pylist():
         name = row_name("plans", {key: plan[key] for key in TABLES["plans"].key})
-        sha256 = hashlib.sha256(plan["plan"].encode()).hexdigest()
+        sha256 = frozen_sha256(plan["plan"])
         if sha256 != plan["plan_sha256"]:
             faults.append(
                 Fault(name, f"plan has SHA-256 {sha256}, must have {plan['plan_sha256']} as plan_sha256 says")

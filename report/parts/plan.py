@@ -15,6 +15,7 @@ from report.printing.strokes import WIDTH
 from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, status_note, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
+from schema.frozen_text import with_measured
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import Quantity, Scale
 
@@ -67,7 +68,7 @@ TEMPLATE = """
 
 def section(content: PageContent) -> Section:
     """The plan, its primary endpoints, and estimates of unknown quantities."""
-    plan = content.facts.plan.content if content.facts.plan else {}
+    plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
     estimates = content.estimates.all()
     primary = [row for row in estimates if row.standing == PRIMARY]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]

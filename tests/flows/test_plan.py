@@ -1,4 +1,4 @@
-"""Freezing a plan beside another run of the study, and what plans and estimates cite."""
+"""What a plan is the hash of and is held against, freezing it beside another run, and what plans and estimates cite."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
@@ -13,9 +15,13 @@ from fixtures.study_files import load_study
 from flows import plan as planning
 from flows import stages
 from flows.analysis import stored
-from flows.frozen_plan import find_plan
+from flows.analysis.estimation import replicate_moments
+from flows.comparison import differences
+from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan
 from flows.study_run import StudyRun
 from schema.errors import PlanError
+from schema.frozen_text import frozen_sha256, frozen_text
+from schema.store.store import Store
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
 
@@ -51,6 +57,49 @@ def test_the_plan_of_another_study_file_is_not(developed: StudyRun, tmp_path: Pa
     changed = run_of(load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))), developed.location)
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
         planning.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
+
+
+def frozen(location: Path) -> FrozenPlan:
+    plan = find_plan(Store.open(location), "small", "kvdrift/tiny")
+    assert plan is not None
+    return plan
+
+
+def test_the_hash_of_a_plan_does_not_depend_on_measured_seconds(finished: Path, tmp_path: Path) -> None:
+    run = run_of(load_study(write_study(tmp_path)), finished)
+    with open_views(run.store) as views:
+        development = replicate_moments(views, "small", "kvdrift/tiny", "development")
+        units = views.rows("units", study="small", model="kvdrift/tiny")
+
+    def planned(times: float) -> dict[str, Any]:
+        slower = units
+        for name in ("prefill_seconds", "decode_seconds"):
+            at = slower.column_names.index(name)
+            slower = slower.set_column(at, units.schema.field(name), pc.multiply(units[name], pa.scalar(times)))
+        return planning.make_plan(run.material, development, slower, {"recent-half": times})
+
+    plans = planned(1.0), planned(3.0)
+    assert plans[0] != plans[1]
+    assert len({frozen_sha256(frozen_text(plan)) for plan in plans}) == 1
+
+
+def test_each_difference_to_a_plan_is_named(finished: Path, tmp_path: Path) -> None:
+    changes = (("draws = 200", "draws = 300\nalpha = 0.1"), ("[plan]", "[windows]\nagreement_run = 4\n\n[plan]"))
+    run, plan = run_of(load_study(write_study(tmp_path, *changes)), finished), frozen(finished)
+    listed = "plan.alpha: frozen 0.05, asked 0.1; plan.draws: frozen 200, asked 300; windows.agreement_run: frozen 16, asked 4"
+    with pytest.raises(PlanError, match=f"differ from the plan frozen on .*: {listed}; restore them"):
+        check_plan_agrees(plan, run.study)
+    assert "; ".join(map(str, differences(run))) == listed
+
+
+def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_path: Path) -> None:
+    plan = frozen(finished)
+    del plan.content["settings"]
+    check_plan_agrees(plan, load_study(write_study(tmp_path)))
+    with pytest.raises(
+        PlanError, match=r"\[plan\] or \[windows\] differ from the plan frozen on [^;]*…\); restore them"
+    ):
+        check_plan_agrees(plan, load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))))
 
 
 def opening_after(commit: Callable[[], object]) -> Callable[..., Any]:

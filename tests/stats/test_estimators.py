@@ -62,7 +62,7 @@ def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> 
     plan = find_plan(done.store, done.study.name, done.study.model.id)
     assert plan is not None
     planned = plan.content["residual_branching"]
-    efficiency = planned["development_efficiency_in_seconds"]
+    efficiency = plan.content["measured"]["residual_branching"]["development_efficiency_in_seconds"]
     assert set(planned["actions"]) == {name for name, value in efficiency.items() if (value or 0) > 1}
     assert units_of(done, "development")["snapkv-half", "swrb"] == 4
     branched = {name for name, estimator in units_of(done, "evaluation") if estimator == "swrb"}
