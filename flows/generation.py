@@ -46,8 +46,7 @@ def pending_evaluation(store: Store, material: Material) -> Work:
     """
     plan = require_plan(store, material.study)
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
-    strata = material.documents["evaluation"].values()
-    documents = [document for stratum in strata for document in stratum[: plan.documents_per_stratum]]
+    documents = material.of_split("evaluation", plan.documents_per_stratum)
     return pending_work(store, material, documents, plan.replicates, branched)
 
 

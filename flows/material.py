@@ -38,9 +38,9 @@ class Material:
         """The model id as the study file gives it."""
         return self.study.model.id
 
-    def of_split(self, split: str) -> list[Document]:
-        """All documents of a split, stratum by stratum."""
-        return [document for documents in self.documents[split].values() for document in documents]
+    def of_split(self, split: str, per_stratum: int | None = None) -> list[Document]:
+        """All documents of a split, stratum by stratum, or the first ``per_stratum`` of each."""
+        return [document for documents in self.documents[split].values() for document in documents[:per_stratum]]
 
     @cached_property
     def measured_actions(self) -> list[str]:

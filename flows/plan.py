@@ -17,6 +17,7 @@ from flows.frozen_plan import (
     require_plan,
 )
 from flows.material import Material
+from flows.seen import SeenDocuments
 from schema.errors import InputError, OperationError, PlanError
 from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from schema.store.store import Store
@@ -145,7 +146,7 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
     Args:
         store: the study's store.
         material: the study with its documents and actions.
-        content: what ``make_plan`` returned.
+        content: what ``make_plan`` returned; the plan says too whether its evaluation documents had been seen.
         events_version: the version of ``events`` that the content was made from.
 
     Returns:
@@ -161,7 +162,9 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
     evaluation = {document.doc for document in material.of_split("evaluation")}
     if not evaluation.isdisjoint(store.units(study.name, material.model_id)["doc"].to_pylist()):
         raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
-    text = frozen_text(content)
+    documents = material.of_split("evaluation", content["documents_per_stratum"])
+    seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
+    text = frozen_text(content | {"seen": bool(seen)})
     row = {
         "study": study.name,
         "model": material.model_id,

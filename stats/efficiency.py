@@ -20,7 +20,7 @@ from schema.study import POOLED
 from stats.bootstrap import BLOCK
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
-from stats.intervals import COLUMNS, Estimates, nullable, percentile_intervals
+from stats.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, percentile_intervals
 from stats.moments import Float, MeasuredDocuments, standardize
 from stats.pooling import pooled_means
 from stats.registry import Support
@@ -123,7 +123,7 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
         columns["low"] += nullable(np.where(undefined, np.nan, low))
         columns["high"] += nullable(np.where(undefined, np.nan, high))
         columns["documents"] += documents[row, action].tolist()
-        for constant, value in (("level", level), ("draws", draws), ("status", "exploratory")):
+        for constant, value in (("level", level), ("draws", draws), ("status", EXPLORATORY)):
             columns[constant] += [value] * count
         for absent in ("baseline", "x", "family"):
             columns[absent] += [None] * count

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _COLUMNS_AT_ONCE = 128  # draws of so many numbers are sorted at once: 10 MB at 10,000 draws
 _DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the cache (measured: 3 times faster)
 
+# What an estimate is: named by a plan before its documents' outcomes were known, or after, or by none.
+PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"
+
 COLUMNS = (
     "stratum", "action", "baseline", "quantity", "x", "estimate", "low", "high", "level", "draws", "documents",
     "family", "status",
@@ -33,12 +36,13 @@ class Request:
     Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
     pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
-    a family.
+    a family. Members with an action among ``seen``, whose outcomes were known before, have the status ``seen`` instead.
     """
 
     level: float = 0.95
     families: tuple[Family, ...] = ()
     prespecified: tuple[str, ...] | None = None
+    seen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
@@ -53,6 +57,11 @@ class Request:
     def is_prespecified(self, action: str | None) -> bool:
         """Whether an action was fixed before the first evaluation event; no action (None) always was."""
         return self.prespecified is None or action is None or action in self.prespecified
+
+
+def planned_status(seen: tuple[str, ...], action: str, baseline: str | None) -> str:
+    """The status of what was planned of an action, or of its contrast with a baseline."""
+    return SEEN if action in seen or baseline in seen else PRESPECIFIED
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +153,9 @@ def summarize(
         columns["draws"] += [len(sample)] * len(keys)
         columns["documents"] += documents[where[:2]].tolist()
         columns["family"] += [families[key].name if key in families else None for key in keys]
-        columns["status"] += ["prespecified" if key in families else "exploratory" for key in keys]
+        columns["status"] += [
+            planned_status(request.seen, key.action, key.baseline) if key in families else EXPLORATORY for key in keys
+        ]
     return Estimates(columns)
 
 

@@ -14,19 +14,23 @@ from schema.study import CONTROL_ACTION
 from schema.tables import CALIBRATION
 from sql.catalog import Views
 from stats.calibration import Calibration, calibrate
+from stats.intervals import EXPLORATORY, planned_status
 
 
-def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version: int) -> int:
+def calibrate_study(
+    store: Store, views: Views, plan: FrozenPlan, events_version: int, seen: tuple[str, ...] = ()
+) -> int:
     """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
 
     Nothing is written unless both splits have trajectories of the baseline and of another action. A contrast is
-    prespecified if the plan names both of its actions.
+    prespecified if the plan names both of its actions, or seen if the outcomes of one were known before.
 
     Args:
         store: the study's store.
         views: its views.
         plan: the frozen plan, whose baseline, margin, level, draws and seed are used.
         events_version: the version of ``events`` that the views show.
+        seen: planned actions whose outcomes were known before.
 
     Returns:
         The number of rows.
@@ -42,7 +46,7 @@ def calibrate_study(store: Store, views: Views, plan: FrozenPlan, events_version
     )
     revisions = action_revisions(views, plan.study)
     rows = [
-        _row(judged, plan, action, baseline, events_version)
+        _row(judged, plan, seen, action, baseline, events_version)
         | {"action_revision": revisions[action], "baseline_revision": revisions[baseline]}
         for action in sorted(actions - {baseline})
         for judged in calibrate(
@@ -65,16 +69,18 @@ def _measured_actions(views: Views, plan: FrozenPlan, split: str) -> set[str]:
     return set(trajectories["action"].unique().to_pylist()) - {CONTROL_ACTION}
 
 
-def _row(judged: Calibration, plan: FrozenPlan, action: str, baseline: str, events_version: int) -> dict[str, Any]:
+def _row(
+    judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str, events_version: int
+) -> dict[str, Any]:
     # An undefined number is null in the store.
     values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
-    prespecified = {action, baseline} <= set(plan.actions)
+    planned = {action, baseline} <= set(plan.actions)
     return values | {
         "study": plan.study,
         "model": plan.model,
         "action": action,
         "baseline": baseline,
-        "status": "prespecified" if prespecified else "exploratory",
+        "status": planned_status(seen, action, baseline) if planned else EXPLORATORY,
         "events_version": events_version,
         "plan_sha256": plan.sha256,
     }

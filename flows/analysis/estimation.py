@@ -61,16 +61,17 @@ class Analysis:
         return self.draws[-1][1]
 
     @classmethod
-    def planned(cls, plan: FrozenPlan) -> Self:
+    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = ()) -> Self:
         """Return the analysis of the evaluation documents that the frozen plan asks for.
 
         Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
-        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap").
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
+        ``seen`` has that status.
         """
         primary = tuple(plan.primary)
         others = tuple(name for name in QUANTITIES if name not in primary)
         draws = ((primary, plan.draws), (others, plan.exploratory_draws))
-        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen)
         return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
 
     @classmethod

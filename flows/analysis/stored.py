@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
 from flows.frozen_plan import find_plan
+from flows.seen import seen_actions
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
@@ -38,9 +39,10 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         version = views.versions["events"]
         if pending := store.pending_segments(version, views.versions):
             raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
+        seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)
         if frozen is not None:
-            analyses = [Analysis.planned(frozen)]
+            analyses = [Analysis.planned(frozen, seen)]
         else:
             analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
         if not analyses or any(analysis.split not in splits for analysis in analyses):
@@ -48,7 +50,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
             raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
         progress.begin("bootstrap", len(analyses), "analyses")
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
-        count = calibrate_study(store, views, frozen, version) if frozen is not None else 0
+        count = calibrate_study(store, views, frozen, version, seen) if frozen is not None else 0
         for analysis in analyses:
             count += estimate_study(store, views, analysis, version, run)
             progress.advance(1)

@@ -16,6 +16,7 @@ from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, l
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
 from schema.frozen_text import with_measured
+from stats.intervals import SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import Quantity, Scale
 
@@ -28,13 +29,16 @@ _CHOSEN = {
     "actions": "actions", "target_half_width": "target half-width", "reachable": "targets reachable",
     "reason": "reason", "alpha": "alpha", "family_size": "family size", "level": "level of primary intervals",
     "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
-    "expected_seconds": "expected time",
+    "expected_seconds": "expected time", "seen": "evaluation documents seen before",
 }  # fmt: skip
 _REST = {
     "seed": "seed", "horizon": "horizon H", "strata": "strata", "windows": "windows", "calibration": "calibration",
     "residual_branching": "residual branching", "development": "development",
     "study_sha256": "study file SHA-256", "plan_section_sha256": "[plan] and [windows] SHA-256",
 }  # fmt: skip
+
+_OF_DOCUMENTS = "another study of this store had evaluated documents of the plan when it was frozen"
+_OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
 
 TEMPLATE = """
 <h2>Plan</h2>
@@ -58,7 +62,10 @@ TEMPLATE = """
 <p>No primary endpoint has been estimated yet.</p>
 {% endif %}
 {% if facts.plan %}
-<p>The plan names the primary endpoints (†), and their levels are adjusted for their number. The plan also fixes how predictions of the gap are judged. Every other estimate on this page is exploratory: its interval is pointwise, and holds for one estimate at a time.{% if added %} Actions added after the plan: {{ added | join(", ") }}.{% endif %}</p>
+{% if seen %}
+<p>§ marks primary endpoints whose outcomes were known before: {{ seen }}. They do not confirm what was chosen with those outcomes in view.</p>
+{% endif %}
+<p>The plan names the primary endpoints (†{% if seen %}, §{% endif %}), and their levels are adjusted for their number. The plan also fixes how predictions of the gap are judged. Every other estimate on this page is exploratory: its interval is pointwise, and holds for one estimate at a time.{% if added %} Actions added after the plan: {{ added | join(", ") }}.{% endif %}</p>
 {% endif %}
 {% if tables.other is defined %}
 {{ table(tables.other) }}
@@ -70,14 +77,16 @@ def section(content: PageContent) -> Section:
     """The plan, its primary endpoints, and estimates of unknown quantities."""
     plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
     estimates = content.estimates.all()
-    primary = [row for row in estimates if row.standing == PRIMARY]
+    primary = [row for row in estimates if row.standing in {PRIMARY, SEEN}]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
     listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
     costs = cost_table(plan)
     tables = tuple(table for table in (endpoints_table(plan), costs, *listings) if table is not None)
     words = "Widest half-width and expected time by number of replicates"
     drawings = () if costs is None else (Drawing("cost_curve", words, lambda: cost_figure(plan)),)
+    seen = any(row.standing == SEEN for row in primary)
     values = {
+        "seen": "" if not seen else _OF_DOCUMENTS if plan.get("seen") else _OF_ACTIONS,
         "chosen": plan_rows(plan, _CHOSEN),
         "rest": plan_rows(plan, _REST),
         "added": [row["action"] for row in content.facts.actions if not (row["prespecified"] or row["control"])],

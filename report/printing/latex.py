@@ -19,6 +19,7 @@ _SIGNS = {
     "≠": r"$\neq$", "→": r"$\to$", "∈": r"$\in$", "∅": r"$\emptyset$", "τ": r"$\tau$", "δ": r"$\delta$",
     "ε": r"$\varepsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "Π": r"$\Pi$", "Σ": r"$\Sigma$", "Ē": r"$\bar{E}$",
     "C̄": r"$\bar{C}$", "₀": "$_0$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$",
+    "§": r"$^{\S}$",
     "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
 }  # fmt: skip
 _LONGEST = 2  # characters: C with a combining bar

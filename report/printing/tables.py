@@ -11,12 +11,17 @@ from typing import Any
 
 from report.printing.numbers import MISSING, decimals_for, interval, level, scaled
 from report.reading.content import PageContent
-from report.reading.estimates import ESTIMATE_COLUMNS, EXPLORATORY, PRIMARY, Estimate, ReportedEstimates
+from report.reading.estimates import ESTIMATE_COLUMNS, PRIMARY, Estimate, ReportedEstimates
 from schema.study import POOLED
+from stats.intervals import EXPLORATORY, SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import DIFFERENCE, Scale
 
-_STANDINGS = {PRIMARY: "prespecified primary endpoints, family-adjusted", EXPLORATORY: "exploratory, pointwise"}
+_STANDINGS = {
+    PRIMARY: "prespecified primary endpoints, family-adjusted",
+    SEEN: "primary endpoints that were planned after their outcomes had been seen, family-adjusted",
+    EXPLORATORY: "exploratory, pointwise",
+}
 
 
 @dataclass(frozen=True)
@@ -214,9 +219,9 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
 
 
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
-    """The mark for each standing in one table: primary always has one, exploratory where others stand beside it."""
+    """The mark for each standing in one table: planned ones have one, exploratory where others stand beside it."""
     present = {row.standing for row in estimates if row.has_interval}
-    return {PRIMARY: "†", EXPLORATORY: "‡" if len(present) > 1 else ""}
+    return {PRIMARY: "†", SEEN: "§", EXPLORATORY: "‡" if len(present) > 1 else ""}
 
 
 def status_note(estimates: Iterable[Estimate]) -> str:

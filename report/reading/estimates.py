@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import Quantity
 
-PRESPECIFIED = "prespecified"
-EXPLORATORY = "exploratory"
 PRIMARY = "primary"
 
 _Series = tuple[str, str, str, str | None]
@@ -57,8 +56,13 @@ class Estimate:
 
     @property
     def standing(self) -> str:
-        """``primary`` where the plan named it and its level is adjusted for the family; ``exploratory`` otherwise."""
-        return PRIMARY if self.status == PRESPECIFIED and self.family is not None else EXPLORATORY
+        """``primary`` where the plan named it and its level is adjusted for the family, ``exploratory`` otherwise.
+
+        ``seen`` where the plan named it when its outcomes were known.
+        """
+        if self.family is None or self.status not in {PRESPECIFIED, SEEN}:
+            return EXPLORATORY
+        return PRIMARY if self.status == PRESPECIFIED else SEEN
 
     def excludes_zero(self) -> bool:
         """Whether zero is outside the interval; not so without one."""

@@ -6,6 +6,7 @@ follow from (λ, C, H); intervals are the point ± a fixed part of it.
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -156,6 +157,22 @@ def test_standing_of_estimates_is_said(page: Page) -> None:
     assert "†" not in without
     assert "table-primary" not in check(without).ids
     assert "Exploratory, pointwise 95% intervals." in without
+
+
+def test_what_was_seen_before_its_plan_is_not_called_prespecified(page: Page) -> None:
+    views = make_views()
+    for row in views.views["estimates"]:
+        row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
+    html = page(views)
+    tables = check(html).tables
+    assert {row[-1] for row in tables["table-primary"][1:]} == {"seen"}
+    assert {row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]} == {"§"}
+    assert (
+        "§ marks primary endpoints whose outcomes were known before: their action, or its baseline, was redone" in html
+    )
+    assert "prespecified" not in html
+    views.views["plans"][0]["plan"] = json.dumps(json.loads(views.views["plans"][0]["plan"]) | {"seen": True})
+    assert "another study of this store had evaluated documents of the plan" in page(views)
 
 
 def test_stale_estimates_are_said(page: Page) -> None:

@@ -23,7 +23,7 @@ from schema.windows import Windows
 from stats.bootstrap import BLOCK, estimate, groups, observed, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint, Family
-from stats.intervals import COLUMNS, Request, percentile_intervals
+from stats.intervals import COLUMNS, Request, percentile_intervals, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import _product
 from stats.quantities import QUANTITIES
@@ -244,15 +244,17 @@ def test_rows_fit_the_results_table(study: DocumentMoments) -> None:
 def test_levels_families_and_status(study: DocumentMoments) -> None:
     members = (Endpoint("saturation", "action 0"), Endpoint("gap", "action 1", "action 0"))
     family = Family("primary", members, alpha=0.05, size=8)
-    request = Request(0.9, (family,), ("action 0", "action 1"))
+    request = Request(0.9, (family,), ("action 0", "action 1"), seen=("action 1",))
     names = ["saturation", "gap", "mismatch"]
     result = estimate(study, draws=500, seed=1, request=request, quantities=names, pairs=None)
     for endpoint in members:
         row = result.row(endpoint)
-        assert (row["level"], row["family"], row["status"]) == (1 - 0.05 / 8, "primary", "prespecified")
+        status = "seen" if endpoint.quantity == "gap" else "prespecified"
+        assert (row["level"], row["family"], row["status"]) == (1 - 0.05 / 8, "primary", status)
         plain = estimate(study, draws=500, seed=1, quantities=names).row(endpoint)
         assert row["low"] < plain["low"] < plain["high"] < row["high"]
         assert plain["level"] == 0.95
+    assert planned_status(("action 0",), "action 1", "action 0") == "seen"
     row = result.row(Endpoint("gap", "action 2", "action 0"))
     assert (row["level"], row["family"], row["status"], row["draws"]) == (0.9, None, "exploratory", 500)
     assert result.row(Endpoint("mismatch", "action 1"))["status"] == "exploratory"

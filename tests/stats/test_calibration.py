@@ -375,7 +375,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
         assert calibrate_study(store, views, frozen(), 7) == 2 * 2 * 3
         assert calibrate_study(store, views, frozen(), 7) == 12  # the same rows again: they are there once
         assert store.read("calibration").num_rows == 12
-        assert calibrate_study(store, views, frozen(draws=200, calibration={"margin": 0.03}), 8) == 12
+        assert calibrate_study(store, views, frozen(draws=200, calibration={"margin": 0.03}), 8, ("half",)) == 12
         splits = [document_moments(views, "s", "m", split) for split in ("development", "evaluation")]
         gaps = {
             row["action"]: row
@@ -391,7 +391,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
     stored = [row for row in store.read("calibration").to_pylist() if row["events_version"] == 8]
     key = TABLES["calibration"].key
     assert sorted(rows, key=lambda row: [row[k] for k in key]) == sorted(stored, key=lambda row: [row[k] for k in key])
-    assert {(row["action"], row["status"]) for row in rows} == {("512", "prespecified"), ("recent", "exploratory")}
+    assert {(row["action"], row["status"]) for row in rows} == {("512", "seen"), ("recent", "exploratory")}
     assert {(row["baseline"], row["plan_sha256"], row["draws"]) for row in rows} == {("half", "f" * 64, 200)}
     for action in ("512", "recent"):
         expected = verdicts(calibrate(*splits, baseline="half", action=action, draws=200, seed=3, margin=0.03))
