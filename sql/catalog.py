@@ -149,14 +149,14 @@ def open_views(
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        connection.execute("create schema stored")
+        _create_views(connection)
         for table, version in pinned.items():
             if is_local(store.location):
                 sources = _parquet_sources(store, table, version)
             else:
                 sources = _dataset_source(connection, store, table, version)
             _create_stored_view(connection, table, sources)
-        _create_views(connection, kept)
+        _keep(connection, kept)
     except duckdb.Error as error:
         connection.close()
         raise _one_line(error) from error
@@ -187,10 +187,9 @@ def write_catalog(store: Store) -> Path:
     files = {table: _parquet_sources(store, table, store.version(table)) for table in PINNING}
     try:
         with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
-            connection.execute("create schema stored")
+            _create_views(connection)
             for table, sources in files.items():
                 _create_stored_view(connection, table, sources)
-            _create_views(connection)
         os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
@@ -235,18 +234,34 @@ def _stored_text(table: str) -> str:
     return text
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, kept: Sequence[str] = ()) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create all views over stored tables that are empty; ``_create_stored_view`` puts the files in their place.
+
+    DuckDB resolves a view when it is created, with every view that it reads: over the real tables it would look at
+    each of their files many times.
+    """
+    connection.execute("create schema stored")
     _create_published(connection)
+    for name, table in TABLES.items():
+        connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")
     for name, text in view_texts().items():
-        kind = "table" if name in kept else "view"
-        connection.execute(f"create {kind} {quoted(name)} as {text}")
-        connection.execute(f"comment on {kind} {quoted(name)} is {literal(contract(name).description)}")
+        connection.execute(f"create view {quoted(name)} as {text}")
+        connection.execute(f"comment on view {quoted(name)} is {literal(contract(name).description)}")
+
+
+def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
+    """Compute views, and put tables of their rows in their place."""
+    for name, text in view_texts().items():
+        if name in views:
+            connection.execute(f"drop view {quoted(name)}")
+            connection.execute(f"create table {quoted(name)} as {text}")
+            connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
 
 
 def _create_stored_view(
     connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]
 ) -> None:
-    """Create the view ``stored.TABLE`` of a table's declared columns and types.
+    """Create the view ``stored.TABLE`` of a table's declared columns and types, in place of the empty table.
 
     ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
     """
@@ -254,6 +269,7 @@ def _create_stored_view(
     types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
     parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
     rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
+    connection.execute(f"drop table stored.{quoted(table)}")
     connection.execute(f"create view stored.{quoted(table)} as {rows}")
 
 
