@@ -12,6 +12,7 @@ from torch import Tensor
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import Statistic
+from schema.errors import OperationError
 
 
 class Selector(ABC):
@@ -63,10 +64,22 @@ class ScoringSelector(Selector):
         """Scores, floating-point [KV heads, n]; those of sinks and window are not used."""
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Kept positions, int64 [KV heads, kept], ascending within a head."""
+        """Kept positions, int64 [KV heads, kept], ascending within a head.
+
+        Raises:
+            OperationError: There is not one score for each position and KV head, or one is not a number.
+        """
         heads, entries, _ = layer.key.shape
         positions = torch.arange(entries, device=layer.key.device)
-        between = self.score(layer)[:, self.sinks : entries - self.window]
+        scores = self.score(layer)
+        if scores.shape != (heads, entries):
+            raise OperationError(
+                f"selector {type(self).__name__}: scores of shape {list(scores.shape)}; {heads} KV heads and {entries} "
+                f"prompt entries need [{heads}, {entries}]"
+            )
+        between = scores[:, self.sinks : entries - self.window]
+        if bool(between.isnan().any()):
+            raise OperationError(f"selector {type(self).__name__}: a score in layer {layer.number} is not a number")
         ranked = torch.argsort(between, dim=-1, descending=True, stable=True)
         chosen = ranked[:, : kept - self.sinks - self.window].sort(-1).values + self.sinks
         first, last = (part.expand(heads, -1) for part in (positions[: self.sinks], positions[entries - self.window :]))

@@ -19,7 +19,7 @@ from generator.transformer import tokenizer
 from kvdrift.commands.report import report_pages
 from kvdrift.shadowing import check_not_shadowed
 
-COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "list")
+COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "check", "list")
 
 
 @pytest.mark.parametrize(

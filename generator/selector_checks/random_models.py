@@ -1,0 +1,59 @@
+"""Random-weight models: small, with laws far from uniform, and with EOS tokens that often end a side."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from generator.transformer.configuration import quiet
+from generator.transformer.loading import load_model
+from generator.transformer.model import LoadedModel
+from schema.document import Document
+
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+VOCABULARY = 96
+EOS_TOKENS = (5, 17, 40)
+
+
+def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
+    """Write configuration (with ``changes``), generation configuration and weights; 4 query heads, 2 KV heads of 16."""
+    config_class, model_class = ARCHITECTURES[architecture]
+    torch.manual_seed(seed)
+    # The last norm gives hidden states of mean square 1, so logits have standard deviation .25 * sqrt(64) = 2.
+    values: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048,
+        "initializer_range": 0.25, "bos_token_id": None, "eos_token_id": EOS_TOKENS[0], "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    config = config_class(**values | changes)
+    model = model_class(config)
+    model.generation_config.eos_token_id = list(EOS_TOKENS)
+    with quiet():
+        model.save_pretrained(folder)
+    return folder
+
+
+@cache
+def random_model(architecture: str, dtype: str = "float32", layers: int = 2, kv_heads: int = 2) -> LoadedModel:
+    """A random-weight model, loaded as any folder is; one per process and kind."""
+    with TemporaryDirectory() as folder:
+        saved = save_random_model(Path(folder), architecture, layers=layers, num_key_value_heads=kv_heads)
+        return load_model(str(saved), dtype=dtype)
+
+
+def random_document(name: str, length: int) -> Document:
+    """A prompt of uniformly random tokens, a function of its name."""
+    random = np.random.default_rng(list(name.encode()))
+    tokens = tuple(int(token) for token in random.integers(0, VOCABULARY, length))
+    return Document(doc=name, stratum="RANDOM", cluster=name, task="random", source="random", tokens=tokens)

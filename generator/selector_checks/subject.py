@@ -1,0 +1,137 @@
+"""The selector that is checked, and the prompts that it is checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from generator.actions import Action, build_action
+from generator.attention.recording import PromptLayer
+from generator.generation import PendingUnit, generate_units
+from generator.selector_checks.random_models import random_document, random_model
+from generator.selectors import Full, Selector
+from generator.selectors.parameters import Value
+from generator.transformer.eviction import CompactCache, evict
+from generator.transformer.prompt import Prompt
+from schema.errors import InputError
+from schema.retention import Retention
+from schema.store.store import Unit
+from schema.study import ActionSection
+
+LAYERS, HEADS, KV_HEADS, SIZE = 3, 4, 2, 16
+
+# Prompt and kept entries: one chunk and two of 1,024, one below the 260 that LagKV needs to score, one nearly whole.
+_SIZES = ((401, 133), (1100, 550), (200, 99), (150, 149))
+_SHORT = (150, 80)
+_ROOM = 900  # what window and sinks can need: the longest prompt is then as long as the models' positions
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of random-weight model."""
+
+    architecture: str = "llama"
+    dtype: str = "float32"
+    kv_heads: int = KV_HEADS
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, {self.dtype}, {HEADS} query heads on {self.kv_heads} KV heads"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A selector as a study names it.
+
+    Args:
+        name: The selector's name in a study file.
+        parameters: Those that differ from the defaults.
+        folder: Where a module is looked for before installed ones, if anywhere.
+
+    Raises:
+        InputError: It cannot be made, or window and sinks are more than the checks have prompts for.
+    """
+
+    name: str
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    folder: Path | None = None
+    selector: Selector = field(init=False)
+    _prompts: dict[tuple[Kind, int], Prompt] = field(init=False, default_factory=dict)
+    _generated: list[Unit] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "selector", self.action().selector)
+        if self._needed > _ROOM:
+            raise InputError(
+                f"window ({self.selector.window}) and sinks ({self.selector.sinks}) are more than the {_ROOM} that the "
+                "checks have prompts for; make them smaller with --parameter"
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the selector that keeps everything."""
+        return isinstance(self.selector, Full)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Pairs of prompt entries n and kept ones m, which hold window and sinks."""
+        sizes = [(entries + self._extra, kept + self._extra) for entries, kept in _SIZES]
+        return [(entries, entries if self.whole else kept) for entries, kept in sizes]
+
+    @property
+    def _needed(self) -> int:
+        return self.selector.window + self.selector.sinks
+
+    @property
+    def _extra(self) -> int:
+        """By how much prompts are longer than usual, so that m can hold window and sinks and leaves a choice."""
+        return max(0, self._needed + 16 - _SHORT[1])
+
+    def action(self, name: str = "own", keep: str | None = None, **changes: Value) -> Action:
+        """An action of the selector, by default at half of the entries, with some parameters changed."""
+        keep = keep or ("all" if self.name == "full" else "1/2")
+        parameters: dict[str, Any] = {**self.parameters, **changes}
+        section = ActionSection(name=name, selector=self.name, keep=keep, **parameters)
+        return build_action(section, self.folder)
+
+    def prompt(self, kind: Kind, entries: int) -> Prompt:
+        """A prompt of random tokens under a random-weight model, with what the selector asks to see of it."""
+        if (kind, entries) not in self._prompts:
+            tokens = random_document(f"matrix-{entries}", entries).tokens
+            prompt = Prompt(model_of(kind), tokens, self.selector.window, self.selector.statistics)
+            self._prompts[kind, entries] = prompt
+        return self._prompts[kind, entries]
+
+    def evicted(self, kind: Kind, entries: int, kept: int) -> CompactCache:
+        """What the selector leaves of that prompt."""
+        return evict(self.prompt(kind, entries).layers, self.selector, kept)
+
+    def layers_in_chunks(self, layer: PromptLayer, chunk: Any, ends: list[int]) -> PromptLayer:
+        """A layer whose statistics were gathered from chunks of queries with these ends; ``chunk`` has all queries."""
+        gathered: dict[Any, Any] = {}
+        for first, last in zip([0, *ends], ends, strict=False):
+            part = replace(
+                chunk, query=chunk.query[:, first:last], key=chunk.key[:, :last], value=chunk.value[:, :last],
+                hidden=chunk.hidden[first:last], cos=chunk.cos[first:last], sin=chunk.sin[first:last],
+            )  # fmt: skip
+            for statistic in self.selector.statistics:
+                gathered[statistic] = statistic.update(gathered.get(statistic), part)
+        return replace(layer, statistics=gathered)
+
+    def generated(self) -> list[Unit]:
+        """Units of one short prompt: of the selector, of the selector where it keeps everything, and of the control."""
+        if not self._generated:
+            entries, kept = (size + self._extra for size in _SHORT)
+            some = replace(self.action("some"), retention=Retention(None if self.whole else kept))
+            actions = [some, replace(some, name="all", retention=Retention(None))]
+            actions.append(Action("full", "full", Full(), Retention(None)))
+            pending = [PendingUnit(action, 0, 8) for action in actions]
+            model, document = model_of(Kind("qwen2")), random_document("first", entries)
+            self._generated.extend(generate_units(model, "study", document, pending, 3, 7))
+        return self._generated
+
+
+def model_of(kind: Kind) -> Any:
+    """The random-weight model of a kind."""
+    return random_model(kind.architecture, kind.dtype, LAYERS, kind.kv_heads)

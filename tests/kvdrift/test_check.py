@@ -1,0 +1,58 @@
+"""``kvdrift check``: the checks of a selector, line by line, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.own_selectors import write_module
+
+from generator.selector_checks.checks import CHECKS
+
+NAME = "my_selector:Mine"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_check_is_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_module(folder)
+    code, out, _ = call(capsys, "check", NAME, "--parameter", "coordinate=3", "--parameter", "sign = -0.5")
+    *lines, last = out.splitlines()
+    assert (code, last) == (0, f"{NAME}: all {len(CHECKS)} checks hold")
+    assert [line[:5] for line in lines] == ["holds"] * len(CHECKS)
+    for line, check in zip(lines, CHECKS, strict=True):
+        assert line[5:].strip().startswith(check.name)
+        assert f"  {check.tried}: " in line
+
+
+def test_an_edit_that_breaks_it_is_found_in_the_same_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_module(folder, ("* self.sign", "* self.sign + 1 / (layer.key.shape[0] - 1)"))
+    code, out, _ = call(capsys, "check", NAME)
+    lines = out.splitlines()
+    assert (code, lines[-1]) == (1, f"{NAME}: 1 of {len(CHECKS)} checks fail")
+    (failed,) = [line for line in lines if line.startswith("FAILS")]
+    assert f"ZeroDivisionError: division by zero ({folder}/my_selector.py, line " in failed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("my_selecter:Mine",), "has no my_selecter.py"),
+        (("my_selector:Yours",), "has no class 'Yours'"),
+        ((NAME, "--parameter", "coordinate"), "--parameter coordinate: write NAME=VALUE"),
+        ((NAME, "--parameter", "coordinate=one"), "coordinate = 'one': should be an integer"),
+        ((NAME, "--parameter", "coordinate=[1]"), "--parameter coordinate=[1]: the value should be a number"),
+        ((NAME, "--parameter", "zoom=1"), "has no parameter 'zoom'; it takes coordinate, sign"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    write_module(folder)
+    assert says in mistake(capsys, "check", *arguments)
