@@ -15,7 +15,7 @@ from flows.frozen_plan import check_plan_agrees, find_plan
 from flows.generation import Work, generate, pending_development, pending_evaluation
 from flows.material import record_material
 from flows.pages import report_folder, report_is_current, write_report
-from flows.plan import freeze_plan, make_plan
+from flows.planning.plan import freeze_plan, make_plan
 from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
 from schema.errors import InputError
@@ -146,14 +146,20 @@ def page_of(run: StudyRun) -> Path:
     return report_folder(run.store, run.study.name, model) / "index.html"
 
 
-def is_finished(run: StudyRun) -> bool:
-    """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
+def is_planned(run: StudyRun) -> bool:
+    """Whether the study's plan is frozen."""
     try:
         store = run.store
     except InputError:
         return False
-    if find_plan(store, run.study.name, run.study.model.id) is None:
+    return find_plan(store, run.study.name, run.study.model.id) is not None
+
+
+def is_finished(run: StudyRun) -> bool:
+    """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
+    if not is_planned(run):
         return False
+    store = run.store
     return (
         not pending_development(store, run.material)
         and not pending_evaluation(store, run.material)

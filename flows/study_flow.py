@@ -44,7 +44,11 @@ class Outcome:
 
 
 def run_studies(
-    runs: Sequence[StudyRun], before: Callable[[], None] | None = None, redo: Sequence[str] = ()
+    runs: Sequence[StudyRun],
+    before: Callable[[], None] | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
 ) -> Outcome:
     """Run the studies of one file, one to a model, to their reports, or find them finished.
 
@@ -52,6 +56,7 @@ def run_studies(
         runs: a run of each study, all of one store.
         before: is called before anything is written, unless nothing is left to do.
         redo: names of actions whose units are superseded and generated anew.
+        plan_only: stop when the plans are frozen; the outcome has no pages then.
 
     Raises:
         InputError: the store cannot be written, or what is there does not fit the study file.
@@ -66,6 +71,8 @@ def run_studies(
             run.progress.say(str(difference))
     if redo:
         redo_actions(runs, redo)
+    if plan_only and all(map(stages.is_planned, runs)):
+        return Outcome(location, [], 0, did_something=False)
     if not growth and all(stages.is_finished(run) for run in runs):
         return Outcome(location, [stages.page_of(run) for run in runs], 0, did_something=False)
     if before is not None:
@@ -73,7 +80,7 @@ def run_studies(
     for run in runs:
         stages.prepare(run)  # before the orchestration starts: what cannot be done is said at once
     with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
-        return _run_flow(runs)
+        return _run_flow(runs, plan_only=plan_only)
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> list[Estimates]:
@@ -93,7 +100,7 @@ def _analyze(run: StudyRun) -> int:
     return stages.analyze(run, estimate_in_tasks)
 
 
-def _run_flow(runs: Sequence[StudyRun]) -> Outcome:
+def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
     from prefect import flow  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
@@ -109,11 +116,14 @@ def _run_flow(runs: Sequence[StudyRun]) -> Outcome:
             derive(run)
             if not run.limit.left_over:
                 plan(run)
+            if not (run.limit.left_over or plan_only):
                 evaluate(run)
                 derive(run)
                 check(run)
         if left := runs[0].limit.left_over:
             return Outcome(store, [], left, did_something=True)
+        if plan_only:
+            return Outcome(store, [], 0, did_something=True)
         # Estimates and reports record the version of all events: every model's events come first.
         for run in runs:
             analyze(run)

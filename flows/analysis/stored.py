@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
 from flows.frozen_plan import find_plan
-from flows.seen import seen_actions
+from flows.planning.seen import seen_actions
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store

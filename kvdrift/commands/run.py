@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,9 @@ def run(
         list[str] | None,
         typer.Option("--redo", metavar="ACTION", help="Generate an action anew, as it is now; repeat it for several."),
     ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Stop when the plan is frozen, and print it; print one that is there.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the study would generate and need; write nothing.")
     ] = False,
@@ -68,7 +72,19 @@ def run(
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
-        outcome = run_file(studies, store, addresses, console, limit, redo or [])
+        outcome = run_file(studies, store, addresses, console, limit, redo or [], plan_only=plan_only)
+    if plan_only and not outcome.documents_left:
+        from flows.frozen_plan import require_plan
+        from kvdrift.plan_lines import plan_lines
+        from schema.store.store import Store
+
+        opened = Store.open(outcome.location)
+        for one in studies:
+            for line in plan_lines(require_plan(opened, one)):
+                typer.echo(line)
+        where = "" if store is None else f" --store {shlex.quote(store)}"
+        typer.echo(f"the evaluation goes on with: kvdrift run {shlex.quote(str(study))}{where}")
+        return
     if not outcome.did_something:
         typer.echo(f"study '{studies[0].name}' is finished: nothing to do")
     typer.echo(f"store:  {outcome.location}")
@@ -91,10 +107,13 @@ def run_file(
     progress: Progress,
     limit: int | None = None,
     redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
 ) -> Outcome:
     """Run the studies of one file, one to a model; without ``addresses`` of services this process generates.
 
-    The run stops where it has generated ``limit`` documents. The units of the actions ``redo`` are superseded first.
+    The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
+    units of the actions ``redo`` are superseded first.
 
     Raises:
         InputError: the study file, the store or a service is not as it must be.
@@ -117,7 +136,7 @@ def run_file(
     runs = [StudyRun(study, location, made_by, progress, shared) for study in studies]
     for one in runs:
         check_study(one, served=pool is not None)
-    return run_studies(runs, before=None if pool is None else pool.check, redo=redo)
+    return run_studies(runs, before=None if pool is None else pool.check, redo=redo, plan_only=plan_only)
 
 
 def _addresses(

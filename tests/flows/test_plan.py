@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.command import call
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows import plan as planning
 from flows import stages
 from flows.analysis import stored
 from flows.analysis.estimation import replicate_moments
 from flows.comparison import differences
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan
+from flows.planning import plan as planning
 from flows.study_run import StudyRun
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256, frozen_text
@@ -90,6 +92,24 @@ def test_each_difference_to_a_plan_is_named(finished: Path, tmp_path: Path) -> N
     with pytest.raises(PlanError, match=f"differ from the plan frozen on .*: {listed}; restore them"):
         check_plan_agrees(plan, run.study)
     assert "; ".join(map(str, differences(run))) == listed
+
+
+def test_a_plan_that_is_there_is_printed(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, study = Store.open(finished).versions(), write_study(tmp_path)
+    code, out, err = call(capsys, "run", study, "--store", finished, "--plan-only")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "plan of study 'small', model kvdrift/tiny"
+    assert lines[1].endswith(f"UTC, SHA-256 {frozen(finished).sha256}")
+    assert lines[2:7] == [
+        "seen no", "K 5 replicates", "N 3 documents of each stratum (needle, tracking)",
+        "actions recent-half against snapkv-half", "levels 98.333% for each of 3 primary endpoints, 95% for all else",
+    ]  # fmt: skip
+    endpoints = r"gap recent-half − snapkv-half \S+ pp \S+ pp 98.333%"
+    assert re.fullmatch(endpoints, next(line for line in lines if line.startswith("gap ")))
+    assert sum(line.startswith("mismatch ") for line in lines) == 2
+    assert lines[-1] == f"the evaluation goes on with: kvdrift run {study} --store {finished}"
+    assert Store.open(finished).versions() == before
 
 
 def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_path: Path) -> None:

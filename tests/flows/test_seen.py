@@ -12,8 +12,8 @@ from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 from flows.frozen_plan import find_plan
-from flows.plan import freeze_plan
-from flows.seen import SeenDocuments, seen_actions
+from flows.planning.plan import freeze_plan
+from flows.planning.seen import SeenDocuments, seen_actions
 from schema.document import Document
 from schema.store.revisions import current_actions
 from schema.store.store import Store

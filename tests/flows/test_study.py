@@ -79,7 +79,7 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped by its limit, killed amid derivation, ended after its plan, killed amid evaluation, ended before its page."""
+    """Stopped by its limit, killed amid derivation, stopped after its plan, killed amid evaluation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
     code, out, err = run_command("run", study, "--store", location, "--limit", "1")
     assert code == 0, err
@@ -87,11 +87,12 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert "report:" not in out
     assert content(location, "trajectories").num_rows == 2 * 4 + 2  # what is there can be queried
     _kill(study, location, "trajectories", 12)
-    run = run_of(load_study(study), location)
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    stages.plan(run)
+    code, out, err = run_command("run", study, "--store", location, "--plan-only")
+    assert code == 0, err
+    plan = find_plan(Store.open(location), "small", "kvdrift/tiny")
+    assert plan is not None
+    assert f"SHA-256 {plan.sha256}" in out
+    assert len(Store.open(location).paths("events")) == 4 * 3  # development documents alone
     _kill(study, location, "events", 15)
     run = run_of(load_study(study), location)
     stages.prepare(run)

@@ -17,7 +17,7 @@ from fixtures.study_files import load_study
 
 from flows import timing as generation_time
 from flows.outline import outline_study
-from flows.plan import primary_endpoints
+from flows.planning.plan import primary_endpoints
 from flows.timing import Extent, Seconds, StudyTime, study_time
 from generator.actions import build_actions
 from generator.documents.registry import stratum_documents

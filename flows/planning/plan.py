@@ -17,7 +17,7 @@ from flows.frozen_plan import (
     require_plan,
 )
 from flows.material import Material
-from flows.seen import SeenDocuments
+from flows.planning.seen import SeenDocuments
 from schema.errors import InputError, OperationError, PlanError
 from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from schema.store.store import Store

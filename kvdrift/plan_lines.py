@@ -1,0 +1,55 @@
+"""A frozen plan as lines to read: what is decided, and what each endpoint is expected to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.frozen_plan import FrozenPlan
+from report.printing.numbers import duration, fixed, level
+from schema.frozen_text import with_measured
+from stats.quantities import QUANTITIES
+from stats.registry import Scale
+
+_HEADS = ("endpoint", "action", "on development", "expected half-width", "level")
+
+
+def plan_lines(plan: FrozenPlan) -> list[str]:
+    """Describe a plan in a few lines and a table of its primary endpoints."""
+    content = with_measured(plan.content)
+    family = content.get("family_size") or len(content["primary_endpoints"])
+    others = [name for name in plan.actions if name != content["baseline"]]
+    facts = {
+        "frozen": f"{plan.frozen_at:%Y-%m-%d %H:%M:%S} UTC, SHA-256 {plan.sha256}",
+        "seen": "yes: another study of the store evaluated some of its documents" if plan.seen else "no",
+        "K": f"{plan.replicates} replicates",
+        "N": f"{plan.documents_per_stratum} documents of each stratum ({', '.join(content['strata'])})",
+        "actions": f"{', '.join(others) or 'none'} against {content['baseline']}",
+        "levels": f"{level(plan.family.level)} for each of {family} primary endpoints, 95% for all else",
+        "target": f"half-width {_number(content['target_half_width'], Scale.POINTS)}; {content['reason']}",
+        "time": f"{duration(content['expected_seconds'])} of generation are expected",
+    }
+    width = max(map(len, facts))
+    lines = [f"plan of study '{plan.study}', model {plan.model}"]
+    lines += [f"  {name:<{width}}  {text}" for name, text in facts.items()]
+    rows = [_HEADS, *(_row(entry, plan.family.level) for entry in content["primary_endpoints"])]
+    return [*lines, *_table(rows)]
+
+
+def _row(entry: dict[str, Any], own_level: float) -> Sequence[str]:
+    scale = QUANTITIES[entry["quantity"]].scale
+    spread = Scale.POINTS if scale is Scale.PERCENT else scale
+    subject = entry["action"] if entry["baseline"] is None else f"{entry['action']} − {entry['baseline']}"
+    value, half_width = _number(entry["development_value"], scale), _number(entry["expected_half_width"], spread)
+    return entry["quantity"], subject, value, half_width, level(own_level)
+
+
+def _number(value: float | None, scale: Scale) -> str:
+    return "undefined" if value is None else f"{fixed(value * scale.factor, 2)} {scale.sign}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
