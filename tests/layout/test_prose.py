@@ -55,12 +55,6 @@ def named_paths(text: str) -> set[str]:
     return {re.sub(r"\b[A-Z]{3,}\b", "*", word).rstrip("/") for word in ours if word != EMBEDDED_ID}
 
 
-def test_the_example_of_a_selector_is_the_one_in_the_package() -> None:
-    text = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8")
-    example = text.partition("```python\n")[2].partition("```")[0]
-    assert example == (ROOT / "generator" / "selectors" / "knorm.py").read_text(encoding="utf-8")
-
-
 def test_paths_are_found_in_text() -> None:
     text = "`sql/views/NAME.sql`, [a](docs/x.md), `schema/` and `kvdrift run`"
     assert named_paths(text) == {"sql/views/*.sql", "docs/x.md", "schema"}
