@@ -89,7 +89,7 @@ def test_a_study_names_a_device_or_a_map(tmp_path: Path) -> None:
     plain = load_study(write_study(tmp_path))
     mapped = load_study(write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice_map = "auto"')))
     assert mapped.model.device_map == "auto"
-    assert Study.model_validate_json(mapped.model_dump_json()) == mapped
+    assert Study.model_validate_json(mapped.model_dump_json()).model_dump() == mapped.model_dump()
     assert mapped.sha256 != plain.sha256
     both = ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice_map = "auto"\ndevice = "cuda"')
     with pytest.raises(InputError, match=r"model.device: device_map chooses the devices; write one of the two"):
