@@ -12,7 +12,8 @@ from torch import Tensor
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
-from schema.errors import OperationError
+from generator.selectors.own.failures import failure_of
+from schema.errors import KvdriftError, OperationError
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
     m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers.
 
     Raises:
-        OperationError: The selector's budgets or kept positions are not what it promises.
+        OperationError: The selector fails, or its budgets or kept positions are not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -70,7 +71,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
         )
     layers, indices, hashes = [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
-        index = chooser.keep(layer, budget)
+        index = _kept(layer, budget, chooser)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         layers.append(PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather)))
@@ -78,6 +79,15 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes))
+
+
+def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
+    try:
+        return selector.keep(layer, kept)
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
 
 
 def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:

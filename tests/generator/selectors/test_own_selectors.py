@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures.command import call
 from fixtures.own_selectors import CLASS, IMPORTS, write_distribution, write_module
+from fixtures.random_models import random_document, random_model
 from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
@@ -17,10 +18,14 @@ from generator.selectors import Selector, build_selector
 from generator.selectors.own.names import source_texts
 from generator.service.protocol import GenerationRequest
 from generator.service.server import requested_work
+from generator.transformer.eviction import evict
+from generator.transformer.prompt import Prompt
+from schema.errors import OperationError
 from schema.study import ActionSection
 
 NAME = "my_selector:Mine"
 SHARED = "def scale():\n    return 1.0\n"
+FAILING = "        return layer.key[..., self.coordinat].float() * self.sign"
 USES_SHARED = ("from torch import Tensor\n", "from torch import Tensor\nfrom shared import scale\n")
 
 
@@ -250,3 +255,12 @@ def test_a_base_of_selectors_is_no_selector(tmp_path: Path) -> None:
     write_module(tmp_path)
     assert "class Selector has no method keep" in refused(build_selector, "my_selector:Selector", {}, tmp_path)
     assert issubclass(type(build_selector(NAME, {}, tmp_path)), Selector)
+
+
+def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
+    path = write_module(tmp_path, ("self.coordinate]", "self.coordinat]"))
+    model, selector = random_model("llama"), build_selector(NAME, {}, tmp_path)
+    prompt = Prompt(model, random_document("short", 20).tokens, 0)
+    line = refused(evict, prompt.layers, selector, 10, error=OperationError)
+    assert line.startswith("selector Mine: AttributeError: 'Mine' object has no attribute 'coordinat'")
+    assert line.endswith(f"({path}, line {path.read_text().splitlines().index(FAILING) + 1})")
