@@ -67,6 +67,7 @@ class DocumentsSection(_Section):
     """``[[documents]]``: one stratum; ``development`` and ``evaluation`` say how many documents it has at most.
 
     Which of the optional keys a source takes or needs is checked by ``generator.documents.registry.check_source``.
+    ``exclude`` is a JSON file whose ``clusters`` are left out; a relative path starts at the study file's folder.
     """
 
     source: str
@@ -76,6 +77,7 @@ class DocumentsSection(_Section):
     evaluation: Annotated[int, Field(ge=2)]
     stratum: Name | None = None
     path: str | None = None
+    exclude: str | None = None
     part: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$")] = "1/1"
     shots: Annotated[int, Field(ge=0)] | None = None
     chat_template: bool | None = None
@@ -205,6 +207,8 @@ class Study(_Section):
                 raise InputError(f"{where}.source = '{section.source}': not a source of a {self.model.kind} model")
             if self._finite and section.length:
                 raise InputError(f"{where}.length: unknown key; finite-state systems have no prompt")
+            if self._finite and section.exclude is not None:
+                raise InputError(f"{where}.exclude: unknown key; finite-state systems have no clusters")
             if not self._finite and not section.length:
                 raise InputError(f"{where}.length: missing")
             which, parts = section.part_of_clusters
@@ -277,7 +281,9 @@ class Study(_Section):
             "study": self.study.model_dump(),
             "model": values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map")),
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
-            "documents": [part.model_dump(exclude={"development", "evaluation", "path"}) for part in self.documents],
+            "documents": [
+                part.model_dump(exclude={"development", "evaluation", "path", "exclude"}) for part in self.documents
+            ],
         }
         return json.dumps(deciding, sort_keys=True)
 
@@ -308,6 +314,9 @@ def load_studies(path: Path) -> list[Study]:
         raise InputError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    for part in content.get("documents", []):
+        if isinstance(part, dict) and isinstance(part.get("exclude"), str):
+            part["exclude"] = str(path.absolute().parent / Path(part["exclude"]).expanduser())
     models = content.get("model")
     several = models if isinstance(models, list) and models else [models]
     contents = [content if model is None else content | {"model": model} for model in several]

@@ -48,6 +48,11 @@ class SeenDocuments:
         ]  # fmt: skip
         return cls(frozenset(one for row in rows for one in _traits(row, seeds.get((row["study"], row["model"])))))
 
+    @property
+    def clusters(self) -> set[str]:
+        """The clusters of those that are read from files or that another generator made."""
+        return {str(trait[1]) for trait in self.traits if trait[0] == "cluster"}
+
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
         """Return those of a study's documents that were seen; ``seed`` is the study's."""
         return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from generator.documents.embedded import EmbeddedSource
+from generator.documents.files import read_object
 from generator.documents.helmet import HelmetSource
 from generator.documents.jsonl import JsonlSource
 from generator.documents.prompts import Tokenizer
@@ -52,7 +54,8 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
     """
     check_source(section)
     source = SOURCES[section.source]
-    queues = [_TaskCandidates(section, source, task, seed) for task in section.tasks or [""]]
+    excluded = excluded_clusters(section)
+    queues = [_TaskCandidates(section, source, task, seed, excluded) for task in section.tasks or [""]]
     chosen: dict[str, list[Candidate]] = {}
     for split, wanted in (("development", section.development), ("evaluation", section.evaluation)):
         taken: list[Candidate] = []
@@ -65,12 +68,24 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
         if len(taken) < wanted:
             clusters = len({candidate.cluster for candidate in taken})
             part = "" if section.part == "1/1" else f" in part {section.part}"
+            part += f" without the {len(excluded)} cluster(s) that 'exclude' names" if excluded else ""
             raise InputError(
                 f"{where(section)}: {split} = {wanted}, but the source has {len(taken)} document(s) in {clusters} "
                 f"cluster(s) on the {split} side of the split{part}"
             )
         chosen[split] = taken
     return chosen
+
+
+def excluded_clusters(section: DocumentsSection) -> frozenset[str]:
+    """Read which clusters a stratum leaves out.
+
+    Raises:
+        InputError: The file is missing or faulty.
+    """
+    if section.exclude is None:
+        return frozenset()
+    return frozenset(read_object(Path(section.exclude)).texts("clusters"))
 
 
 def check_source(section: DocumentsSection) -> None:
@@ -103,8 +118,11 @@ def check_source(section: DocumentsSection) -> None:
 class _TaskCandidates:
     """One task's candidates in their order, sorted into splits as they are read."""
 
-    def __init__(self, section: DocumentsSection, source: DocumentSource, task: str, seed: int) -> None:
+    def __init__(
+        self, section: DocumentsSection, source: DocumentSource, task: str, seed: int, excluded: frozenset[str]
+    ) -> None:
         self._candidates = source.candidates(section, task, seed)
+        self._excluded = excluded
         self._which, self._parts = section.part_of_clusters
         self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
 
@@ -114,6 +132,6 @@ class _TaskCandidates:
             candidate = next(self._candidates, None)
             if candidate is None:
                 return None
-            if part_of(candidate.cluster, self._parts) == self._which:
+            if candidate.cluster not in self._excluded and part_of(candidate.cluster, self._parts) == self._which:
                 self._waiting[split_of(candidate.cluster)].append(candidate)
         return self._waiting[split].popleft()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
+from fixtures.seen_documents import document, stored
 from fixtures.small_study import run_of, write_study
-from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 from flows.frozen_plan import find_plan
@@ -17,7 +16,7 @@ from flows.planning.seen import SeenDocuments, seen_actions
 from schema.document import Document
 from schema.store.revisions import current_actions
 from schema.store.store import Store
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from schema.tables import ACTIONS
 
 RENAMED = ('name = "small"', 'name = "other"')
 
@@ -44,26 +43,6 @@ def test_an_action_that_was_redone_was_seen(copied: Path) -> None:
     row = current_actions(store.read("actions"), "small")["recent-half"] | {"action_revision": 1}
     store.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
     assert seen_actions(store, plan) == ("recent-half",)
-
-
-def document(doc: str, cluster: str, source: str, tokens: tuple[int, ...] = (1, 2)) -> Document:
-    return Document(doc, "all", cluster, "", source, tokens)
-
-
-def stored(folder: Path, *given: Document, split: str = "evaluation") -> Store:
-    """A store whose study s, of seed 3, has units of documents."""
-    store = Store.create(folder)
-    study: dict[str, Any] = dict.fromkeys(STUDIES.columns, 1) | {"study": "s", "model": "org/model", "seed": 3}
-    study |= {"study_sha256": "", "revision": None, "settings": None}
-    store.append_rows("studies", pa.Table.from_pylist([study], schema=STUDIES.schema))
-    rows = [
-        dict.fromkeys(DOCUMENTS.columns) | {"study": "s", "model": "org/model", "split": split}
-        | {name: getattr(one, name) for name in ("doc", "cluster", "stratum", "source", "prompt_tokens", "prompt_sha256")}
-        for one in given
-    ]  # fmt: skip
-    store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
-    store.append_units([make_unit(one.doc) for one in given])
-    return store
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""``kvdrift confirm``: the study file that it writes has evaluation documents that no study in the store evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.command import call
+from fixtures.seen_documents import stored
+from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.study_files import load_study
+
+from flows import material
+from flows.frozen_plan import find_plan
+from flows.material import gather_material
+from flows.planning.confirmation import write_confirmation
+from flows.planning.plan import freeze_plan
+from flows.planning.seen import SeenDocuments
+from schema.document import Document
+from schema.errors import InputError
+from schema.store.store import Store
+
+
+def test_what_a_confirmation_plans_was_not_seen(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explored = write_study(tmp_path, ADDED_ACTION)
+    code, out, err = call(capsys, "confirm", explored, "--action", "snapkv-100", "--store", copied)
+    path = tmp_path / "small-confirm.toml"
+    assert (code, err) == (0, "")
+    assert out == (
+        f"{path}: study 'small-confirm' of snapkv-half, snapkv-100 with seed 4; none of its 6 evaluation documents "
+        f"was evaluated in {copied}\nits plan: kvdrift run {path} --store {copied} --plan-only\n"
+    )
+    text = path.read_text()
+    assert f"#   kvdrift run {path} --store {copied}\n" in text
+    run = run_of(load_study(path), copied)
+    assert [action.name for action in run.study.actions] == ["snapkv-half", "snapkv-100"]
+    explored_study = load_study(explored)
+    assert (run.study.plan, run.study.model) == (explored_study.plan, explored_study.model)
+    first = find_plan(run.store, "small", "kvdrift/tiny")
+    assert first is not None
+    content = first.content | {"actions": ["snapkv-half", "snapkv-100"]}
+    assert not freeze_plan(run.store, run.material, content, run.store.version("events")).seen
+    code, _, err = call(capsys, "confirm", explored, "--action", "snapkv-100", "--store", copied)
+    assert (code, err) == (2, f"kvdrift: {path}: is there already; remove it, or write to another file with -o\n")
+    assert path.read_text() == text
+
+
+def test_an_unknown_action_is_named(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--action snapkv-hal: no such action .*; did you mean 'snapkv-half'\?"):
+        write_confirmation(write_study(tmp_path), ["snapkv-hal"], Store.open(finished))
+
+
+class Bytes:
+    """A tokenizer whose tokens are a text's bytes."""
+
+    chat_template = None
+
+    def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+
+def prompts_study(folder: Path, rows: int) -> Path:
+    """The small study with one stratum of a file, where two rows share each cluster."""
+    lines: list[dict[str, Any]] = [
+        {"id": f"r{number}", "cluster": f"question {number // 2}", "prompt": f"{number:03d} " * 60}
+        for number in range(rows)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_study(folder).read_text()
+    begin, end = text.index("[[documents]]"), text.index("[[actions]]")
+    stratum = f'[[documents]]\nsource = "jsonl"\npath = "{folder}/prompts.jsonl"\nlength = 400\ndevelopment = 2\n'
+    path = folder / "prompts.toml"
+    path.write_text(text[:begin] + stratum + "evaluation = 3\n\n" + text[end:])
+    return path
+
+
+def test_clusters_of_files_that_were_seen_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(material, "load_tokenizer", lambda *_, **__: Bytes())
+    study = prompts_study(tmp_path, 40)
+    seen = gather_material(load_study(study)).of_split("evaluation")
+    store = stored(tmp_path / "store", *seen)
+    made = write_confirmation(study, ["recent-half"], store)
+    confirming = load_study(made.path)
+    fresh = gather_material(confirming).of_split("evaluation")
+    assert made.documents == len(fresh) == 3
+    assert SeenDocuments.in_store(store).among(fresh, confirming.study.seed) == []
+    assert {one.cluster for one in seen} <= set(
+        json.loads((tmp_path / "small-confirm-exclude.json").read_text())["clusters"]
+    )
+    # A prompt that was seen under another cluster's name.
+    again = stored(tmp_path / "again", *seen, Document("x", "all", "elsewhere", "", "jsonl", fresh[0].tokens))
+    third = load_study(write_confirmation(study, ["recent-half"], again, tmp_path / "third.toml").path)
+    third_documents = gather_material(third).of_split("evaluation")
+    assert len(third_documents) == 3
+    assert {one.cluster for one in third_documents}.isdisjoint({one.cluster for one in [*seen, fresh[0]]})
+    with pytest.raises(
+        InputError, match=r"evaluation = 3, but the source has .* without the 4 cluster\(s\) that 'exclude' names"
+    ):
+        write_confirmation(prompts_study(tmp_path, 10), ["recent-half"], again, tmp_path / "few.toml")
+    assert not (tmp_path / "few.toml").exists()
