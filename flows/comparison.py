@@ -11,14 +11,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from flows.frozen_plan import check_plan_agrees, find_plan, plan_differences, shown
+from flows.generation import lacking_actions
+from flows.material import stored_identities
 from flows.study_run import StudyRun
+from generator.actions import Action
+from generator.identity import ActionIdentity, changes
 from schema.document import SPLITS
 from schema.errors import InputError, PlanError
 from schema.store.revisions import current_actions
-from schema.study import Study
+from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
 
 # What of an action decides its units; the other columns say where it comes from.
@@ -188,16 +193,23 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
     study, store = run.study, run.store
     stored = current_actions(store.read("actions"), study.name)
     units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
+    known = stored_identities(store, study.name, study.model.id)
+    lacking = cache(lambda: _lacking(run))  # needed for units of older stores alone
     for action in run.material.actions:
         row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
         if row is None:
             yield Difference(Kind.GROWTH, f"action '{action.name}'", "none", "to be generated", action.name)
             continue
-        for name in _ACTION_COLUMNS:
-            if row[name] != asked[name]:
-                what = f"{name} of action '{action.name}'"
-                values = shown(row[name]), shown(asked[name])
-                yield Difference(Kind.ACTION, what, *values, action.name, units[action.name])
+        changed = [name for name in _ACTION_COLUMNS if row[name] != asked[name]]
+        for name in changed:
+            what = f"{name} of action '{action.name}'"
+            yield Difference(Kind.ACTION, what, shown(row[name]), shown(asked[name]), action.name, units[action.name])
+        identity = known.get((action.name, row["action_revision"]))
+        if identity is not None:
+            yield from _identity(run, action, identity, units[action.name], parameters_changed=bool(changed))
+        elif units[action.name] and action.name in lacking():
+            what = f"what made the units of action '{action.name}'"
+            yield Difference(Kind.ACTION, what, "unknown", "known", action.name, units[action.name])
     for name in stored:
         text = f"kvdrift drop {store.location} --action {name}"
         yield Difference(Kind.SETTING, f"action '{name}'", "there", f"none ({text} drops it)", None, units[name])
@@ -208,6 +220,33 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     for one in [] if plan is None else plan_differences(plan, run.study):
         yield Difference(Kind.SETTING, one.what, shown(one.frozen), shown(one.asked), planned=True)
+
+
+def _identity(
+    run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
+) -> Iterator[Difference]:
+    """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
+    finite = run.study.model.kind == FINITE_STATE
+    named = {
+        "weights_sha256": "reference laws" if finite else "weights",
+        "tokenizer_sha256": "tokenizer",
+        "selector_sha256": "laws" if finite else f"source of selector '{action.selector_name}'",
+        "numerics": "numerics",
+    }
+    present = run.identity(action)
+    for name in changes(stored, present):
+        if name != "selector_sha256" or not parameters_changed:
+            text = shown if name == "numerics" else _hash
+            before, now = (text(one.columns[name]) for one in (stored, present))
+            yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
+
+
+def _lacking(run: StudyRun) -> set[str]:
+    """Actions that lack units; none where the plan disagrees, which is told by itself."""
+    try:
+        return lacking_actions(run.store, run.material)
+    except PlanError:
+        return set()
 
 
 def _hash(sha256: str | None) -> str:

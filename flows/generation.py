@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
+from typing import Protocol
 
-from flows.frozen_plan import require_plan
-from flows.material import Material, replicates_of
+from flows.frozen_plan import find_plan, require_plan
+from flows.material import Material, replicates_of, stored_identities
+from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.generation import PendingUnit, generate_units
+from generator.identity import ActionIdentity
 from generator.model import Model
+from generator.transformer.fingerprints import model_identity
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.document import Document
+from schema.errors import InputError, OperationError
 from schema.progress import Progress
+from schema.store.appends import unit_name
 from schema.store.revisions import newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, ModelSection, Study
@@ -25,6 +31,19 @@ Work = list[tuple[Document, list[PendingUnit]]]
 
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 """Makes the units of a study's work: yields one list for each document, in any order."""
+
+
+class Identify(Protocol):
+    """Says what makes the units of a study's actions, whoever generates them."""
+
+    def __call__(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return the identity by action; unless it is ``required``, that of the weights is None where it is not known.
+
+        Raises:
+            InputError: a file cannot be read, or an endpoint serves what no study asks for.
+            OperationError: no endpoint says what it serves, and that is required.
+
+        """
 
 
 def pending_development(store: Store, material: Material) -> Work:
@@ -48,6 +67,19 @@ def pending_evaluation(store: Store, material: Material) -> Work:
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
     documents = material.of_split("evaluation", plan.documents_per_stratum)
     return pending_work(store, material, documents, plan.replicates, branched)
+
+
+def lacking_actions(store: Store, material: Material) -> set[str]:
+    """Return the names of actions that lack units, as far as the study has come: without a plan, all of them.
+
+    Raises:
+        PlanError: the plan disagrees with the study file.
+
+    """
+    if find_plan(store, material.study.name, material.model_id) is None:
+        return {action.name for action in material.actions}
+    work = pending_development(store, material) + pending_evaluation(store, material)
+    return {unit.action.name for _, pending in work for unit in pending}
 
 
 def pending_work(
@@ -100,6 +132,20 @@ class LocalGenerator:
         name, horizon, seed = study.name, study.study.horizon, study.study.seed
         return (generate_units(self.model(study), name, document, pending, horizon, seed) for document, pending in work)
 
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
+
+        Raises:
+            InputError: a file cannot be read, or the model cannot be loaded.
+
+        """
+        if study.model.kind == FINITE_STATE:
+            return finite_model(study).identity
+        files = model_identity(study.model.id, study.model.revision)
+        if required and files.weights_sha256 is None:
+            return self.model(study).identity
+        return lambda action: files.of(action.selector)
+
     def model(self, study: Study) -> Model:
         """Return the study's model, loaded where another one is held or none; that one is released before.
 
@@ -135,18 +181,43 @@ def generate(store: Store, study: Study, work: Work, made_by: Generate, stage: s
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work.
-        OperationError: the work failed.
+        OperationError: the work failed, or what came was not made as the store has it.
 
     """
     if not work:
         return 0
+    known = stored_identities(store, study.name, study.model.id)
+    for action, revision in sorted({(unit.action.name, unit.revision) for _, pending in work for unit in pending}):
+        if (action, revision) not in known:
+            raise InputError(
+                f"action '{action}' of study '{study.name}': it is not known what made its units; "
+                f"kvdrift run --redo {action} generates them anew"
+            )
     new = 0
     with closing(made_by(study, work)) as made:
         progress.begin(stage, len(work), "documents")
         for units in made:
+            for unit in units:
+                _check_identity(unit, known)
             new += store.append_units(units)
             progress.advance(1)
     return new
+
+
+def _check_identity(unit: Unit, known: Mapping[tuple[str, int], ActionIdentity]) -> None:
+    """Refuse a unit that was not made as the store has it of its revision: what makes units changed meanwhile.
+
+    Raises:
+        OperationError: names what is another one.
+
+    """
+    record = unit.record
+    for name, value in known[record["action"], record["action_revision"]].columns.items():
+        if record[name] != value:
+            raise OperationError(
+                f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "
+                "what makes its units changed during the run: run the command again"
+            )
 
 
 def _gaps(covered: list[tuple[int, int]], replicates: int) -> list[tuple[int, int]]:

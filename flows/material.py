@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from generator.actions import Action, build_actions
 from generator.documents.registry import stratum_documents
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
+from generator.identity import IDENTITY_COLUMNS, ActionIdentity
 from generator.transformer.configuration import position_limit
 from generator.transformer.decoder import check_positions
 from generator.transformer.tokenizer import load_tokenizer
@@ -21,7 +22,7 @@ from schema.errors import InputError, nearest
 from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
 from schema.study import CONTROL_REPLICATES, FINITE_STATE, Study
-from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, STUDIES, TABLES
+from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
 from stats.quantities import QUANTITIES
 
 
@@ -175,8 +176,45 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     if material.study.model.kind == FINITE_STATE:
         systems = finite_model(material.study).systems.values()
-        exact = [row for system in systems for row in exact_value_rows(study.name, model, system)]
+        current = {row["action"]: row["action_revision"] for row in actions}
+        exact = [row for system in systems for row in exact_value_rows(study.name, model, system, current)]
         store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
+
+
+def record_identities(store: Store, material: Material, identity: Callable[[Action], ActionIdentity]) -> None:
+    """Write what makes the units of each action's current revision, before the first of them is generated.
+
+    What made units that were stored before identities were recorded stays unknown.
+
+    Args:
+        store: the study's store, with its actions.
+        material: the study with its documents and actions.
+        identity: says what makes the units of an action.
+
+    Raises:
+        InputError: the store has another identity of a revision, or a file cannot be read.
+
+    """
+    study, model = material.study.name, material.model_id
+    newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)
+    units = store.units(study, model)
+    made = set(zip(units["action"].to_pylist(), units["action_revision"].to_pylist(), strict=True))
+    rows = []
+    for action in material.actions:
+        key = (action.name, newest[study, action.name])
+        if key in stored or key not in made:
+            named = {"study": study, "model": model, "action": action.name, "action_revision": key[1]}
+            rows.append(named | identity(action).columns)
+    store.append_rows("identities", pa.Table.from_pylist(rows, schema=IDENTITIES.schema))
+
+
+def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, int], ActionIdentity]:
+    """Return what made the units of each action and revision of a study and model, where it was recorded."""
+    return {
+        (row["action"], row["action_revision"]): ActionIdentity(**{name: row[name] for name in IDENTITY_COLUMNS})
+        for row in store.read("identities").to_pylist()
+        if (row["study"], row["model"]) == (study, model)
+    }
 
 
 def _unrecorded(store: Store, study: Study) -> dict[str, None]:

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.frozen_plan import find_plan
-from flows.generation import pending_development, pending_evaluation
+from flows.generation import lacking_actions
+from flows.material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
+from generator.identity import changes
 from schema.errors import InputError, PlanError, nearest
 from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
@@ -21,7 +23,7 @@ from schema.tables import ACTIONS
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of actions, unless one was begun with the same properties and is not whole yet.
+    """Begin a new revision of actions, unless one was begun with the same identity and is not whole yet.
 
     So the same call after a kill goes on with the revision that it began. An action that the store does not have is
     left to the run.
@@ -46,18 +48,19 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
         if name not in there:
             continue
         asked = actions[name].row(study, prespecified=there[name]["prespecified"], revision=newest[study, name])
-        if asked == there[name] and newest[study, name] and any(_lacks_units(run, actions[name]) for run in runs):
+        if asked == there[name] and newest[study, name] and _can_go_on(runs, actions[name], newest[study, name]):
             continue
         rows.append(asked | {"action_revision": newest[study, name] + 1})
     store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
 
 
-def _lacks_units(run: StudyRun, action: Action) -> bool:
-    """Whether units of the action are still to be generated, as far as the study has come."""
-    work = pending_development(run.store, run.material)
-    if find_plan(run.store, run.study.name, run.study.model.id) is not None:
-        work = work + pending_evaluation(run.store, run.material)
-    return any(unit.action.name == action.name for _, pending in work for unit in pending)
+def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
+    """Whether a revision lacks units, and those that are still to come would be made like those that are there."""
+    for run in runs:
+        stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))
+        if stored is not None and changes(stored, run.identity(action)):
+            return False
+    return any(action.name in lacking_actions(run.store, run.material) for run in runs)
 
 
 def drop_action(store: Store, name: str, study: str | None = None) -> int:

@@ -13,7 +13,7 @@ from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
 from flows.frozen_plan import check_plan_agrees, find_plan
 from flows.generation import Work, generate, pending_development, pending_evaluation
-from flows.material import record_material
+from flows.material import record_identities, record_material
 from flows.pages import report_folder, report_is_current, write_report
 from flows.planning.plan import freeze_plan, make_plan
 from flows.study_run import StudyRun
@@ -29,7 +29,8 @@ def prepare(run: StudyRun) -> None:
     """Make the store, and write documents, actions and parameters to it.
 
     Raises:
-        InputError: the store cannot be written.
+        InputError: the store cannot be written, or what makes the units is not known.
+        OperationError: no endpoint says what it serves.
         PlanError: the study file disagrees with its frozen plan, or with what the store holds of the study.
 
     """
@@ -39,6 +40,7 @@ def prepare(run: StudyRun) -> None:
     if plan is not None:
         check_plan_agrees(plan, run.study)
     record_material(store, run.material, None if plan is None else plan.actions)
+    record_identities(store, run.material, run.whole_identity)
 
 
 def develop(run: StudyRun) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.generation import Generate, Work
+from flows.generation import Generate, Identify, LocalGenerator, Work
 from flows.material import Material, gather_material
+from generator.actions import Action
+from generator.identity import ActionIdentity
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
 from schema.study import Study
@@ -39,6 +42,7 @@ class StudyRun:
         made_by: what generates the events.
         progress: who is told how far the work is.
         limit: how many documents may be generated before the run stops.
+        identify: says what makes the units; by default, what makes those that this process generates.
 
     """
 
@@ -47,6 +51,37 @@ class StudyRun:
     made_by: Generate
     progress: Progress = SILENT
     limit: DocumentLimit = field(default_factory=DocumentLimit)
+    identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """Return what makes the units of an action; its weights are None where they are not known yet.
+
+        No model is loaded for it.
+
+        Raises:
+            InputError: a file cannot be read, or an endpoint serves what the study does not ask for.
+
+        """
+        return self._identity(action)
+
+    def whole_identity(self, action: Action) -> ActionIdentity:
+        """Return what makes the units of an action, after a model that is not here yet was downloaded and loaded.
+
+        Raises:
+            InputError: a file cannot be read, the model cannot be loaded, or an endpoint serves something else.
+            OperationError: no endpoint says what it serves.
+
+        """
+        known = self.identity(action)
+        return self._whole_identity(action) if known.weights_sha256 is None else known
+
+    @cached_property
+    def _identity(self) -> Callable[[Action], ActionIdentity]:
+        return self.identify(self.study, required=False)
+
+    @cached_property
+    def _whole_identity(self) -> Callable[[Action], ActionIdentity]:
+        return self.identify(self.study, required=True)
 
     @cached_property
     def material(self) -> Material:

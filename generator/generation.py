@@ -91,7 +91,8 @@ def generate_units(
             laws = max(sum(steps.laws for steps in decoded.values()), 1)
             for a, item in own.items():
                 record = {
-                    **_identity(study, model, document, item, horizon, seed),
+                    **model.identity(item.action).columns,
+                    **_settings(study, model, document, item, horizon, seed),
                     **caches.record(a, item.count),
                     "decode_seconds": seconds / laws * decoded[a].laws,
                     "kernel_evaluations": round(decoded[a].laws),
@@ -137,7 +138,7 @@ def _branch(
     return branch_replicates(kernels, actions, horizon, savings)
 
 
-def _identity(
+def _settings(
     study: str, model: Model, document: Document, item: PendingUnit, horizon: int, seed: int
 ) -> dict[str, Any]:
     """What tells a unit from all others, and what it was made with."""
@@ -146,5 +147,5 @@ def _identity(
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
         "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
         "versions": json.dumps(library_versions(), sort_keys=True), "batch_invariant": model.batch_deviation == 0.0,
-        "batch_deviation": model.batch_deviation, "seed": seed,
+        "batch_deviation": model.batch_deviation, "seed": seed, "prompt_sha256": document.prompt_sha256,
     }  # fmt: skip

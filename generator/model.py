@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from generator.actions import Action
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.streams import Savings
+from generator.identity import ActionIdentity
 from schema.document import Document
 
 
@@ -30,6 +31,13 @@ class Model(Protocol):
     @property
     def batch_deviation(self) -> float:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """What makes the units of an action.
+
+        Raises:
+            InputError: The selector's source cannot be read.
+        """
 
     def computing(self) -> AbstractContextManager[None]:
         """Set up the process for this model's computations inside the block, and restore it afterwards."""

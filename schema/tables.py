@@ -285,11 +285,12 @@ BRANCHING_DEPTHS = _table(
 EXACT_VALUES = _table(
     "exact_values",
     "one quantity of one finite-state system, by enumeration",
-    ("study", "model", "doc", "action", "quantity", "x"),
+    ("study", "model", "doc", "action", "action_revision", "quantity", "x"),
     *_GROUP,
     _column("quantity", pa.string(), "column name of the quantity in its view"),
     _column("x", pa.int32(), "position or depth; null for a scalar", null=True),
     _column("value", pa.float64(), "the exact value"),
+    _REVISION,
     since=2,
 )
 

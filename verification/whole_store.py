@@ -17,10 +17,13 @@ from sql.catalog import PINNING, open_views
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table
 from verification.findings import Check, Fault, counted
+from verification.identities import check_identities
 from verification.references import check_citations, check_owners, check_plans, check_units
 from verification.segments import check_segments, covered_versions
 
-_SMALL = ("studies", "documents", "actions", "exact_values", "units", "plans", "results", "calibration")
+_SMALL = (
+    "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "results", "calibration",
+)  # fmt: skip
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
@@ -49,6 +52,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     yield check_units(store, small["units"], segments.records, set(store.paths("events", versions["events"])))
     if small["documents"].readable and small["actions"].readable:
         yield check_owners(segments.records, documents, actions)
+    if small["actions"].readable:
+        yield check_identities(small["identities"], segments.records, actions)
 
     yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
     for table in ("results", "calibration"):

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from generator.actions import Action
 from generator.coupling.streams import Savings
 from generator.finite.kernels import FiniteKernels
-from generator.finite.study_systems import study_systems
+from generator.finite.study_systems import file_systems, study_systems
 from generator.finite.system import FiniteSystem
+from generator.identity import ActionIdentity
 from schema.document import Document
 from schema.study import Study
 
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` of ``generator.model``."""
+    """A study's systems by document, as a ``Model`` of ``generator.model``.
+
+    Attributes:
+        file: All systems of the file that the study's were read from, which may take more of them later; None where
+            they were not read from a file.
+    """
 
     id: str
     systems: Mapping[str, FiniteSystem]
+    file: Sequence[FiniteSystem] | None = None
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
     batch_deviation: ClassVar[float] = 0.0  # laws are looked up
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """What makes an action's units: the reference's laws and the action's own; a control's are the reference's."""
+        return ActionIdentity(self._laws_sha256[None], None, self._laws_sha256[None if action.control else action.name])
+
+    @cached_property
+    def _laws_sha256(self) -> dict[str | None, str]:
+        """SHA-256 of the laws of the reference (None) and of each action, to the study's horizon."""
+        horizon = max(system.horizon for system in self.systems.values())
+        systems = list(self.systems.values()) if self.file is None else self.file
+        names = {name: None for system in self.systems.values() for name in system.actions}
+        return {name: _laws_sha256(systems, name, horizon) for name in (None, *names)}
 
     def computing(self) -> AbstractContextManager[None]:
         """Leave the process as it is."""
@@ -69,6 +90,18 @@ def finite_model(study: Study) -> FiniteModel:
     Raises:
         InputError: The study's file of systems is faulty or has too few.
     """
-    strata = study_systems(study)
+    file = file_systems(study)
+    strata = study_systems(study, file)
     systems = [system for split in strata.values() for stratum in split.values() for system in stratum]
-    return FiniteModel(study.model.id, {system.name: system for system in systems})
+    return FiniteModel(study.model.id, {system.name: system for system in systems}, file)
+
+
+def _laws_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:
+    """SHA-256 of the laws of an action, or of the reference (None), in the systems that have it, by their names."""
+    digest = hashlib.sha256()
+    for system in sorted(systems, key=lambda system: system.name):
+        if action is None or action in system.actions:
+            digest.update(repr((system.name, system.alphabet, system.eos_tokens)).encode())
+            for laws in system.laws(action)[:horizon]:
+                digest.update(laws.astype("<f8").tobytes())
+    return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,18 +20,33 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 """Systems by split and stratum."""
 
 
-def study_systems(study: Study) -> Strata:
+def file_systems(study: Study) -> list[FiniteSystem] | None:
+    """Read all systems of the study's file; None where it draws its systems.
+
+    Raises:
+        InputError: The file is faulty.
+    """
+    tables = study.model.tables
+    return None if tables is None else list(read_system_file(Path(tables).expanduser()).values())
+
+
+def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
     """Draw or read the systems of a finite-state study.
 
     Drawn systems are named ``system-1`` to ``system-N`` in the evaluation split and ``development-1`` to
     ``development-N`` in the other, with the stratum's name in front where there are several strata. A file's systems
     are taken in its order, stratum by stratum, and within a stratum development first.
 
+    Args:
+        study: The study.
+        read: All systems of its file, where they were read already.
+
     Raises:
         InputError: The file is faulty, has too few systems, or has one that ends before the study's horizon.
     """
     model = study.model
-    stored = _stored(study, Path(model.tables).expanduser()) if model.tables is not None else None
+    read = file_systems(study) if read is None else read
+    stored = None if read is None else _stored(study, read)
     strata: Strata = {split: {} for split in SPLITS}
     for section in study.documents:
         for split, count in (("development", section.development), ("evaluation", section.evaluation)):
@@ -50,10 +65,16 @@ def system_document(system: FiniteSystem, stratum: str) -> Document:
     return Document(system.name, stratum, system.name, FINITE_STATE, FINITE_STATE, ())
 
 
-def exact_value_rows(study: str, model: str, system: FiniteSystem) -> list[dict[str, Any]]:
-    """Make the rows of table ``exact_values`` for every action of a system."""
+def exact_value_rows(
+    study: str, model: str, system: FiniteSystem, revisions: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """Make the rows of table ``exact_values`` for every action of a system; of revision 0 but for ``revisions``."""
     named = {"study": study, "model": model, "doc": system.name}
-    return [{**named, "action": action, **row} for action in system.actions for row in exact_rows(system, action)]
+    return [
+        {**named, "action": action, "action_revision": (revisions or {}).get(action, 0), **row}
+        for action in system.actions
+        for row in exact_rows(system, action)
+    ]
 
 
 def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> list[FiniteSystem]:
@@ -68,10 +89,11 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
     ]  # fmt: skip
 
 
-def _stored(study: Study, path: Path) -> Iterator[FiniteSystem]:
-    """Read the file's systems in order, cut to the study's actions and horizon."""
+def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem]:
+    """The file's systems in order, cut to the study's actions and horizon."""
     names, horizon = [action.name for action in study.actions], study.study.horizon
-    for system in read_system_file(path).values():
+    path = Path(str(study.model.tables)).expanduser()
+    for system in read:
         if system.horizon < horizon:
             raise InputError(
                 f"{path}: system '{system.name}' ends at position {system.horizon}, before study.horizon = {horizon}"

@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from generator.identity import NUMERICS_VERSION, ActionIdentity, ModelIdentity
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
+from generator.transformer.fingerprints import tokenizer_sha256
 from schema.document import Document
 from schema.errors import InputError, OperationError, nearest
 from schema.store.store import Unit
@@ -24,12 +26,14 @@ from schema.study import TRANSFORMER, Study
 from schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from generator.actions import Action
     from generator.generation import PendingUnit
 
 _LOSSES = 5  # in a row: then an endpoint counts as gone, but is still tried again while another one works
 _FAILURES = 2  # of one document's work, at any endpoint: then the work itself fails
 _LONGEST_PAUSE = 60.0  # seconds
 _LOOK_SECONDS = 0.2
+_VERSIONS = {"protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
 
 
 @dataclass
@@ -103,14 +107,18 @@ class EndpointPool:
         self._studies = {study.model.id: study for study in studies}
         self._say, self._pause = say, pause
         self._weights: dict[str, tuple[str, str]] = {}  # of each model: fingerprint, and an endpoint that has them
+        self._tokenizers: dict[str, str | None] = {}  # of each model, on this machine, where prompts are made
+        self._checked = False
 
     def check(self) -> None:
-        """Ask all endpoints what they serve.
+        """Ask all endpoints what they serve, unless that was done.
 
         Raises:
             InputError: An endpoint refuses the caller or serves what no study asks for, or a study has no endpoint.
             OperationError: No endpoint answers.
         """
+        if self._checked:
+            return
         for study in self._studies.values():
             if study.model.kind != TRANSFORMER:
                 raise InputError(f"model.kind = '{study.model.kind}': uses no service; run it without --endpoint")
@@ -129,6 +137,31 @@ class EndpointPool:
         for model in self._studies:
             if not lost and model not in {endpoint.model for endpoint in self._endpoints}:
                 raise InputError(f"model.id = '{model}': none of the endpoints serves it")
+        self._checked = True
+
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return what makes the units of the study's actions: the endpoints' weights, this machine's tokenizer.
+
+        Raises:
+            InputError: An endpoint refuses the caller or serves what no study asks for.
+            OperationError: No endpoint that serves the model answers, and the weights are ``required``.
+        """
+        model = study.model.id
+        try:
+            self.check()
+        except OperationError:
+            if required:
+                raise
+        if required and model not in self._weights:
+            raise OperationError("; ".join(endpoint.reason for endpoint in self._endpoints if endpoint.reason))
+        weights, _ = self._weights.get(model, (None, None))
+        return lambda action: ModelIdentity(weights, self._tokenizer(study)).of(action.selector)
+
+    def _tokenizer(self, study: Study) -> str | None:
+        model = study.model
+        if model.id not in self._tokenizers:
+            self._tokenizers[model.id] = tokenizer_sha256(model.id, model.revision)
+        return self._tokenizers[model.id]
 
     def generate(
         self, study: Study, work: Sequence[tuple[Document, Sequence[PendingUnit]]]
@@ -177,7 +210,8 @@ class EndpointPool:
                 attempt.identity = self._recognized(address, address.identity())
             if attempt.identity.model != study.model.id:
                 raise EndpointLost(f"endpoint {address.location}: serves '{attempt.identity.model}'")  # noqa: TRY301
-            request = GenerationRequest.of(study, attempt.identity, work.document, work.pending)
+            tokenizer = self._tokenizer(study)
+            request = GenerationRequest.of(study, attempt.identity, work.document, work.pending, tokenizer)
             attempt.call.sign_of_life()
             attempt.outcome = address.generate(request, attempt.call)
         except Exception as error:  # noqa: BLE001 - raised again in _settled
@@ -248,7 +282,7 @@ class EndpointPool:
             InputError: It is not; the message says what differs.
         """
         where = f"endpoint {address.location}"
-        for name, ours in (("protocol", PROTOCOL), ("schema_version", SCHEMA_VERSION)):
+        for name, ours in _VERSIONS.items():
             if (theirs := getattr(identity, name)) != ours:
                 raise InputError(f"{where}: another version of kvdrift ({name} {theirs}, not {ours})")
         study = self._studies.get(identity.model)

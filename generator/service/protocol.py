@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from generator.identity import NUMERICS_VERSION, selector_sha256
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import CONTROL_ACTION, ActionSection, Study
@@ -20,7 +21,9 @@ from schema.tables import SCHEMA_VERSION
 if TYPE_CHECKING:
     from generator.generation import PendingUnit  # which imports torch; a client needs none
 
-PROTOCOL = 2  # 2: revisions of actions
+# 2: revisions of actions
+# 3: identities of units
+PROTOCOL = 3
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 
@@ -76,16 +79,18 @@ class Identity(_Message):
     Attributes:
         protocol: Version of this protocol.
         schema_version: Version of the events' schema.
+        numerics: Version of the generator's own arithmetic.
         model: The model's id as a study file gives it.
         device: The device, as torch names it.
         revision: The model's revision, None for the default one.
         positions: Most tokens, prompt and generated, that the model was made for.
-        weights: Fingerprint of configuration and parameters.
+        weights: SHA-256 of the model's configuration and weights.
         versions: Versions of the libraries that compute.
     """
 
     protocol: int
     schema_version: int
+    numerics: int
     model: _Text
     device: str
     dtype: str
@@ -105,11 +110,20 @@ class DocumentMessage(_Message):
     source: _Text
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=_INT32_END)]], Field(min_length=1)]
 
+    @property
+    def document(self) -> Document:
+        """The document."""
+        return Document(tokens=tuple(self.tokens), **self.model_dump(exclude={"tokens"}))
+
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file or of the control."""
+    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file or of the control.
+
+    ``selector_sha256`` is that of the client, which the service's must equal.
+    """
 
     action: ActionSection
+    selector_sha256: _Text
     first: Annotated[int, Field(ge=0, lt=_INT32_END)]
     count: Annotated[int, Field(ge=1, lt=_INT32_END)]
     estimator: Literal["plain", "swrb"]
@@ -117,20 +131,28 @@ class PendingMessage(_Message):
 
 
 class GenerationRequest(_Message):
-    """One document's pending units, with everything that determines their events."""
+    """One document's pending units, with everything that determines their events.
+
+    ``tokenizer`` is the fingerprint of the tokenizer that the client made the prompt with; the service needs none.
+    """
 
     protocol: int = PROTOCOL
     schema_version: int = SCHEMA_VERSION
+    numerics: int = NUMERICS_VERSION
     study: _Text
     model: _Text
     weights: str
+    tokenizer: str | None
     document: DocumentMessage
     pending: Annotated[list[PendingMessage], Field(min_length=1, max_length=1000)]
     horizon: Annotated[int, Field(ge=1, lt=_INT32_END)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
 
     @classmethod
-    def of(cls, study: Study, identity: Identity, document: Document, pending: Sequence[PendingUnit]) -> Self:
+    def of(
+        cls, study: Study, identity: Identity, document: Document, pending: Sequence[PendingUnit],
+        tokenizer: str | None = None,
+    ) -> Self:  # fmt: skip
         """Make the request for a document's pending units, to the endpoint of this identity."""
         sections: dict[str, object] = {section.name: section.model_dump() for section in study.actions}
         sections[CONTROL_ACTION] = {"name": CONTROL_ACTION, "selector": "full", "keep": "all"}
@@ -138,6 +160,7 @@ class GenerationRequest(_Message):
         pending_units = [
             {
                 "action": sections[item.action.name],
+                "selector_sha256": selector_sha256(item.action.selector),
                 "first": item.first,
                 "count": item.count,
                 "estimator": item.estimator,
@@ -146,7 +169,7 @@ class GenerationRequest(_Message):
             for item in pending
         ]
         return cls.model_validate({
-            "study": study.name, "model": identity.model, "weights": identity.weights,
+            "study": study.name, "model": identity.model, "weights": identity.weights, "tokenizer": tokenizer,
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
             "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
         })  # fmt: skip
@@ -157,7 +180,7 @@ class GenerationRequest(_Message):
         Raises:
             InputError: It cannot, or the request is too large.
         """
-        for name in ("protocol", "schema_version", "model", "weights"):
+        for name in ("protocol", "schema_version", "numerics", "model", "weights"):
             asked, served = getattr(self, name), getattr(identity, name)
             if asked != served:
                 raise InputError(f"{name}: asked for {asked!r}, but {served!r} is served")
@@ -181,14 +204,15 @@ class GenerationRequest(_Message):
         """Return what the record of each asked unit must say."""
         shared = {
             "study": self.study, "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
-            "seed": self.seed,
+            "seed": self.seed, "weights_sha256": self.weights, "tokenizer_sha256": self.tokenizer,
+            "numerics": self.numerics, "prompt_sha256": self.document.document.prompt_sha256,
         }  # fmt: skip
         return [
             shared
             | {
                 "action": item.action.name, "estimator": item.estimator,
                 "action_revision": item.revision, "first_replicate": item.first,
-                "replicates": item.count,
+                "replicates": item.count, "selector_sha256": item.selector_sha256,
             }
             for item in self.pending
         ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +18,7 @@ from pyarrow import flight
 
 from generator.actions import build_action
 from generator.generation import PendingUnit, generate_units
+from generator.identity import selector_sha256
 from generator.service.admission import GATE, Gate, admitted, failure, refusal, unavailability
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
@@ -140,6 +142,7 @@ class _Request:
     def __init__(self, request: GenerationRequest, peer: str) -> None:
         self.document, self.pending = requested_work(request)
         self.study, self.horizon, self.seed = request.study, request.horizon, request.seed
+        self.tokenizer = request.tokenizer
         self.peer = peer
         self.abandoned = threading.Event()
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
@@ -148,8 +151,9 @@ class _Request:
         """Generate the units and put them into the messages."""
         self.messages.put(RequestState.GENERATING)
         end: flight.FlightError | None = None
+        own = replace(model, files=replace(model.files, tokenizer_sha256=self.tokenizer))
         try:
-            units = generate_units(model, self.study, self.document, self.pending, self.horizon, self.seed)
+            units = generate_units(own, self.study, self.document, self.pending, self.horizon, self.seed)
         except InputError as error:
             end = refusal(str(error), "do_get", self.peer)
         except Exception as error:  # noqa: BLE001 - a service outlives any error of a request
@@ -164,15 +168,21 @@ def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUn
     """Return the request's document and pending units.
 
     Raises:
-        InputError: A selector or one of its parameters is unknown.
+        InputError: A selector or one of its parameters is unknown, or the selector's source is another one here.
     """
-    fields = request.document.model_dump(exclude={"tokens"})
-    document = Document(tokens=tuple(request.document.tokens), **fields)
     pending = [
         PendingUnit(build_action(item.action), item.first, item.count, item.estimator, item.revision)
         for item in request.pending
     ]
-    return document, pending
+    for number, (item, asked) in enumerate(zip(pending, request.pending, strict=True)):
+        served = selector_sha256(item.action.selector)
+        if served != asked.selector_sha256:
+            raise InputError(
+                f"pending.{number}.selector_sha256: asked for {asked.selector_sha256[:12]!r}, but {served[:12]!r} is "
+                f"served; the source of selector '{asked.action.selector}' is another one here: restart the service "
+                "with the same"
+            )
+    return request.document.document, pending
 
 
 def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:

@@ -14,6 +14,7 @@ from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import check_supported, eos_tokens, quiet, read_configuration
 from generator.transformer.decoder import torch_threads
+from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import has_local_weights, local_folder, model_source
 from generator.transformer.memory import DTYPES, ModelShape
 from generator.transformer.model import LoadedModel
@@ -52,10 +53,15 @@ def load_model(
         device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
 
     Raises:
-        InputError: Whatever ``check_model`` refuses, and weights that do not fill the model or do not fit the GPUs.
+        InputError: Whatever ``check_model`` refuses, weights that do not fill the model or do not fit the GPUs, and
+            files that change meanwhile.
     """
     config = _checked_configuration(model_id, dtype, revision, device, device_map)
+    before = model_identity(model_id, revision)
     network = _network(model_id, revision, dtype, device_map)
+    files = model_identity(model_id, revision)
+    if before.weights_sha256 not in (None, files.weights_sha256):  # not on this machine before, or the same
+        raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
@@ -68,7 +74,7 @@ def load_model(
     return LoadedModel(
         id=model_id, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(network.generation_config, config), positions=config.max_position_embeddings,
-        shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads,
+        shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
     )  # fmt: skip
 
 

@@ -20,7 +20,12 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen
 """Supported architectures, each with the ``model_type`` by which transformers chooses its code."""
 
 _CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}  # as looked for
+_BESIDE_WEIGHTS = ("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
+    "*.model", "chat_template*",
+)  # fmt: skip
 
 
 def local_folder(model_id: str) -> Path | None:
@@ -59,8 +64,8 @@ def has_local_weights(model_id: str, revision: str | None = None) -> bool:
     """Whether all of the model's weights are on this machine."""
     folder = local_folder(model_id)
     if folder is not None:
-        return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-    for whole in ("model.safetensors", "pytorch_model.bin"):
+        return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())
+    for whole in _WHOLE_WEIGHTS:
         if _file(model_id, whole, revision) is not None:
             return True
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
@@ -68,6 +73,36 @@ def has_local_weights(model_id: str, revision: str | None = None) -> bool:
         if places:
             return all(_file(model_id, shard, revision) is not None for shard in set(places.values()))
     return False
+
+
+def model_folder(model_id: str, revision: str | None = None) -> Path | None:
+    """Return the folder with the model's files, a local one or a snapshot of the cache; None where there is none."""
+    configuration = _file(model_id, "config.json", revision)
+    return None if configuration is None else configuration.parent
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that loading a folder's model reads; [] where a file of weights is not there."""
+    for whole, pattern in _WHOLE_WEIGHTS.items():
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            weights = [folder / whole]
+        elif index.is_file():
+            weights = [
+                index,
+                *(folder / shard for shard in sorted(set(_content(index).get("weight_map", {}).values()))),
+            ]
+        else:
+            weights = sorted(folder.glob(pattern))
+        if weights:
+            others = [file for name in _BESIDE_WEIGHTS if (file := folder / name).is_file()]
+            return [*others, *weights] if all(file.is_file() for file in weights) else []
+    return []
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's tokenizer; [] where it has none."""
+    return sorted({file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()})
 
 
 def cached_models() -> dict[str, str]:
@@ -83,11 +118,16 @@ def cached_models() -> dict[str, str]:
 
 def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | None:
     file = _file(model_id, name, revision)
+    return None if file is None else _content(file) or None
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The object of a JSON file; {} where it cannot be read."""
     try:
-        content = None if file is None else json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _file(model_id: str, name: str, revision: str | None) -> Path | None:

@@ -132,8 +132,9 @@ def run_file(
         from generator.service.dispatch import EndpointPool
 
         pool = EndpointPool(addresses, studies, progress.say)
-    made_by = LocalGenerator() if pool is None else pool.generate
-    runs = [StudyRun(study, location, made_by, progress, shared) for study in studies]
+    local = LocalGenerator()
+    made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
+    runs = [StudyRun(study, location, made_by, progress, shared, identify) for study in studies]
     for one in runs:
         check_study(one, served=pool is not None)
     return run_studies(runs, before=None if pool is None else pool.check, redo=redo, plan_only=plan_only)

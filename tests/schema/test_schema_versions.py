@@ -179,6 +179,7 @@ def test_the_first_write_that_needs_it_upgrades(old: str, tmp_path: Path) -> Non
     check_mix(Store.open(old))
     other = Store.open(make_store_1(tmp_path / "other", OLD))
     row = {"study": "s", "model": "m", "doc": "d0", "action": "a", "quantity": "risk", "x": None, "value": 0.25}
+    row["action_revision"] = 0
     rows = pa.Table.from_pylist([row], schema=TABLES["exact_values"].schema)
     assert [other.append_rows("exact_values", rows) for _ in range(2)] == [1, 0]
     assert set(schema_versions(other).values()) == {PRESENT}

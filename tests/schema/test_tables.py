@@ -57,7 +57,7 @@ def test_what_later_versions_added() -> None:
             **REVISION,
             **dict.fromkeys(("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256")),
         },
-        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths"), REVISION),
+        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "studies": {"revision": None, "settings": None},
         "results": {**REVISION, "baseline_revision": 0},
         "calibration": {**REVISION, "baseline_revision": 0},

@@ -85,7 +85,9 @@ def memoryless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Views
         doc = f"d{number}"
         log.documents.append(document({"study": "s", "model": "m"}, doc, "evaluation", stratum))
         risk = math.fsum(deficits(laws)) / 6
-        log.exact_values.append({**ACTION, "doc": doc, "quantity": "mismatch", "x": None, "value": risk})
+        log.exact_values.append(
+            {**ACTION, "action_revision": 0, "doc": doc, "quantity": "mismatch", "x": None, "value": risk}
+        )
         for simulate in (plain_replicate, swrb_replicate):
             log.events += [
                 row for k in range(60) for row in simulate({**ACTION, "doc": doc, "replicate": k}, laws, chance)

@@ -144,6 +144,11 @@ def source_folder(path: Path) -> SourceFolder:
         return _FOLDERS.setdefault(path, SourceFolder(path))
 
 
+def is_held(module: ModuleType | None) -> bool:
+    """Whether a module was loaded from such a folder."""
+    return any(folder.holds(module) for folder in _FOLDERS.values())
+
+
 def _imported(text: bytes, name: str, *, package: bool) -> Iterator[str]:
     """Names of all modules that a module's text may import, wherever it does so."""
     for node in ast.walk(ast.parse(text)):

@@ -31,6 +31,7 @@ from flows.generation import LocalGenerator, pending_development
 from flows.material import gather_material
 from flows.study_run import StudyRun
 from generator.generation import PendingUnit
+from generator.identity import NUMERICS_VERSION
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
 from generator.service.dispatch import EndpointPool
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
@@ -290,6 +291,8 @@ class TestRefusals:
             ("", {"schema_version": 1}, "schema_version: asked for 1"),
             ("", {"model": "other/model"}, "model: asked for 'other/model', but 'kvdrift/tiny' is served"),
             ("", {"weights": "0"}, "weights: asked for '0'"),
+            ("", {"numerics": 0}, "numerics: asked for 0"),
+            ("pending", {"selector_sha256": "0"}, "pending.0.selector_sha256: asked for '0'"),
             ("", {"unknown": 1}, "unknown: "),
             ("", {"horizon": 0}, "horizon: "),
             ("", {"horizon": 4000}, "tokens, the model has 4096 positions"),
@@ -306,7 +309,7 @@ class TestRefusals:
             ("pending", {"estimator": "other"}, "pending.0.estimator: "),
             ("pending", {"action": ACTION | {"selector": "resent"}}, "did you mean 'recent'?"),
             ("pending", {"action": ACTION | {"keep": 0.5}}, "write an integer, an exact fraction"),
-            ("pending", {"action": ACTION | {"keep": 3}}, "action 'a', document 'needle-384-00000': keep = 3 retains 3 of"),
+            ("pending", {"action": ACTION | {"selector": "snapkv", "keep": 3}}, "action 'a', document 'needle-384-00000': keep = 3 retains 3 of"),
             ("pending", {"action": ACTION | {"name": "a\nb"}}, "pending.0.action.name: "),
             ("pending", {"action": ACTION | {"sinks": [1]}}, "pending.0.action.sinks"),
         ],
@@ -459,7 +462,7 @@ class TestProtocol:
 def identity_for(study: Study, **changes: object) -> Identity:
     """What an endpoint made for the study would say of itself, but for ``changes``."""
     said = {
-        "protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
+        "protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
         "revision": None, "positions": 4096, "weights": "w", "versions": {},
     }  # fmt: skip
     return Identity.model_validate(said | changes)
@@ -547,7 +550,8 @@ class TestDispatch:
     @pytest.mark.parametrize(
         ("changes", "line"),
         [
-            ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not 2\)"),
+            ({"protocol": 0}, r"another version of kvdrift \(protocol 0, not \d+\)"),
+            ({"numerics": 0}, r"another version of kvdrift \(numerics 0, not \d+\)"),
             ({"schema_version": 1}, "another version of kvdrift"),
             ({"model": "kvdrift/tny"}, "serves 'kvdrift/tny'; model.id: did you mean 'kvdrift/tiny'?"),
             ({"dtype": "float16"}, "serves dtype = 'float16', the study asks for 'float32'"),

@@ -1,0 +1,210 @@
+"""What makes a unit: fingerprints of a model's files and of a selector's source, and the version of the numerics.
+
+Units of unlike identities are never pooled or contrasted (definitions, "Identity and revisions").
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from schema.errors import InputError
+
+if TYPE_CHECKING:
+    from generator.selectors.selector import Selector  # which imports torch
+
+NUMERICS_VERSION: Final = 1
+"""Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
+
+_OWN = __name__.partition(".")[0]
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class ActionIdentity:
+    """What makes the units of an action, as columns of ``identities`` and ``units``; None is unknown.
+
+    Attributes:
+        weights_sha256: SHA-256 of the model's configuration and weights, or of a finite-state reference's laws.
+        tokenizer_sha256: SHA-256 of the tokenizer's files; None where there are none.
+        selector_sha256: SHA-256 of the selector's source and parameters, or of a finite-state action's laws.
+        numerics: The version of the generator's own arithmetic.
+    """
+
+    weights_sha256: str | None
+    tokenizer_sha256: str | None
+    selector_sha256: str | None
+    numerics: int | None = NUMERICS_VERSION
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Its values by column."""
+        return asdict(self)
+
+
+def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
+    """Return the columns in which two identities differ; weights that are not known at present do not."""
+    return [
+        name
+        for name, value in present.columns.items()
+        if value != stored.columns[name] and (name != "weights_sha256" or value is not None)
+    ]
+
+
+IDENTITY_COLUMNS: Final = tuple(field.name for field in fields(ActionIdentity))
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a model brings to the identity of its units; ``weights_sha256`` is None where they are not known here."""
+
+    weights_sha256: str | None
+    tokenizer_sha256: str | None
+
+    def of(self, selector: Selector) -> ActionIdentity:
+        """Return the identity of the units that the model makes with a selector.
+
+        Raises:
+            InputError: The selector's source cannot be read.
+        """
+        return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, selector_sha256(selector))
+
+
+def selector_sha256(selector: Selector) -> str:
+    """SHA-256, in hexadecimal, of a selector's source and parameters.
+
+    The source is that of the modules in which the selector's class and its bases below ``Selector`` are defined, and
+    of the modules beside these that they import, in turn. Beside a module is what lies in its folder or in its package.
+    Of an installed distribution, name and version stand for the source. What selectors use of ``generator`` outside of
+    ``generator.selectors`` belongs to the numerics.
+
+    Source is read when a class is first asked for: what a process has loaded does not change with its file.
+
+    Raises:
+        InputError: A module's source cannot be read.
+    """
+    own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
+    kind = type(selector)
+    said = [kind.__qualname__, source_of(kind), selector.identity(), own, selector.window, selector.sinks]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@functools.cache
+def source_of(kind: type[Selector]) -> tuple[tuple[str, str], ...]:
+    """Return the names of the files that a class of selectors is defined by, each with its SHA-256, sorted.
+
+    Raises:
+        InputError: A module's source cannot be read.
+    """
+    from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
+    from generator.selectors.own.names import source_texts  # noqa: PLC0415
+    from generator.selectors.selector import Selector  # noqa: PLC0415
+
+    texts = source_texts(kind)
+    waiting: list[_Source] = []
+    found: dict[Path, tuple[str, str]] = {}
+    for base in (base for base in kind.__mro__ if issubclass(base, Selector) and base is not Selector):
+        module = sys.modules.get(base.__module__)
+        imported = getattr(module, base.__name__, None) is base and not is_held(module)
+        if base.__module__ in texts and not imported:  # loaded from a study's folder: what was loaded counts
+            found |= {Path(f"{name}.py"): (f"{name}.py", _sha256(text)) for name, text in texts.items()}
+        else:
+            waiting.append(_Source.of(base))
+    while waiting:
+        source = waiting.pop()
+        if source.file in found:
+            continue
+        if (installed := source.distribution) is not None:
+            found[source.file] = installed
+            continue
+        text = source.text()
+        found[source.file] = (source.file.name, _sha256(text.encode()))
+        waiting += source.imported(text)
+    return tuple(sorted(set(found.values())))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The file of a module.
+
+    Attributes:
+        file: The module's own file.
+        root: The folder from which absolute imports start.
+        home: What lies in this folder is beside the module.
+    """
+
+    file: Path
+    root: Path
+    home: Path
+
+    @classmethod
+    def of(cls, kind: type) -> _Source:
+        """Find the file in which a class is defined."""
+        name = kind.__module__
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is None:
+            raise InputError(f"selector class '{kind.__qualname__}': module '{name}' has no source file; put it in one")
+        file = Path(path).resolve()
+        parts = name.split(".")
+        place = (file.parent if file.stem == "__init__" else file.with_suffix("")).parts
+        if list(place[-len(parts) :]) != parts or len(parts) == 1:  # not a package's, or under another name
+            return cls(file, file.parent, file.parent)
+        root = Path(*place[: -len(parts)])
+        return cls(file, root, file.parent if parts[0] == _OWN else root / parts[0])
+
+    @property
+    def distribution(self) -> tuple[str, str] | None:
+        """Name and version of the distribution that installed it; None for our own and for what lies elsewhere."""
+        folders = [place for place, part in enumerate(self.file.parts) if part in _INSTALLED]
+        if not folders:
+            return None
+        top = Path(self.file.parts[folders[-1] + 1]).stem
+        names = packages_distributions().get(top, [])
+        return None if top == _OWN or not names else (names[0], version(names[0]))
+
+    def text(self) -> str:
+        try:
+            if self.file.suffix != ".py":
+                return hashlib.sha256(self.file.read_bytes()).hexdigest()
+            with tokenize.open(self.file) as opened:
+                return opened.read()
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.file}: the source of a selector cannot be read ({error})") from None
+
+    def imported(self, text: str) -> list[_Source]:
+        """The modules beside it that it imports, anywhere in its text."""
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:  # of an extension, or of a file that was edited since
+            return []
+        files = {path for node in ast.walk(tree) for path in self._named(node)}
+        return [_Source(file, self.root, self.home) for file in sorted(files) if self.home in file.parents]
+
+    def _named(self, node: ast.AST) -> Iterator[Path]:
+        """The files of the modules that one statement imports, as far as they are found from ``root``."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _module_file(self.root.joinpath(*alias.name.split(".")))
+        elif isinstance(node, ast.ImportFrom):
+            start = self.file.parents[node.level - 1] if node.level else self.root
+            module = start.joinpath(*(node.module or "").split(".")) if node.module else start
+            for alias in node.names:  # a module of the package, or else a name that the module has
+                yield from _module_file(module / alias.name) or _module_file(module)
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text.replace(b"\r\n", b"\n")).hexdigest()
+
+
+def _module_file(place: Path) -> list[Path]:
+    files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return [file.resolve() for file in files if file.is_file()][:1]

@@ -1,0 +1,119 @@
+"""Fingerprints of a model's files, without loading the model.
+
+Every byte is hashed, once: the digest of a file is remembered by its path, size and time of modification in the user's
+cache folder. A file that is younger than ``_YOUNG_NS`` may change again without a change of that time, and is hashed
+anew. Where the remembered digests are missing or damaged, everything is hashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from generator.identity import ModelIdentity
+from generator.transformer.local_folders import model_folder, tokenizer_files, weight_files
+from schema.errors import InputError
+
+_YOUNG_NS = 2_000_000_000
+
+Digests = dict[str, tuple[int, int, str]]
+"""By path: size, time of modification in nanoseconds, SHA-256 in hexadecimal."""
+
+
+def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
+    """Return the fingerprints of a model's weights, with its configuration, and of its tokenizer.
+
+    Each is None where the files are not on this machine, the tokenizer's also where it has none.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    folder = model_folder(model_id, revision)
+    weights = None if folder is None else _fingerprint(weight_files(folder))
+    return ModelIdentity(weights, tokenizer_sha256(model_id, revision))
+
+
+def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
+    """Return the fingerprint of a model's tokenizer; None where it has none, or its files are not on this machine.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    folder = model_folder(model_id, revision)
+    return None if folder is None else _fingerprint(tokenizer_files(folder))
+
+
+def digests_path() -> Path | None:
+    """Where digests are remembered: in XDG_CACHE_HOME, or else in ~/.cache; None where there is no home folder."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "kvdrift" / "digests.json"
+
+
+def _fingerprint(files: Sequence[Path]) -> str | None:
+    """SHA-256 of the files' names and digests; None of no files."""
+    if not files:
+        return None
+    known = _remembered()
+    digests = dict(known)
+    named = sorted((file.name, _digest(file, digests)) for file in files)
+    if digests != known:
+        _remember(_remembered() | digests)
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def _digest(file: Path, remembered: Digests) -> str:
+    """SHA-256 of a file, remembered or else computed and added to ``remembered``."""
+    key = str(file.resolve())  # a Hugging Face snapshot has links to its files
+    try:
+        with file.open("rb") as opened:
+            began, before = time.time_ns(), os.fstat(opened.fileno())
+            size, modified, digest = remembered.get(key, (0, 0, ""))
+            if digest and (size, modified) == (before.st_size, before.st_mtime_ns):
+                return digest
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            after = os.fstat(opened.fileno())
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    if same and began - before.st_mtime_ns >= _YOUNG_NS:
+        remembered[key] = (before.st_size, before.st_mtime_ns, digest)
+    return digest
+
+
+def _remembered() -> Digests:
+    path = digests_path()
+    try:
+        content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    found: Digests = {}
+    for key, entry in content.items() if isinstance(content, dict) else ():
+        match entry:
+            case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
+                found[key] = (size, modified, digest)
+    return found
+
+
+def _remember(digests: Digests) -> None:
+    """Put the digests of files that are still there in the file's place, at once; where that fails, it is left."""
+    path = digests_path()
+    if path is None:
+        return
+    there = {key: entry for key, entry in digests.items() if Path(key).exists()}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            aside = Path(folder, path.name)
+            aside.write_text(json.dumps(there), encoding="utf-8")
+            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name

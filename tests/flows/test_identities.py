@@ -1,0 +1,344 @@
+"""Finished studies whose laws or selectors changed under the same names: refused, and exact once they are redone."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from fixtures.refusals import refused
+from fixtures.small_study import run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.comparison import check_agrees, differences
+from flows.generation import generate, pending_development
+from flows.revisions import redo_actions
+from flows.study_run import StudyRun
+from generator.selectors import SELECTORS
+from schema.errors import OperationError, PlanError
+from schema.progress import SILENT
+from schema.store.store import Store, Unit
+from schema.tables import IDENTITIES, TABLES
+from sql.catalog import open_views, view_texts
+from sql.promises import computed_views
+from verification.whole_store import verify
+
+PLAN = """
+[[actions]]
+name = "one"
+{keep}
+
+[[actions]]
+name = "two"
+{keep}
+
+[plan]
+baseline = "one"
+primary = ["mismatch"]
+replicates = 3
+documents = 2
+development_replicates = 2
+"""
+FINITE = """
+[study]
+name = "laws"
+horizon = 2
+seed = 3
+
+[model]
+id = "tables"
+kind = "finite-state"
+tables = "tables.json"
+
+[[documents]]
+source = "finite-state"
+stratum = "all"
+development = 2
+evaluation = 2
+"""
+EMBEDDED = """
+[study]
+name = "own"
+horizon = 3
+seed = 3
+
+[model]
+id = "kvdrift/tiny"
+
+[[documents]]
+source = "embedded"
+tasks = ["needle"]
+length = 384
+stratum = "needle"
+development = 2
+evaluation = 2
+"""
+# What shows times, hashes or revisions.
+HISTORY = {
+    "revisions", "superseded", "actions", "identities", "units", "plans", "plan", "swrb", "swrb_efficiency",
+}  # fmt: skip
+RAW = ("events", "exact_values", "documents")
+SELECTOR = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from generator.selectors.selector import ScoringSelector
+
+
+@dataclass(frozen=True)
+class Own(ScoringSelector):
+    summary: ClassVar[str] = "for a test"
+
+    def score(self, layer):
+        return +layer.key.norm(dim=-1)
+"""
+
+
+def write_tables(path: Path, *, actions: Sequence[float] = (0.1, 0.2), reference: float = 0.5) -> None:
+    """Systems whose kernels have the same law at every history; each action is that far from the reference."""
+
+    def kernel(p: float) -> dict[str, list[float]]:
+        return {history: [p, 1 - p] for history in ("", "0", "1")}
+
+    made = {name: kernel(reference + shift) for name, shift in zip(("one", "two"), actions, strict=True)}
+    system = {"alphabet": 2, "horizon": 2, "reference": kernel(reference), "actions": made}
+    path.write_text(json.dumps({"systems": {f"s{number}": system for number in range(6)}}))
+
+
+def finite_run(folder: Path, store: str = "store") -> StudyRun:
+    """A run of the study of tables, whose working folder this must be."""
+    if not (folder / "tables.json").is_file():
+        write_tables(folder / "tables.json")
+    (folder / "study.toml").write_text(FINITE + PLAN.format(keep=""))
+    return run_of(load_study(folder / "study.toml"), folder / store)
+
+
+def finish(run: StudyRun) -> StudyRun:
+    """All stages up to the derived events."""
+    for stage in (stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate, stages.derive):
+        stage(run)
+    return run
+
+
+def redo(run: StudyRun, *names: str) -> StudyRun:
+    check_agrees(run, names)
+    redo_actions([run], names)
+    return finish(run)
+
+
+def faults(store: Store) -> list[str]:
+    return [str(fault) for check in verify(store) for fault in check.faults]
+
+
+def developed(run: StudyRun) -> StudyRun:
+    """The events of the development documents."""
+    stages.prepare(run)
+    stages.develop(run)
+    return run
+
+
+def assert_same_views(
+    ours: StudyRun, theirs: StudyRun, views: Collection[str], kept: Sequence[str] = (), **rows: str
+) -> None:
+    with open_views(ours.store, kept=kept) as one, open_views(theirs.store, kept=kept) as other:
+        for view in views:
+            redone, fresh = (opened.rows(view, **rows) for opened in (one, other))
+            columns = [name for name in fresh.column_names if name != "action_revision"]
+            assert redone.select(columns).equals(fresh.select(columns)), view
+
+
+@pytest.fixture(scope="module")
+def laws_finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("laws")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        finish(finite_run(folder))
+    return folder
+
+
+@pytest.fixture
+def laws(laws_finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a finished study of tables, to be changed."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(laws_finished / "store", tmp_path / "store")
+    shutil.copy(laws_finished / "tables.json", tmp_path)
+    return tmp_path
+
+
+def test_units_and_rows_say_what_made_them(laws: Path) -> None:
+    run = finite_run(laws)
+    rows = {row["action"]: row for row in run.store.read("identities").to_pylist()}
+    assert rows.keys() == {"one", "two", "full"}
+    units = run.store.units().to_pylist()
+    assert units
+    for unit in units:
+        assert all(unit[name] == rows[unit["action"]][name] for name in IDENTITIES.columns)
+        assert unit["prompt_sha256"] == run.store.read("documents")["prompt_sha256"][0].as_py()
+    assert len({row["weights_sha256"] for row in rows.values()}) == 1
+    assert len({row["selector_sha256"] for row in rows.values()}) == 3
+    assert differences(run) == []
+    assert faults(run.store) == []
+
+
+def test_another_law_of_an_action_under_the_same_path_is_refused_and_redone(laws: Path) -> None:
+    write_tables(laws / "tables.json", actions=(0.1, 0.4))
+    run = finite_run(laws)
+    line = refused(check_agrees, run, error=PlanError)
+    assert "laws of action 'two': stored" in line
+    assert "(4 units); kvdrift run --redo two generates them anew" in line
+    assert "'one'" not in line
+    redone = redo(run, "two")
+    assert_same_views(redone, finish(finite_run(laws, "fresh")), set(view_texts()) - HISTORY, computed_views())
+    assert differences(finite_run(laws)) == []
+    assert faults(redone.store) == []
+
+
+def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:
+    write_tables(laws / "tables.json", reference=0.4)
+    run = finite_run(laws)
+    line = refused(check_agrees, run, error=PlanError)
+    for name in ("one", "two", "full"):
+        assert f"reference laws of action '{name}'" in line
+    assert "kvdrift run --redo one --redo two --redo full generates them anew" in line
+    refused(check_agrees, run, ["one", "two"], error=PlanError)
+    check_agrees(run, ["one", "two", "full"])
+    redo_actions([run], ["one", "two", "full"])
+    assert_same_views(developed(run), developed(finite_run(laws, "fresh")), RAW)
+
+
+def test_a_revision_that_was_begun_is_not_gone_on_with_after_another_change(laws: Path) -> None:
+    def revisions() -> list[int]:
+        return [row["action_revision"] for row in run.store.read("actions").to_pylist() if row["action"] == "two"]
+
+    for shift, expected in ((0.3, [0, 1]), (0.3, [0, 1]), (0.4, [0, 1, 2])):
+        write_tables(laws / "tables.json", actions=(0.1, shift))
+        run = finite_run(laws)
+        redo_actions([run], ["two"])
+        stages.prepare(run)
+        assert stages.develop(run) in (0, 2)
+        assert sorted(revisions()) == expected
+    fresh = developed(finite_run(laws, "fresh"))
+    doc = fresh.store.units()["doc"][0].as_py()
+    assert_same_views(run, fresh, ("events", "exact_values"), action="two", doc=doc)
+
+
+def test_what_changes_during_a_run_is_refused(laws: Path) -> None:
+    run = finite_run(laws)
+    redo_actions([run], ["two"])
+    stages.prepare(run)
+    write_tables(laws / "tables.json", actions=(0.1, 0.45))
+    before = run.store.versions()
+    line = refused(stages.develop, run, error=OperationError)
+    assert "selector_sha256 is" in line
+    assert run.store.versions() == before
+
+
+def test_more_documents_of_the_same_file_are_no_other_laws(laws: Path) -> None:
+    study = laws / "study.toml"
+    finite_run(laws)
+    study.write_text(study.read_text().replace("evaluation = 2", "evaluation = 4"))
+    run = run_of(load_study(study), laws / "store")
+    assert [str(one) for one in differences(run)] == ["evaluation documents of all: stored 2, asked 4"]
+
+
+def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Path) -> None:
+    """An older store goes on as it is while nothing is to be generated; what is added must be redone."""
+    run = finite_run(laws)
+    older = Store.create(tmp_path / "older")
+    for table in ("studies", "documents", "actions", "plans", "exact_values"):
+        older.append_rows(table, run.store.read(table))
+    unknown = dict.fromkeys(name for name in IDENTITIES.columns if name not in IDENTITIES.key)
+    events = run.store.read("events")
+    for unit in run.store.units().drop_columns("path").to_pylist():
+        own = pc.and_(pc.equal(events["doc"], unit["doc"]), pc.equal(events["action"], unit["action"]))
+        first, end = unit["first_replicate"], unit["first_replicate"] + unit["replicates"]
+        own = pc.and_(own, pc.is_in(events["replicate"], pa.array(range(first, end), pa.int32())))
+        older.append_units([Unit(unit | unknown, events.filter(own))])
+    old = finite_run(laws, "older")
+    assert differences(old) == []
+    stages.prepare(old)
+    assert old.store.read("identities").num_rows == 0
+
+    study = laws / "study.toml"
+    study.write_text(study.read_text().replace("development_replicates = 2", "development_replicates = 3"))
+    grown = run_of(load_study(study), laws / "older")
+    work = pending_development(old.store, grown.material)
+    line = refused(generate, old.store, old.study, work, old.made_by, "stage", SILENT)
+    assert "it is not known what made its units; kvdrift run --redo" in line
+
+
+def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
+    store = finite_run(laws).store
+    (row,) = (row for row in store.read("identities").to_pylist() if row["action"] == "one")
+    rows = [row | {"study": "other"}, row | {"study": "other", "action": "two", "weights_sha256": "0" * 64}]
+    other = Store.create(laws / "other")
+    actions = [one | {"study": "other"} for one in store.read("actions").to_pylist()]
+    other.append_rows("actions", pa.Table.from_pylist(actions, schema=TABLES["actions"].schema))
+    other.append_rows("identities", pa.Table.from_pylist(rows, schema=IDENTITIES.schema))
+    found = faults(other)
+    assert len(found) == 1
+    assert "of action 'one' and '0000" in found[0]
+
+    unit = next(one for one in store.units().to_pylist() if one["action"] == "two")
+    unit |= {"first_replicate": 90, "replicates": 1, "selector_sha256": "1" * 64}
+    del unit["path"]
+    names = {name: unit[name] for name in ("study", "model", "doc", "action", "action_revision")}
+    events = [
+        names | {"replicate": 90, "t": t, "x_token": 0, "y_token": 0, "delta": 0.0, "f": 0.0, "x_eos": False,
+                 "y_eos": False, "kind": "coupled", "weight": None}
+        for t in (1, 2)
+    ]  # fmt: skip
+    store.append_units([Unit(unit, pa.Table.from_pylist(events, schema=TABLES["events"].schema))])
+    (found_unit,) = (line for line in faults(store) if line.startswith("identities"))
+    assert "action=two" in found_unit
+    assert f"selector_sha256 is '{'1' * 64}' in 1 unit" in found_unit
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], StudyRun]]:
+    """A study whose selector is in a module of its folder, which every run loads anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "study.toml").write_text(EMBEDDED + PLAN.format(keep='selector = "own"\nkeep = "1/2"'))
+
+    def run(store: str) -> StudyRun:
+        sys.modules.pop("own_selector", None)
+        importlib.invalidate_caches()
+        monkeypatch.setitem(SELECTORS, "own", importlib.import_module("own_selector").Own)
+        return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
+
+    yield run
+    sys.modules.pop("own_selector", None)
+
+
+def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], StudyRun], tmp_path: Path) -> None:
+    module = tmp_path / "own_selector.py"
+    module.write_text(SELECTOR)
+    first = own("store")
+    stages.prepare(first)
+    stages.develop(first)
+    before = first.store.read("events")
+    assert differences(own("store")) == []
+    module.write_text(SELECTOR.replace("+layer", "-layer") + "\n")
+    run = own("store")
+    line = refused(check_agrees, run, error=PlanError)
+    assert "source of selector 'own' of action 'one': stored" in line
+    assert "(2 units); source of selector 'own' of action 'two'" in line
+    assert "kvdrift run --redo one --redo two" in line
+    check_agrees(run, ["one", "two"])
+    redo_actions([run], ["one", "two"])
+    fresh = own("fresh")
+    for each in (run, fresh):
+        stages.prepare(each)
+        assert stages.develop(each) == (4 if each is run else 6)  # the control is not redone
+    with open_views(run.store) as ours, open_views(fresh.store) as theirs:
+        new, alone = (views.rows("events").drop_columns("action_revision") for views in (ours, theirs))
+    assert new.equals(alone)
+    old, new = (rows.filter(pc.equal(rows["action"], "one"))["f"].to_pylist() for rows in (before, new))
+    assert sorted(old) != sorted(new)

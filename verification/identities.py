@@ -1,0 +1,78 @@
+"""What made units: one identity to a revision, as its row says, and one model behind all current actions of a study."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from schema.store.revisions import current_actions
+from schema.tables import IDENTITIES
+from verification.files import SmallTable, UnitRecord, row_name
+from verification.findings import Check, Fault, counted
+
+_KEY = IDENTITIES.key
+_COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)
+_OF_MODEL = tuple(name for name in _COLUMNS if name != "selector_sha256")  # what actions of a model have in common
+
+Key = tuple[Any, ...]
+
+
+def check_identities(table: SmallTable, records: Mapping[str, UnitRecord], actions: pa.Table) -> Check:
+    """Units were made as the row of their revision says, and current actions of a model by the same model.
+
+    A revision without a row has units from before identities were recorded, or of another generator.
+    """
+    rows = {tuple(row[name] for name in _KEY): row for row in table.rows.to_pylist()}
+    made: dict[Key, dict[Key, list[UnitRecord]]] = defaultdict(lambda: defaultdict(list))
+    for record in records.values():
+        made[tuple(record[name] for name in _KEY)][tuple(record[name] for name in _COLUMNS)].append(record)
+    faults = list(table.check.faults)
+    for key, identities in made.items():
+        if key in rows:
+            faults += _other_units(key, identities, rows[key])
+        elif len(identities) > 1:
+            faults.append(Fault(_name(key), f"its units have {len(identities)} identities, must be one"))
+        elif table.readable and any(value is not None for identity in identities for value in identity):
+            faults.append(Fault(_name(key), "the row is missing, must be there: units say what made them"))
+    faults += _unlike_models(rows, actions)
+    return Check("identities", counted(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
+
+
+def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:
+    """Faults of the units whose identity is not that of their row."""
+    found = []
+    for identity, records in identities.items():
+        for name, value in zip(_COLUMNS, identity, strict=True):
+            if value != expected[name]:
+                first = f"the first of document '{records[0]['doc']}'"
+                what = f"{name} is {value!r} in {counted(len(records), 'unit')} ({first}), must be {expected[name]!r}"
+                found.append(Fault(_name(key), what))
+    return found
+
+
+def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> list[Fault]:
+    """Faults of current actions of one study and model whose units were made by unlike models."""
+    studies = {study: current_actions(actions, study) for study, *_ in rows}
+    models: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows.values():
+        current = studies[row["study"]].get(row["action"])
+        if current is not None and current["action_revision"] == row["action_revision"]:
+            models[row["study"], row["model"]].append(row)
+    found = []
+    for (study, model), current_rows in models.items():
+        for name in _OF_MODEL:
+            first = current_rows[0]
+            for row in current_rows[1:]:
+                if row[name] != first[name]:
+                    where = row_name("identities", {"study": study, "model": model})
+                    pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
+                    found.append(Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them anew"))
+                    break
+    return found
+
+
+def _name(key: Key) -> str:
+    return row_name("identities", dict(zip(_KEY, key, strict=True)))
