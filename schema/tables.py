@@ -346,6 +346,7 @@ RESULTS = _table(
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
     _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
     *_ESTIMATED_FROM,
+    _column("inputs_sha256", pa.string(), "SHA-256 of the moments and settings it was made from", null=True, since=4),
 )
 
 CALIBRATION = _table(

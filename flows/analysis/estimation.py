@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flows.analysis.branching import branching_moments
 from flows.analysis.document_index import DocumentIndex, measured
+from flows.analysis.standing import inputs_sha256, standing_rows
 from flows.frozen_plan import FrozenPlan
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
@@ -23,7 +24,7 @@ from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
-from stats.efficiency import estimate_branching
+from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, ReplicateMoments
 from stats.quantities import QUANTITIES
@@ -136,15 +137,21 @@ def estimate_study(
         run: estimates the parts of an analysis.
 
     Returns:
-        The number of estimates.
+        The number of estimates; 0 where those of an earlier events version stand.
 
     """
     moments = document_moments(views, analysis.study, analysis.model, analysis.split)
-    estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(views, analysis)]
+    branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
+    revisions = action_revisions(views, analysis.study)
+    sha256 = inputs_sha256(analysis, moments, branching, revisions)
+    rows = standing_rows(store, sha256, events_version)
+    new = rows is None
+    if rows is None:
+        estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(branching, analysis)]
+        rows = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, sha256)
     # One commit for all of it: a row of this events version says that the analysis is done.
-    rows = _result_rows(Estimates.join(estimates), analysis, events_version, action_revisions(views, analysis.study))
     store.append_rows("results", rows)
-    return int(rows.num_rows)
+    return int(rows.num_rows) if new else 0
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
@@ -217,8 +224,7 @@ def replicate_moments(views: Views, study: str, model: str, split: str) -> Repli
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 
 
-def _branching_estimates(views: Views, analysis: Analysis) -> list[Estimates]:
-    moments = branching_moments(views, analysis.study, analysis.model, analysis.split)
+def _branching_estimates(moments: BranchingMoments | None, analysis: Analysis) -> list[Estimates]:
     if moments is None:
         return []
     draws, level = analysis.exploratory_draws, analysis.request.level
@@ -226,7 +232,7 @@ def _branching_estimates(views: Views, analysis: Analysis) -> list[Estimates]:
 
 
 def _result_rows(
-    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int]
+    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int], sha256: str
 ) -> pa.Table:
     count = len(estimates)
     constant: dict[str, Any] = {
@@ -235,6 +241,7 @@ def _result_rows(
         "split": analysis.split,
         "events_version": events_version,
         "plan_sha256": analysis.plan_sha256,
+        "inputs_sha256": sha256,
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     for name in ("action", "baseline"):

@@ -52,7 +52,10 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
         count = calibrate_study(store, views, frozen, version, seen) if frozen is not None else 0
         for analysis in analyses:
-            count += estimate_study(store, views, analysis, version, run)
+            new = estimate_study(store, views, analysis, version, run)
+            if not new:
+                progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
+            count += new
             progress.advance(1)
     refresh_catalog(store)
     return count

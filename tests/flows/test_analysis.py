@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.stored_units import make_unit
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
 from flows.analysis.estimation import (
@@ -31,7 +33,7 @@ from flows.orchestration import orchestration
 from kvdrift.command import main
 from schema.errors import InputError
 from schema.store.store import Store, Unit
-from schema.tables import DOCUMENTS
+from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats import bootstrap
 from stats.intervals import Estimates, Request
@@ -151,6 +153,37 @@ def test_a_log_without_a_plan_is_exploratory(
         for row in views.rows("decomposition", stratum="pooled").to_pylist():
             assert gap[row["action"]]["estimate"] == pytest.approx(row["mismatch"], rel=1e-12)
     assert analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
+
+
+def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path) -> None:
+    """Events of another study in the store, repeated bit for bit; after an action was dropped, made again."""
+    store = Store.open(shutil.copytree(finished, tmp_path / "store"))
+    before = estimates_of(store)
+    store.append_units([make_unit()])
+    run_derivation(store.location)
+
+    def no_bootstrap(parts: Sequence[AnalysisPart]) -> list[Estimates]:
+        raise AssertionError(parts)
+
+    assert analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap) > 0, "the calibration is made again"
+    assert store.read("results").num_rows == 2 * before.num_rows
+    assert estimates_of(store).equals(before)
+    with open_views(store) as views:
+        assert set(views.rows("estimates")["events_version"].to_pylist()) == {store.version("events")}
+    row = dict.fromkeys(ACTIONS.columns) | {"study": "small", "action": "recent-half", "selector": "recent"}
+    row |= {"keep": "4", "position_mode": "on", "control": False, "prespecified": True}
+    row |= {"action_revision": 1, "dropped": True}
+    store.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    store.append_units([make_unit("d1")])
+    run_derivation(store.location)
+    with pytest.raises(AssertionError):
+        analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap)
+
+
+def estimates_of(store: Store) -> pa.Table:
+    """The newest estimates, but for the version that they cite."""
+    with open_views(store) as views:
+        return views.rows("estimates", study="small").drop_columns("events_version")
 
 
 def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_what_later_versions_added() -> None:
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "studies": {"revision": None, "settings": None},
-        "results": {**REVISION, "baseline_revision": 0},
+        "results": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
         "calibration": {**REVISION, "baseline_revision": 0},
     }
     later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
