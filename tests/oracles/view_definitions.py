@@ -591,7 +591,8 @@ def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
 def estimates(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
     rows = newest(analysis.log.results, names)
-    return [{name: row[name] for name in row if not name.endswith("_revision")} for row in rows]
+    left_out = {"action_revision", "baseline_revision", "inputs_sha256"}
+    return [{name: row[name] for name in row if name not in left_out} for row in rows]
 
 
 def calibration(analysis: Analysis) -> list[Row]:
