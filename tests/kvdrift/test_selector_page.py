@@ -29,15 +29,15 @@ FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | r
 COMMANDS = [line for kind, text in BLOCK.findall(PAGE) if kind == "sh" for line in text.splitlines()]
 
 
-def generated(study_file: Path) -> dict[str, pa.Table]:
-    """Events of one document of each action, as a run of the study generates them."""
+def generated(study_file: Path) -> dict[str, tuple[pa.Table, str]]:
+    """One document's events of each action, as a run of the study generates them, and the selector's fingerprint."""
     (study,) = load_studies(study_file)
     (document, *_) = stratum_documents(study.documents[0], study.study.seed, lambda: None)["evaluation"]
     pending = [PendingUnit(action, 0, 2) for action in build_actions(study)]
     units = generate_units(
         load_model(study.model.id), study.name, document, pending, study.study.horizon, study.study.seed
     )
-    return {str(unit.record["action"]): unit.events for unit in units}
+    return {unit.record["action"]: (unit.events, unit.record["selector_sha256"]) for unit in units}
 
 
 def test_the_page_works_as_it_stands(
@@ -47,7 +47,7 @@ def test_the_page_works_as_it_stands(
     for name, text in FILE.findall(PAGE):
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert {path.name for path in tmp_path.iterdir()} == {"my_selector.py", "my-study.toml"}
-    runs: list[dict[str, pa.Table]] = []
+    runs: list[dict[str, tuple[pa.Table, str]]] = []
     for line in COMMANDS:
         program, *arguments = shlex.split(line)
         if program != "kvdrift":
@@ -59,7 +59,8 @@ def test_the_page_works_as_it_stands(
             assert (code, err) == (0, ""), out
     before, after = runs
     assert set(before) == {"peak-half", "snapkv-half", "recent-half", "full"}
-    assert {name for name in before if not before[name].equals(after[name])} == {"peak-half"}
+    assert {name for name in before if not before[name][0].equals(after[name][0])} == {"peak-half"}
+    assert {name for name in before if before[name][1] != after[name][1]} == {"peak-half"}
     assert "kvdrift run my-study.toml --redo peak-half" in COMMANDS
 
 
