@@ -169,9 +169,8 @@ def _evaluation(study: Study) -> dict[str, list[Any]]:
 
 
 def _comments(path: Path, study_file: Path, actions: Sequence[str], store: Store) -> str:
-    others = ", ".join(actions[1:]) or "alone"
     lines = [
-        f"Written by kvdrift confirm from {study_file.name}: {actions[0]} and {others},",
+        f"Written by kvdrift confirm from {study_file.name}: {', '.join(actions)},",
         "on evaluation documents that no study in the store had evaluated:",
         f"  {store.location}, events version {store.version('events')}",
         "See what it would cost and reach, then run it, both in the same store:",
