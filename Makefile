@@ -19,7 +19,8 @@ study: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
-# The long checks: coverage of intervals, a distributed derivation, a device map. They need Dask and accelerate.
+# The long checks: coverage of intervals, means of both estimators, random edits of a study, a distributed derivation,
+# a device map. They need Dask and accelerate.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed,multi-gpu]'
 	$(BIN)/python -m pytest -m slow

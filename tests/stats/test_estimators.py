@@ -69,6 +69,7 @@ def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> 
     assert branched == set(planned["actions"])
 
 
+@pytest.mark.slow
 def test_both_estimators_mean_one_risk(tmp_path: Path) -> None:
     """On the embedded model, same documents: the difference within 4 of its Monte Carlo standard errors.
 

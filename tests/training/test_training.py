@@ -69,6 +69,7 @@ def test_the_committed_tokenizer_is_the_one_that_training_makes(tmp_path: Path) 
     assert len(made) == vocabulary.SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_checkpoint_retrieves(task: str) -> None:
     """Record accuracy on fresh documents of all three lengths together, with the full cache.
