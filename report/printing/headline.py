@@ -2,7 +2,8 @@
 
 A direction is claimed only where an interval supports it: "longer" where the interval of the exposure term excludes
 zero, "earlier" where that of the paired difference in mean entry does, or, where there is none, where the intervals of
-the two means do not overlap. Without intervals no direction is claimed.
+the two means do not overlap. Without intervals no direction is claimed. After each interval stand its level and the
+status of its estimate; a sentence that rests on few clusters says so.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from report.printing.numbers import MISSING, fixed, in_text
+from report.printing.numbers import MISSING, fixed, in_text, level
 from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
+from report.reading.estimates import PRIMARY, Estimate, ReportedEstimates
 from report.reading.facts import Facts
+from stats.intervals import EXPLORATORY, SEEN
 from stats.registry import DIFFERENCE, Scale
 
 _TERMS = {
@@ -23,46 +25,127 @@ _TERMS = {
 }
 
 
+_STATUS = {PRIMARY: "prespecified", SEEN: "seen", EXPLORATORY: "exploratory"}
+_FEW = 10  # clusters of a stratum: intervals from fewer rest on too little
+
+
 @dataclass(frozen=True)
 class Sentence:
-    """One finding: the sentence in large print, and the numbers behind it."""
+    """One finding: the sentence in large print, and the numbers behind it.
+
+    Attributes:
+        added: whether it is of an action that was added after the plan, so that nothing of it was prespecified.
+
+    """
 
     lead: str
     detail: str
+    added: bool = False
 
 
 def sentences(content: PageContent) -> list[Sentence]:
-    """One sentence per contrast with the baseline; for a single action, what it does."""
-    return [_contrast(content, action) for action in content.others] or [_alone(content)]
+    """One sentence per contrast with the baseline, those of added actions last; for a single action, what it does."""
+    made = [_contrast(content, action) for action in content.others] or [_alone(content)]
+    return sorted(made, key=lambda sentence: sentence.added)
 
 
 def _alone(content: PageContent) -> Sentence:
-    mismatch = in_text(content.estimates.get("mismatch", content.baseline), Scale.PERCENT)
-    lead = f"{content.baseline} disagrees with {_whole(content)} on {mismatch} of positions."
-    return Sentence(lead, _capital(_entry(content, content.baseline)) + ".")
+    name = content.baseline
+    mismatch = _shown(content.estimates.get("mismatch", name), Scale.PERCENT)
+    sample = _Sample.of(content, [name])
+    lead = f"{name} disagrees with {_whole(content)} on {mismatch} of positions{sample.caution}."
+    return Sentence(lead, f"{_capital(_entry(content, name))}. {sample.sentence}", _added(content, name))
 
 
 def _contrast(content: PageContent, action: str) -> Sentence:
     estimates, baseline, whole = content.estimates, content.baseline, _whole(content)
-    gap = estimates.get("gap", action, baseline)
-    mine, other = (in_text(estimates.get("mismatch", name), Scale.PERCENT) for name in (action, baseline))
-    bytes_ = _bytes(content.facts, action, baseline)
+    gap, added = estimates.get("gap", action, baseline), _added(content, action, baseline)
+    mine, other = _pair(estimates.get("mismatch", action), estimates.get("mismatch", baseline))
+    bytes_, sample = _bytes(content.facts, action, baseline), _Sample.of(content, [action, baseline])
     rates = f"it disagrees with {whole} on {mine} of positions against {other}"
     if gap.estimate is None:
-        return Sentence(f"The gap between {action} and {baseline} is not estimated.", "")
+        return Sentence(f"The gap between {action} and {baseline} is not estimated.", sample.sentence, added)
+    shown = _shown(gap, Scale.POINTS)
     if not gap.has_interval:
         lead = f"{action} disagrees with {whole} on {mine} of positions, {baseline} on {other}{bytes_}."
-        return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}; without an interval it may be due to chance.")
+        chance = f"The gap is {shown}; without an interval it may be due to chance."
+        return Sentence(lead, f"{chance} {sample.sentence}", added)
     if not gap.excludes_zero():
-        lead = f"{action} and {baseline} are not distinguishable{bytes_}: {rates}."
-        return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}.")
+        lead = f"{action} and {baseline} are not distinguishable{bytes_}{sample.caution}: {rates}."
+        return Sentence(lead, f"The gap is {shown}. {sample.sentence}", added)
     verbs = (_entry_verb(estimates, action, baseline), _exposure_verb(estimates, action, baseline))
-    does = " and ".join(verb for verb in verbs if verb) or f"disagrees {'more' if gap.estimate > 0 else 'less'}"
+    more = f"disagrees {'more' if gap.estimate > 0 else 'less'}{_grounds(gap)}"
+    does = " and ".join(verb for verb in verbs if verb) or more
     share = _largest_share(estimates, action, baseline)
-    lead = f"{action} {does} than {baseline}{bytes_}: {rates}{f'; {share}' if share else ''}."
+    lead = f"{action} {does} than {baseline}{bytes_}{sample.caution}: {rates}{f'; {share}' if share else ''}."
     # The first sentence says of the baseline, too, when it diverges.
     entries = [_capital(_entry(content, action)), *([_entry(content, baseline)] if action == content.others[0] else [])]
-    return Sentence(lead, f"The gap is {in_text(gap, Scale.POINTS)}. {'; '.join(entries)}.")
+    return Sentence(lead, f"The gap is {shown}. {'; '.join(entries)}. {sample.sentence}", added)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The documents that a sentence rests on: those of the page's split that all of its actions have."""
+
+    words: str
+    few: bool
+
+    @classmethod
+    def of(cls, content: PageContent, actions: list[str]) -> _Sample:
+        facts = content.facts
+        measured = [facts.storage[name].resident.keys() for name in actions if name in facts.storage]
+        noun = "system" if facts.finite else "document"
+        clusters: dict[str, list[str]] = {}
+        for row in facts.documents:
+            if row["split"] == content.split and all(row["doc"] in docs for docs in measured):
+                clusters.setdefault(row["stratum"], []).append(row["cluster"] or row["doc"])
+        counts = {stratum: _counted(noun, own) for stratum, own in clusters.items()}
+        each = [f"{text} in {stratum}" for stratum, text in counts.items()]
+        if len(counts) > 1 and len(set(counts.values())) == 1:
+            each = [f"{next(iter(counts.values()))} in each of {len(counts)} strata"]
+        few = any(len(set(own)) < _FEW for own in clusters.values())
+        return cls(", ".join(each) or f"no {noun}", few or not clusters)
+
+    @property
+    def caution(self) -> str:
+        """What follows an assertion that rests on few clusters."""
+        return f", on only {self.words}" if self.few else ""
+
+    @property
+    def sentence(self) -> str:
+        """What was measured."""
+        narrow = f" An interval from fewer than {_FEW} clusters in a stratum may be too narrow." if self.few else ""
+        return f"Measured on {self.words}.{narrow}"
+
+
+def _counted(noun: str, clusters: list[str]) -> str:
+    distinct = len(set(clusters))
+    extra = "" if distinct == len(clusters) else f" ({distinct} cluster{'s' if distinct > 1 else ''})"
+    return f"{len(clusters)} {noun}{'s' if len(clusters) > 1 else ''}{extra}"
+
+
+def _added(content: PageContent, *actions: str) -> bool:
+    """Whether one of the actions was added after the plan."""
+    later = {row["action"] for row in content.facts.actions if not row["prespecified"]}
+    return content.facts.plan is not None and not later.isdisjoint(actions)
+
+
+def _grounds(estimate: Estimate) -> str:
+    """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
+    if not estimate.has_interval:
+        return ""
+    return f" ({level(estimate.level)}, {_STATUS[estimate.standing]})"
+
+
+def _shown(estimate: Estimate, scale: Scale) -> str:
+    return in_text(estimate, scale) + _grounds(estimate)
+
+
+def _pair(first: Estimate, second: Estimate) -> tuple[str, str]:
+    """Two rates of mismatch as they stand in a sentence; what both rest on is said once."""
+    if _grounds(first) == _grounds(second):
+        return in_text(first, Scale.PERCENT), _shown(second, Scale.PERCENT).replace(" (", " (both ", 1)
+    return _shown(first, Scale.PERCENT), _shown(second, Scale.PERCENT)
 
 
 def _whole(content: PageContent) -> str:
@@ -70,11 +153,11 @@ def _whole(content: PageContent) -> str:
 
 
 def _entry(content: PageContent, action: str) -> str:
-    parted = in_text(content.estimates.get("divergence_probability", action), Scale.PERCENT)
+    parted = _shown(content.estimates.get("divergence_probability", action), Scale.PERCENT)
     entry = content.estimates.get("mean_entry", action)
     when = ""
     if entry.estimate is not None:
-        when = f", on average at position {in_text(entry, Scale.TOKENS).replace(' tokens', '')}"
+        when = f", on average at position {_shown(entry, Scale.TOKENS).replace(' tokens', '')}"
     return f"under {action}, {parted} of continuations diverge within {content.windows.horizon} tokens{when}"
 
 
@@ -85,14 +168,15 @@ def _entry_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str
     difference = estimates.get(f"mean_entry{DIFFERENCE}", action, baseline)
     if not difference.excludes_zero() if difference.has_interval else _overlap(mine, other):
         return ""
-    return "diverges earlier" if mine.estimate < other.estimate else "diverges later"
+    grounds = _grounds(difference if difference.has_interval else mine)
+    return f"diverges {'earlier' if mine.estimate < other.estimate else 'later'}{grounds}"
 
 
 def _exposure_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:
     term = estimates.get("exposure_term", action, baseline)
     if term.estimate is None or not term.excludes_zero():
         return ""
-    return "stays apart longer" if term.estimate > 0 else "stays apart for less time"
+    return f"stays apart {'longer' if term.estimate > 0 else 'for less time'}{_grounds(term)}"
 
 
 def _overlap(first: Estimate, second: Estimate) -> bool:

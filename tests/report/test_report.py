@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from fixtures.report_views import (
     HAZARD,
+    MODEL,
+    STUDY,
     FakeViews,
     H,
     Page,
@@ -34,9 +36,12 @@ from fixtures.report_views import (
 
 from report.parts.examples import visible
 from report.printing.canvas import action_styles
+from report.printing.headline import sentences
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
+from report.reading.content import read_content
 from report.reading.published import is_model
+from report.reading.source import Provenance, StudyRows
 from schema.errors import InputError
 from schema.windows import Windows
 from stats.quantities import QUANTITIES
@@ -105,11 +110,69 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
     _, html = three
     a, b = (action_numbers(action, 0.0) for action in ("snapkv-half", "recent-half"))
     share = contrast_numbers(b, a)["exposure_share"]
-    assert "recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes" in html
+    assert (
+        "recent-half diverges earlier (95%, exploratory) and stays apart longer (95%, exploratory) than snapkv-half at "
+        "the same bytes, on only 4 documents in each of 3 strata: it disagrees"
+    ) in html
     assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
     assert f"{100 * share:.0f}% of the gap is exposure" in html
     assert "full: δ and f are exactly 0 in 18 pairs on 18 documents" in html
-    assert "stays apart longer than snapkv-half with 0.20 times its prompt-cache bytes" in html
+    assert "stays apart longer (95%, exploratory) than snapkv-half with 0.20 times its prompt-cache bytes" in html
+
+
+def said(views: FakeViews) -> str:
+    """The headline's sentences, without the rest of the page."""
+    source = StudyRows(views, STUDY, MODEL)
+    content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+    return "\n".join(f"{sentence.lead}\n{sentence.detail}" for sentence in sentences(content))
+
+
+@pytest.mark.parametrize("status", ["prespecified", "seen"])
+def test_the_headline_names_level_status_and_documents(status: str) -> None:
+    views = make_views(documents_each=12)
+    for row in views.views["estimates"]:
+        if row["quantity"] in {"gap", "exposure_term"} and row["stratum"] == "pooled":
+            row |= {"status": status, "family": "primary", "level": 0.9875}
+    text = said(views)
+    assert f"diverges earlier (95%, exploratory) and stays apart longer (98.75%, {status}) than snapkv-half" in text
+    assert re.search(rf"The gap is 33\.\d pp \[\S+, \S+\] \(98\.75%, {status}\)\.", text)
+    assert re.search(r"of positions against \S+ \[\S+, \S+\] \(both 95%, exploratory\)", text)
+    assert text.endswith("Measured on 12 documents in each of 3 strata.")
+    assert "on only" not in text
+    assert "fewer than 10 clusters" not in text
+
+
+def test_few_clusters_are_said_where_something_is_asserted() -> None:
+    """The documents of a question are one cluster, however many they are."""
+    views = make_views(documents_each=12)
+    for row in views.views["documents"]:
+        row["cluster"] = row["doc"] if row["stratum"] != "VT-4K" else f"question {row['doc'][-1]}"
+    few = "12 documents in NIAH-4K, 12 documents in NIAH-16K, 12 documents (10 clusters) in VT-4K"
+    assert f"Measured on {few}." in said(views)
+    for row in views.views["documents"]:
+        row["cluster"] = row["cluster"].replace("question 9", "question 8")
+    few, text = few.replace("10 clusters", "9 clusters"), said(views)
+    assert f"than snapkv-half at the same bytes, on only {few}: it disagrees" in text
+    assert "An interval from fewer than 10 clusters in a stratum may be too narrow." in text
+
+
+def test_an_action_added_after_the_plan_is_set_apart(page: Page) -> None:
+    html = page(make_views(("snapkv-half", "recent-10", "recent-half")))
+    leads = re.findall(r'<p class="lead">([^<]*)', html)
+    assert [lead.split(" ")[0] for lead in leads] == ["recent-half"]
+    added = html[html.index('<div class="added">') : html.index("</div>")]
+    assert "Exploratory, of actions that were added after the plan was frozen:" in added
+    assert "<p>recent-10 diverges earlier (95%, exploratory)" in added
+
+
+def test_an_action_without_units_has_no_number() -> None:
+    """As after ``run --redo``, before new units are there."""
+    views = make_views()
+    for name in ("units", "estimates", "trajectories", "events", "decomposition", "contrasts"):
+        views.views[name] = [
+            row for row in views.views[name] if "recent-half" not in (row["action"], row.get("baseline"))
+        ]
+    assert "The gap between recent-half and snapkv-half is not estimated." in said(views)
 
 
 def test_overlapping_intervals_claim_nothing(page: Page) -> None:
