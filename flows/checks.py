@@ -11,7 +11,8 @@ from flows.material import Material
 from flows.study_run import StudyRun
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
-from generator.transformer.loading import check_model
+from generator.transformer.local_folders import local_configuration, local_folder
+from generator.transformer.model_checks import check_model, check_placement
 from schema.errors import ControlError, InputError, OperationError
 from schema.store.store import Store
 from schema.study import CONTROL_ACTION, FINITE_STATE
@@ -21,25 +22,37 @@ from sql.catalog import open_views
 _SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
 
-def check_study(run: StudyRun, *, served: bool = False) -> None:
+def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     """Check a study file, and the model that it names, before anything is written.
 
     Args:
         run: the study's run.
         served: whether endpoints generate; then it does not matter which devices are here.
 
+    Returns:
+        What could not be checked, since it is not on this machine.
+
     Raises:
         InputError: something in the study file, or of its model, cannot be done.
 
     """
-    model = run.study.model
+    model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
         for system in finite_model(run.study).systems.values():
             exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
     else:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
-        check_model(model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map)
-    _ = run.material  # refuses the rest
+        check_placement(model.dtype, device, device_map)
+        named = local_folder(model.id) is None and not model.id.startswith((".", "/", "~"))
+        if run.offline and named and local_configuration(model.id, model.revision) is None:
+            unchecked.append("configuration and weights of the model")
+        elif not check_model(
+            model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
+        ):
+            unchecked.append("weights of the model")
+    if run.material.nominal:  # the material refuses the rest
+        unchecked.append("prompts, which need the model's tokenizer")
+    return unchecked
 
 
 def check_controls(store: Store, material: Material) -> int:

@@ -180,7 +180,8 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
         if len(asked) != there:
             grows = len(asked) > there and not (planned and split == "development")
             yield Difference(Kind.GROWTH if grows else Kind.SETTING, what, str(there), str(len(asked)))
-        changed = [d for d in asked if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
+        known = [] if stratum in run.material.nominal else asked
+        changed = [d for d in known if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
         if changed:
             first = changed[0]
             before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))

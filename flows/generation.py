@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flows.frozen_plan import find_plan, require_plan
 from flows.material import Material, replicates_of, stored_identities
@@ -15,8 +15,6 @@ from generator.generation import PendingUnit, generate_units
 from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
 from schema.document import Document
 from schema.errors import InputError, OperationError
 from schema.progress import Progress
@@ -24,7 +22,10 @@ from schema.store.appends import unit_name
 from schema.store.revisions import newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, ModelSection, Study
-from schema.tables import PLAIN, SWRB
+from schema.tables import PLAIN, SWRB, UNITS
+
+if TYPE_CHECKING:
+    from generator.transformer.model import LoadedModel
 
 Work = list[tuple[Document, list[PendingUnit]]]
 """Documents, each with the units that it lacks."""
@@ -46,15 +47,15 @@ class Identify(Protocol):
         """
 
 
-def pending_development(store: Store, material: Material) -> Work:
-    """Return what the development documents still lack."""
+def pending_development(store: Store | None, material: Material, redone: Collection[str] = ()) -> Work:
+    """Return what the development documents still lack; ``redone`` are actions whose units do not count."""
     planned = material.study.plan
     branched = material.measured_actions if planned.estimator != PLAIN else ()
     documents = material.of_split("development")
-    return pending_work(store, material, documents, planned.development_replicates, branched)
+    return pending_work(store, material, documents, planned.development_replicates, branched, redone)
 
 
-def pending_evaluation(store: Store, material: Material) -> Work:
+def pending_evaluation(store: Store, material: Material, redone: Collection[str] = ()) -> Work:
     """Return what the frozen plan asks of the evaluation documents and the store lacks.
 
     Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
@@ -66,7 +67,7 @@ def pending_evaluation(store: Store, material: Material) -> Work:
     plan = require_plan(store, material.study)
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
     documents = material.of_split("evaluation", plan.documents_per_stratum)
-    return pending_work(store, material, documents, plan.replicates, branched)
+    return pending_work(store, material, documents, plan.replicates, branched, redone)
 
 
 def lacking_actions(store: Store, material: Material) -> set[str]:
@@ -83,29 +84,35 @@ def lacking_actions(store: Store, material: Material) -> set[str]:
 
 
 def pending_work(
-    store: Store, material: Material, documents: Sequence[Document], replicates: int, branched: Collection[str]
-) -> Work:
+    store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
+    branched: Collection[str], redone: Collection[str] = (),
+) -> Work:  # fmt: skip
     """Compare documents and actions with the stored units.
 
     Args:
-        store: the study's store.
+        store: the study's store; None before there is one.
         material: the study with its documents and actions.
         documents: the documents that are wanted.
         replicates: how many replicates of each document and action are wanted.
         branched: names of actions that get as many replicates of residual branching too.
+        redone: names of actions whose stored units are about to be superseded.
 
     Returns:
         Documents that lack units, each with those units; [] where everything is there.
 
     """
-    revisions = newest_revisions(store.read("actions"))
-    units = store.units(material.study.name, material.model_id)
+    if store is None:
+        revisions, units = {}, UNITS.schema.empty_table()
+    else:
+        revisions = newest_revisions(store.read("actions"))
+        units = store.units(material.study.name, material.model_id)
     covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     columns = (
         units.column(name).to_pylist() for name in ("doc", "action", "estimator", "first_replicate", "replicates")
     )
     for doc, action, estimator, first, count in zip(*columns, strict=True):
-        covered[doc, action, estimator].append((first, first + count))
+        if action not in redone:
+            covered[doc, action, estimator].append((first, first + count))
     wanted = [(action, PLAIN) for action in material.actions]
     wanted += [(action, SWRB) for action in material.actions if action.name in branched]
     work = []
@@ -167,6 +174,8 @@ def load_transformer(section: ModelSection) -> LoadedModel:
         InputError: it cannot be loaded.
 
     """
+    from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
+
     return load_model(
         section.id,
         device=section.device,

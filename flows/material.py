@@ -10,18 +10,20 @@ from typing import Any
 import pyarrow as pa
 
 from generator.actions import Action, build_actions
-from generator.documents.registry import stratum_documents
+from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
+from generator.documents.source import document_of
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
 from generator.transformer.configuration import position_limit
 from generator.transformer.decoder import check_positions
+from generator.transformer.local_folders import local_configuration, local_folder
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
 from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
-from schema.study import CONTROL_REPLICATES, FINITE_STATE, Study
+from schema.study import CONTROL_REPLICATES, FINITE_STATE, DocumentsSection, Study
 from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
 from stats.quantities import QUANTITIES
 
@@ -33,6 +35,7 @@ class Material:
     study: Study
     documents: dict[str, dict[str, list[Document]]]  # split -> stratum -> documents in the source's order
     actions: list[Action]
+    nominal: frozenset[str] = frozenset()  # strata whose texts are not tokenized: their prompts are of nominal length
 
     @property
     def model_id(self) -> str:
@@ -54,8 +57,12 @@ def replicates_of(action: Action, replicates: int) -> int:
     return min(replicates, CONTROL_REPLICATES) if action.control else replicates
 
 
-def gather_material(study: Study) -> Material:
+def gather_material(study: Study, *, offline: bool = False) -> Material:
     """Make the documents and actions of a study.
+
+    Args:
+        study: the study.
+        offline: whether a tokenizer and a configuration that are not on this machine are done without.
 
     Raises:
         InputError: something in the study file cannot be done.
@@ -63,6 +70,7 @@ def gather_material(study: Study) -> Material:
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
+    nominal = set()
     if study.model.kind == FINITE_STATE:
         for split, strata in study_systems(study).items():
             for stratum, systems in strata.items():
@@ -74,17 +82,50 @@ def gather_material(study: Study) -> Material:
             return load_tokenizer(study.model.id, revision=study.model.revision)
 
         for section in study.documents:
-            for split, made in stratum_documents(section, study.study.seed, tokenizer).items():
-                documents[split][section.stratum_name] = made
-    material = Material(study, documents, actions)
-    everything = [document for split in SPLITS for document in material.of_split(split)]
-    check_distinct((document.doc, document.stratum) for document in everything)
+            made = _nominal_documents(section, study, tokenizer) if offline else None
+            if made is not None:
+                nominal.add(section.stratum_name)
+            for split, own in (made or stratum_documents(section, study.study.seed, tokenizer)).items():
+                documents[split][section.stratum_name] = own
+    material = Material(study, documents, actions, frozenset(nominal))
+    check_distinct((document.doc, document.stratum) for split in SPLITS for document in material.of_split(split))
     if study.model.kind != FINITE_STATE:
-        limit = position_limit(study.model.id, revision=study.model.revision)
-        for document in everything:
-            check_positions(document.doc, document.prompt_tokens, study.study.horizon, limit)
-            check_retentions(actions, document.prompt_tokens, f"document '{document.doc}'")
+        _check_lengths(material, offline=offline)
     return material
+
+
+def _check_lengths(material: Material, *, offline: bool) -> None:
+    """Refuse prompts that are too long for the model, or too short for what an action must keep."""
+    model, limit = material.study.model, None
+    if not offline or local_configuration(model.id, model.revision) is not None:
+        limit = position_limit(model.id, revision=model.revision)
+    for document in (document for split in SPLITS for document in material.of_split(split)):
+        if document.stratum not in material.nominal:
+            check_positions(document.doc, document.prompt_tokens, material.study.study.horizon, limit)
+        check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
+
+
+def _nominal_documents(
+    section: DocumentsSection, study: Study, tokenizer: Callable[[], Any]
+) -> dict[str, list[Document]] | None:
+    """Documents as long as they may be, where texts cannot be tokenized here; None where they can.
+
+    A Hugging Face id's tokenizer may only not be here yet; a folder without one is refused.
+    """
+    chosen = choose_candidates(section, study.study.seed)
+    if not SOURCES[section.source].reads_text:
+        return None
+    local = local_folder(study.model.id) is not None
+    if local or local_configuration(study.model.id, study.model.revision) is not None:
+        try:
+            tokenizer()
+        except InputError:
+            if local:
+                raise
+        else:
+            return None
+    tokens = (0,) * section.length
+    return {split: [document_of(section, one, tokens, ()) for one in chosen[split]] for split in SPLITS}
 
 
 def checked_actions(study: Study) -> list[Action]:

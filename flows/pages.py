@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from report.page import build_report
-from report.reading.source import Provenance
 from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
-from sql.catalog import MOMENT_VIEWS, open_views
+
+if TYPE_CHECKING:
+    from flows.study_run import StudyRun
 
 _INPUTS = "inputs.json"
 _TABLES = ("events", "trajectories", "branchings", "exact_values", "results", "calibration", "plans", "actions")
@@ -46,6 +47,10 @@ def write_report(
         InputError: the store holds no such study.
 
     """
+    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from report.reading.source import Provenance  # noqa: PLC0415
+    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+
     progress.begin("report", 1, "pages")
     with open_views(store, kept=MOMENT_VIEWS) as views:
         page = build_report(
@@ -58,6 +63,12 @@ def write_report(
     (folder / _INPUTS).write_text(json.dumps(inputs), encoding="utf-8")
     progress.advance(1)
     return page
+
+
+def page_of(run: StudyRun) -> Path:
+    """Return the path of a study's page, which may not be there yet."""
+    model = run.study.model.id if run.study.several_models else None
+    return report_folder(run.store, run.study.name, model) / "index.html"
 
 
 def report_folder(store: Store, study: str, model: str | None = None) -> Path:

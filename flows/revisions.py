@@ -6,6 +6,7 @@ Nothing is deleted. A new row of ``actions`` makes the units of earlier revision
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +37,17 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
         InputError: An action is not in the study file, or there is no store.
 
     """
+    rows = begun_revisions(runs, names)
+    runs[0].store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
+
+
+def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of ``actions`` that ``redo_actions`` would append.
+
+    Raises:
+        InputError: An action is not in the study file, or there is no store.
+
+    """
     study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
     for name in names:
         if name not in actions:
@@ -51,7 +63,7 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
         if asked == there[name] and newest[study, name] and _can_go_on(runs, actions[name], newest[study, name]):
             continue
         rows.append(asked | {"action_revision": newest[study, name] + 1})
-    store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
+    return rows
 
 
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:

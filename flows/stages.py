@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.analysis.estimation import Runner, in_sequence, replicate_moments
-from flows.analysis.stored import analyze_stored, estimates_are_current
+from flows.analysis.stored import analyze_stored
 from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
+from flows.forecast import forecast, stored
 from flows.frozen_plan import check_plan_agrees, find_plan
 from flows.generation import Work, generate, pending_development, pending_evaluation
 from flows.material import record_identities, record_material
-from flows.pages import report_folder, report_is_current, write_report
+from flows.pages import page_of, report_is_current, write_report
 from flows.planning.plan import freeze_plan, make_plan
 from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
-from schema.errors import InputError
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED
 from sql.catalog import Views, open_views, refresh_catalog
@@ -142,33 +142,15 @@ def report(run: StudyRun) -> Path:
     return page
 
 
-def page_of(run: StudyRun) -> Path:
-    """Return the path of the study's page, which may not be there yet."""
-    model = run.study.model.id if run.study.several_models else None
-    return report_folder(run.store, run.study.name, model) / "index.html"
-
-
 def is_planned(run: StudyRun) -> bool:
     """Whether the study's plan is frozen."""
-    try:
-        store = run.store
-    except InputError:
-        return False
-    return find_plan(store, run.study.name, run.study.model.id) is not None
+    store = stored(run)
+    return store is not None and find_plan(store, run.study.name, run.study.model.id) is not None
 
 
 def is_finished(run: StudyRun) -> bool:
     """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
-    if not is_planned(run):
-        return False
-    store = run.store
-    return (
-        not pending_development(store, run.material)
-        and not pending_evaluation(store, run.material)
-        and not store.pending_segments(store.version("events"))
-        and estimates_are_current(store, run.study.name, run.study.model.id)
-        and report_is_current(store, page_of(run).parent)
-    )
+    return forecast(run).finished
 
 
 def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from flows import stages
 from flows.analysis.estimation import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
 from flows.orchestration import orchestration
+from flows.pages import page_of
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
@@ -74,7 +75,7 @@ def run_studies(
     if plan_only and all(map(stages.is_planned, runs)):
         return Outcome(location, [], 0, did_something=False)
     if not growth and all(stages.is_finished(run) for run in runs):
-        return Outcome(location, [stages.page_of(run) for run in runs], 0, did_something=False)
+        return Outcome(location, [page_of(run) for run in runs], 0, did_something=False)
     if before is not None:
         before()
     for run in runs:

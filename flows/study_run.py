@@ -43,6 +43,7 @@ class StudyRun:
         progress: who is told how far the work is.
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
+        offline: whether what of the model is not on this machine is done without: nothing can be generated then.
 
     """
 
@@ -52,6 +53,7 @@ class StudyRun:
     progress: Progress = SILENT
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
+    offline: bool = False
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return what makes the units of an action; its weights are None where they are not known yet.
@@ -91,7 +93,7 @@ class StudyRun:
             InputError: something in the study file cannot be done.
 
         """
-        return gather_material(self.study)
+        return gather_material(self.study, offline=self.offline)
 
     @cached_property
     def store(self) -> Store:

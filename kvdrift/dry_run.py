@@ -1,19 +1,23 @@
-"""``kvdrift run --dry-run``: what a study would generate, at most. Nothing is read from the network or written."""
+"""``kvdrift run --dry-run``: what a run would refuse, or what it would do. Nothing is fetched or written."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from flows.material import replicates_of
-from flows.outline import Outline, outline_study
-from flows.timing import Extent, Seconds, study_time
+from flows.checks import check_study
+from flows.comparison import check_agrees
+from flows.forecast import Forecast, SplitForecast, forecast, stored
+from flows.generation import LocalGenerator
+from flows.material import Material
+from flows.revisions import begun_revisions
+from flows.study_run import StudyRun
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from generator.transformer.local_folders import has_local_weights
-from schema.document import SPLITS
+from generator.transformer.local_folders import has_local_weights, local_configuration
+from kvdrift.timing import Extent, Seconds, study_time
 from schema.errors import KvdriftError
+from schema.store.revisions import newest_revisions
 from schema.study import FINITE_STATE, Study
 from schema.tables import PLAIN, SWRB
 
@@ -22,89 +26,144 @@ _UNIT_BYTES = 25_000
 _EVENT_BYTES = 18
 
 
-def describe_study(study: Study, location: str) -> Iterator[str]:
-    """Documents, units, trajectories, events, kept entries, bytes and seconds of a study, line by line.
+def describe_studies(
+    studies: Sequence[Study], location: str, redo: Sequence[str] = (), *, served: bool = False
+) -> Iterator[str]:
+    """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
 
-    The evaluation stands at the upper bounds that the plan may choose; what cannot be known here is said. The last
-    lines come from measuring, which takes about a minute where the model is on this machine.
+    Where the plan is not frozen yet, the evaluation stands at the most that it may choose. The last lines come from
+    measuring, which takes about a minute where units are to be generated and the model is on this machine.
+
+    Args:
+        studies: the studies, one to a model.
+        location: where the store is or will be: an absolute path or a URL.
+        redo: names of actions that the run is to redo.
+        served: whether endpoints generate; they are not asked.
+
+    Raises:
+        InputError: the run would refuse this.
+
     """
-    outline = outline_study(study)
-    yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}; store {Path(location)}"
-    yield from (_split_line(outline, split) for split in SPLITS)
-    if study.model.kind == FINITE_STATE:
-        yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
+    runs = [StudyRun(study, location, LocalGenerator(), offline=True) for study in studies]
+    unchecked = [check_study(run, served=served) for run in runs]
+    for run in runs:
+        check_agrees(run, redo)
+    redone = {row["action"] for row in begun_revisions(runs, redo)} if redo else set()
+    for run, absent in zip(runs, unchecked, strict=True):
+        study, found = run.study, forecast(run, redone)
+        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}; store {location}"
+        for what in absent:
+            yield f"  not checked: {what}; not on this machine"
+        yield _plan_line(found)
+        for split in found.splits:
+            yield from _split_lines(run, split, redone)
+        yield from _later_lines(found)
+        if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
+            yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
+        elif any(split.work for split in found.splits):
+            yield from _need_lines(run.material, found, served=served)
+
+
+def _plan_line(found: Forecast) -> str:
+    if found.plan is None:
+        return "  plan: to be made from the development documents; the evaluation stands at the most that it may choose"
+    return (
+        f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
+        f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
+    )
+
+
+def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Iterator[str]:
+    documents = sum(most for _, most in split.documents.values())
+    if not split.work:
+        yield f"  {split.split}: {documents} documents, all {split.stored} units are there"
         return
-    model = study.model
+    units = [unit for _, units in split.work for unit in units]
+    measured, controls, branched = (
+        sum(unit.count for unit in units if (unit.estimator == SWRB, unit.action.control) == kind)
+        for kind in ((False, False), (False, True), (True, False))
+    )
+    events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
+    extra = f", {branched:,} replicates of residual branching" if branched else ""
+    there = f" besides {split.stored} that are there" if split.stored else ""
+    yield (
+        f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
+        f"{measured:,} trajectories{extra} and {controls:,} of the full-retention control, {events:,} events, "
+        f"about {_binary(len(units) * _UNIT_BYTES + events * _EVENT_BYTES)} in the store"
+    )
+    by_reason: dict[str, list[str]] = {}
+    for action, count in split.pending.items():
+        by_reason.setdefault(_reason(run, action, redone), []).append(f"{action} ({count})")
+    for reason, actions in by_reason.items():
+        yield f"    {reason}: {', '.join(actions)}"
+
+
+def _reason(run: StudyRun, action: str, redone: set[str]) -> str:
+    """Why units of an action are generated."""
+    store = stored(run)
+    if action in redone:
+        return "redone"
+    if store is not None and action in store.units(run.study.name, run.study.model.id)["action"].to_pylist():
+        return "missing"
+    superseded = store is not None and newest_revisions(store.read("actions")).get((run.study.name, action), 0)
+    return "redone" if superseded else "new"
+
+
+def _later_lines(found: Forecast) -> Iterator[str]:
+    """What comes after generation."""
+    generated = sum(split.pending.total() for split in found.splits)
+    if found.finished:
+        yield "  nothing to do"
+        return
+    derived = [f"{found.underived} units that are there"] if found.underived else []
+    derived += ["those that are generated"] if generated else []
+    lacking = [f"derive {' and '.join(derived)}"] if derived else []
+    lacking += [] if found.estimated and not generated else ["estimate"]
+    yield f"  then: {', '.join([*lacking, 'write the report'])}"
+
+
+def _extents(found: Forecast) -> dict[str, Extent]:
+    """How much of each split is to be generated."""
+    extents = {}
+    for split in found.splits:
+        if split.work:
+            pending = Counter(document.stratum for document, _ in split.work)
+            fewest = {stratum: few if split.bounded else most for stratum, (few, most) in split.documents.items()}
+            documents = {stratum: (min(fewest[stratum], most), most) for stratum, most in pending.items()}
+            extents[split.split] = Extent(split.replicates, documents)
+    return extents
+
+
+def _need_lines(material: Material, found: Forecast, *, served: bool) -> Iterator[str]:
+    model = material.study.model
     footprint = local_footprint(model.id, model.dtype, model.revision)
-    yield from _action_lines(outline, footprint)
-    yield from _length_lines(outline)
-    for path in dict.fromkeys(outline.absent.values()):
-        strata = ", ".join(stratum for stratum, absent in outline.absent.items() if absent == path)
-        yield f"  not checked: the files of {strata}; {path} is not here"
-    memory = None if footprint is None else _plan_memory(outline, footprint)
+    yield from _action_lines(material, footprint)
+    if material.nominal:
+        strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
+        yield (
+            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most so many tokens, and retention goes by "
+            "its own length, which is known once it is tokenized"
+        )
+        positions = (local_configuration(model.id, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
+        room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]
+        if tight := [stratum for stratum in strata if nominal[stratum][0].prompt_tokens > room]:
+            yield (
+                f"  the model has {positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
+                f"if there is one in {', '.join(tight)}"
+            )
+    memory = None if footprint is None else _plan_memory(material, found, footprint)
     if footprint is None or memory is None:
         yield "  bytes and memory need the model's configuration, which is not on this machine"
     else:
-        yield _memory_line(outline, footprint, memory)
-    yield from _time_lines(outline, memory)
+        yield _memory_line(material.study, footprint, memory)
+    yield from _time_lines(material, found, memory, served=served)
 
 
-def _split_line(outline: Outline, split: str) -> str:
-    study, extent = outline.study, _extent(outline, split)
-    documents, replicates = sum(most for _, most in extent.documents.values()), extent.replicates[1]
-    controls = sum(replicates_of(action, replicates) for action in outline.actions if action.control)
-    measured = sum(replicates_of(action, replicates) for action in outline.actions if not action.control)
-    units, horizon = len(outline.actions), study.study.horizon
-    events, branched = (measured + controls) * horizon, ""
-    if study.plan.estimator != PLAIN:  # a scan and a branch, each to the horizon at most
-        units += sum(not action.control for action in outline.actions)
-        events += 2 * measured * horizon
-        branched = ", as many replicates of residual branching"
-    bound = "" if split == "development" else " at most"
-    stored = documents * (units * _UNIT_BYTES + events * _EVENT_BYTES)
-    return (
-        f"  {split}:{bound} {documents} documents, {documents * units} units, "
-        f"{documents * measured:,} trajectories{branched} and {documents * controls:,} of the full-retention control, "
-        f"{documents * events:,} events, about {_binary(stored)} in the store"
-    )
-
-
-def _extent(outline: Outline, split: str) -> Extent:
-    """The fewest and the most replicates and documents that the study may have."""
-    planned = outline.study.plan
-    available = {stratum: len(lengths) for stratum, lengths in outline.lengths[split].items()}
-    if split == "development":
-        replicates = planned.development_replicates
-        return Extent((replicates, replicates), {stratum: (count, count) for stratum, count in available.items()})
-    if planned.replicates == "auto":
-        least, most = planned.replicates_between
-    else:
-        least = most = planned.replicates
-    if planned.documents == "auto":
-        fewest = min(planned.documents_at_least, *available.values())
-        documents = {stratum: (fewest, count) for stratum, count in available.items()}
-    else:
-        documents = dict.fromkeys(available, (planned.documents, planned.documents))
-    return Extent((least, most), documents)
-
-
-def _length_lines(outline: Outline) -> Iterator[str]:
-    if not outline.nominal:
+def _time_lines(material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool) -> Iterator[str]:
+    model = material.study.model
+    if served:
+        yield "  time: not measured; endpoints generate"
         return
-    yield (
-        f"  lengths are nominal in {', '.join(outline.nominal)}: a prompt has at most so many tokens, "
-        "and retention goes by its own length, which is known once it is tokenized"
-    )
-    room = (outline.positions or math.inf) - outline.study.study.horizon
-    if tight := [stratum for stratum in outline.nominal if max(outline.lengths["evaluation"][stratum]) > room]:
-        yield (
-            f"  the model has {outline.positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
-            f"if there is one in {', '.join(tight)}"
-        )
-
-
-def _time_lines(outline: Outline, memory: MemoryPlan | None) -> Iterator[str]:
-    model = outline.study.model
     if memory is not None and not memory.fits:
         yield "  time: not measured; there is too little memory"
         return
@@ -112,18 +171,18 @@ def _time_lines(outline: Outline, memory: MemoryPlan | None) -> Iterator[str]:
         yield "  time: needs the model's weights, which are not on this machine"
         return
     try:
-        found = study_time(outline, {split: _extent(outline, split) for split in SPLITS})
+        took = study_time(material, _extents(found), {name for split in found.splits for name in split.pending})
     except KvdriftError as error:
         yield f"  time: not measured; {error}"
         return
-    spans = [f"{split} {_duration(seconds)}" for split, seconds in found.splits.items()]
-    yield f"  time of generation on {found.device} ({model.dtype}), an estimate: {', '.join(spans)}"
-    horizon = outline.study.study.horizon
-    shorter = {stratum: time.positions for stratum, time in found.strata.items() if time.positions < horizon}
+    spans = [f"{split} {_duration(seconds)}" for split, seconds in took.splits.items()]
+    yield f"  time of generation on {took.device} ({model.dtype}), an estimate: {', '.join(spans)}"
+    horizon = material.study.study.horizon
+    shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
-    whole = len(found.strata) - len(cut)
+    whole = len(took.strata) - len(cut)
     how = [f"whole in {whole} strata", *cut] if whole else cut
-    yield f"    from {found.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
+    yield f"    from {took.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
 
 
 def _duration(seconds: Seconds) -> str:
@@ -134,14 +193,14 @@ def _duration(seconds: Seconds) -> str:
     return f"{low} to {high} {name}"
 
 
-def _lengths(outline: Outline) -> list[int]:
-    return [tokens for strata in outline.lengths.values() for stratum in strata.values() for tokens in stratum]
+def _lengths(material: Material) -> list[int]:
+    return [document.prompt_tokens for split in material.documents for document in material.of_split(split)]
 
 
-def _action_lines(outline: Outline, footprint: Footprint | None) -> Iterator[str]:
-    lengths = _lengths(outline)
-    for action in outline.actions:
-        # What the selector's window and sinks need was checked with the outline.
+def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[str]:
+    lengths = _lengths(material)
+    for action in material.actions:
+        # What the selector's window and sinks need was checked with the material.
         kept = [action.retention.kept(entries) for entries in (min(lengths), max(lengths))]
         line = f"  action {action.name}: keep {action.retention}, {_span(*(f'{m:,}' for m in kept))} prompt entries"
         if footprint is not None:
@@ -149,24 +208,23 @@ def _action_lines(outline: Outline, footprint: Footprint | None) -> Iterator[str
         yield line
 
 
-def _plan_memory(outline: Outline, footprint: Footprint) -> MemoryPlan:
+def _plan_memory(material: Material, found: Forecast, footprint: Footprint) -> MemoryPlan:
     """The plan of the longest prompt with the most replicates; with all at once where the device is not here."""
-    study, longest = outline.study, max(_lengths(outline))
+    study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
     return plan_memory(
         footprint.shape,
         longest,
-        [action.retention.kept(longest) for action in outline.actions],
-        max(_extent(outline, split).replicates[1] for split in SPLITS),
+        [action.retention.kept(longest) for action in material.actions],
+        max(split.replicates[1] for split in found.splits),
         study.study.horizon,
         sys.maxsize if here is None else here - footprint.weight_bytes,
         PLAIN if study.plan.estimator == PLAIN else SWRB,
     )
 
 
-def _memory_line(outline: Outline, footprint: Footprint, memory: MemoryPlan) -> str:
-    section = outline.study.model
-    device = "all GPUs" if section.device_map else section.device
+def _memory_line(study: Study, footprint: Footprint, memory: MemoryPlan) -> str:
+    device = "all GPUs" if study.model.device_map else study.model.device
     if memory.available_bytes == sys.maxsize:
         left = f"there is no {device} here"
     else:

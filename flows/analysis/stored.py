@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow.compute as pc
-
 from flows.analysis.calibration import calibrate_study
+from flows.analysis.current import estimates_are_current
 from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
@@ -59,16 +58,3 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
             progress.advance(1)
     refresh_catalog(store)
     return count
-
-
-def estimates_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether the study's results were estimated from the store's present events."""
-    return estimated_version(store, study, model) == store.version("events")
-
-
-def estimated_version(store: Store, study: str, model: str) -> int | None:
-    """Return the newest events version that the study's results were estimated from, None where there are none."""
-    results = store.read("results", columns=["study", "model", "events_version"])
-    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
-    newest = pc.max(own["events_version"]).as_py()
-    return None if newest is None else int(newest)

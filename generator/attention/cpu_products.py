@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
 
 _SMALLEST = 2**16  # weights; with fewer of them calling oneDNN takes longer than it saves
 
@@ -69,6 +68,8 @@ def replace_linear_layers(network: nn.Module) -> None:
 
 def replace_activations(network: nn.Module) -> None:
     """Replace every SiLU of the network by ``SeamlessSiLU``."""
+    from transformers.activations import SiLUActivation  # noqa: PLC0415 - products are computed without transformers
+
     for module, name, child in _children(network):
         if isinstance(child, (nn.SiLU, SiLUActivation)):
             setattr(module, name, SeamlessSiLU())

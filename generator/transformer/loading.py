@@ -1,8 +1,7 @@
-"""Loading a causal language model, and what is checked of it before it is used."""
+"""Loading a causal language model."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -12,29 +11,19 @@ from safetensors import SafetensorError
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import check_supported, eos_tokens, quiet, read_configuration
+from generator.transformer.configuration import eos_tokens, quiet
 from generator.transformer.decoder import torch_threads
 from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_folder, model_source
+from generator.transformer.local_folders import model_source
 from generator.transformer.memory import DTYPES, ModelShape
 from generator.transformer.model import LoadedModel
-from schema.errors import InputError, first_line, nearest
+from generator.transformer.model_checks import checked_configuration
+from generator.transformer.stored_tensors import check_complete
+from schema.errors import InputError, first_line
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.
 ONE_THREAD_PARAMETERS = 20_000_000
-
-
-def check_model(
-    model_id: str, *, dtype: str, revision: str | None, device: str = "cpu", device_map: str | None = None
-) -> None:
-    """Check what can be known of a model without loading its weights.
-
-    Raises:
-        InputError: An unknown dtype or device, a device map without accelerate, no such model, a folder without
-            weights, or an architecture whose attention is not known to be plain causal.
-    """
-    _checked_configuration(model_id, dtype, revision, device, device_map)
 
 
 def load_model(
@@ -56,7 +45,7 @@ def load_model(
         InputError: Whatever ``check_model`` refuses, weights that do not fill the model or do not fit the GPUs, and
             files that change meanwhile.
     """
-    config = _checked_configuration(model_id, dtype, revision, device, device_map)
+    config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
     network = _network(model_id, revision, dtype, device_map)
     files = model_identity(model_id, revision)
@@ -78,32 +67,6 @@ def load_model(
     )  # fmt: skip
 
 
-def _checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:
-    if dtype not in DTYPES:
-        raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
-    if device_map is None:
-        _check_device(device)
-    elif importlib.util.find_spec("accelerate") is None:
-        raise InputError(
-            f"model.device_map = '{device_map}': needs the package accelerate: install kvdrift with [multi-gpu]"
-        )
-    model_source(model_id)  # refuses a folder that is not there or has no configuration
-    if local_folder(model_id) is not None and not has_local_weights(model_id):
-        raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
-    config = read_configuration(model_id, revision)
-    check_supported(config, model_id)
-    return config
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"model.device = '{device}': {first_line(error)}") from error
-    if torch.device(device).type == "meta":
-        raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")
-
-
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:
     loader: Any = transformers.AutoModelForCausalLM
     try:
@@ -121,10 +84,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise InputError(f"model.id = '{model_id}': cannot load its weights: {first_line(error)}") from error
     # Transformers fills what the files lack with random numbers and only warns.
-    if absent := sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]):
-        raise InputError(
-            f"model.id = '{model_id}': its weights lack {len(absent)} tensor(s) of the configured size: {absent[0]}"
-        )
+    check_complete(model_id, [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     return network
 
 

@@ -105,6 +105,23 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()})
 
 
+def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
+    """Return the safetensors files that transformers loads; [] where there are none, or not all on this machine.
+
+    Raises:
+        InputError: A folder lacks a file that its index names.
+    """
+    whole = _file(model_id, "model.safetensors", revision)
+    if whole is not None:
+        return [whole]
+    places = (_json(model_id, "model.safetensors.index.json", revision) or {}).get("weight_map") or {}
+    files = {shard: _file(model_id, shard, revision) for shard in sorted(set(places.values()))}
+    absent = [shard for shard, file in files.items() if file is None]
+    if absent and local_folder(model_id) is not None:
+        raise InputError(f"model.id = '{model_id}': cannot load its weights: the folder has no {absent[0]}")
+    return [] if absent else [file for file in files.values() if file is not None]
+
+
 def cached_models() -> dict[str, str]:
     """Ids of supported models in the cache, each with its architecture."""
     found = {}

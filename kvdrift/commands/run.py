@@ -36,7 +36,8 @@ def run(
         bool, typer.Option("--plan-only", help="Stop when the plan is frozen, and print it; print one that is there.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the study would generate and need; write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print what the run would refuse, or what it would do and need; write nothing."),
     ] = False,
     endpoint: Annotated[
         list[str] | None,
@@ -60,15 +61,16 @@ def run(
     from schema.study import load_studies
 
     studies = load_studies(study)
+    addresses = _addresses(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
-        from kvdrift.dry_run import describe_study
+        from kvdrift.dry_run import describe_studies
+        from schema.location import absolute
 
-        for one in studies:
-            for line in describe_study(one, store or default_location(studies)):
-                typer.echo(line)
+        location = absolute(store if store is not None else default_location(studies))
+        for line in describe_studies(studies, location, redo or [], served=bool(addresses)):
+            typer.echo(line)
         return
-    addresses = _addresses(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:

@@ -15,22 +15,22 @@ from fixtures.command import call
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows import timing as generation_time
-from flows.outline import outline_study
+from flows.material import gather_material
 from flows.planning.plan import primary_endpoints
-from flows.timing import Extent, Seconds, StudyTime, study_time
 from generator.actions import build_actions
 from generator.documents.registry import stratum_documents
-from generator.documents.source import where
+from generator.documents.source import Candidate, where
 from generator.generation import PendingUnit
 from generator.transformer.eviction import evict
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
 from generator.transformer.prompt import Prompt
-from schema.document import Document
+from kvdrift import timing as generation_time
+from kvdrift.timing import Extent, Seconds, StudyTime, study_time
+from schema.document import SPLITS, Document
 from schema.errors import InputError, OperationError
-from schema.study import load_studies
+from schema.study import DocumentsSection, load_studies
 from stats.endpoints import Family
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -39,18 +39,30 @@ PAPER = ("paper_first", "paper_retention90")
 STRATA = [f"{environment}-{length}" for environment in ("HELMET", "RULER") for length in ("4K", "16K", "32K")]
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], study: Path) -> str:
-    code, out, err = call(capsys, "run", study, "--dry-run")
+def dry_run(capsys: pytest.CaptureFixture[str], study: Path, *options: str | Path) -> str:
+    code, out, err = call(capsys, "run", study, "--dry-run", *options)
     assert (code, err) == (0, "")
     return out
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder without data, on a machine without models."""
+    """A working folder on a machine without models, with files of as many prompts as are asked for."""
+
+    def candidates(section: DocumentsSection, _seed: int) -> dict[str, list[Candidate]]:
+        names = {
+            split: [f"{section.stratum_name}-{split}-{number}" for number in range(getattr(section, split))]
+            for split in SPLITS
+        }
+        return {split: [Candidate(name, name, "", 0) for name in own] for split, own in names.items()}
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("generator.transformer.local_folders.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("flows.material.choose_candidates", candidates)
     return tmp_path
+
+
+SERVED = ("--endpoint", "grpc://nowhere:1")  # it does not matter then which devices are here
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -67,24 +79,24 @@ class TestPaperStudies:
     def test_documents_units_trajectories_and_what_cannot_be_known(
         self, capsys: pytest.CaptureFixture[str], name: str, units: int, development: int, evaluation: int
     ) -> None:
-        out = dry_run(capsys, STUDIES / f"{name}.toml")
+        out = dry_run(capsys, STUDIES / f"{name}.toml", *SERVED)
         assert evaluation in {55_296, 18_432}
         assert (
             out.count(f"development: 36 documents, {units // 8} units, {development:,} trajectories and 72 of the") == 2
         )
         assert out.count(f"288 documents, {units} units, {evaluation:,} trajectories and 576 of the") == 2
         assert out.count(f"{(evaluation + 576) * 128:,} events") == 2
-        assert f"on meta-llama/Llama-3.1-8B-Instruct, H = 128; store {Path('stores')}" in out
+        assert f"on meta-llama/Llama-3.1-8B-Instruct, H = 128; store {Path('stores').absolute()}" in out
         assert "on Qwen/Qwen2.5-7B-Instruct, H = 128" in out
         assert "bytes and memory need the model's configuration, which is not on this machine" in out
         assert f"lengths are nominal in {', '.join(STRATA)}: " in out
-        assert f"not checked: the files of {', '.join(STRATA[:3])}; {Path('data/helmet')} is not here" in out
-        assert f"not checked: the files of {', '.join(STRATA[3:])}; {Path('data/ruler')} is not here" in out
-        assert "time: needs the model's weights, which are not on this machine" in out
+        assert out.count("not checked: configuration and weights of the model; not on this machine") == 2
+        assert out.count("not checked: prompts, which need the model's tokenizer; not on this machine") == 2
+        assert out.count("time: not measured; endpoints generate") == 2
         assert not Path("stores").exists()
 
     def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:
-        first, second = (dry_run(capsys, STUDIES / f"{name}.toml") for name in PAPER)
+        first, second = (dry_run(capsys, STUDIES / f"{name}.toml", *SERVED) for name in PAPER)
         assert "action snapkv-512: keep 512, 512 prompt entries" in first
         assert "action recent-half: keep 1/2, 2,048 to 16,384 prompt entries" in first
         assert "action snapkv-90: keep 9/10, 3,686 to 29,491 prompt entries" in second
@@ -96,7 +108,7 @@ class TestPaperStudies:
         """Llama-3.1-8B: 32 layers, 8 KV heads of width 128, bfloat16: 128 KiB of payload to an entry."""
         monkeypatch.setattr("kvdrift.dry_run.local_footprint", lambda *_: LLAMA)
         monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 80 * 2**30)
-        out = dry_run(capsys, STUDIES / "paper_first.toml")
+        out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert "action snapkv-512: keep 512, 512 prompt entries, 64.5 MiB of prompt cache" in out
         assert "action full: keep all, 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache" in out
         assert "memory of generation: 15.0 GiB of weights and " in out
@@ -106,8 +118,8 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
-        monkeypatch.setattr("flows.outline.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
-        out = dry_run(capsys, STUDIES / "paper_first.toml")
+        monkeypatch.setattr("kvdrift.dry_run.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
+        out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         line = (
             "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
         )
@@ -141,10 +153,12 @@ class TestPaperStudies:
         assert first.study.seed != second.study.seed
 
 
-def test_quickstart_is_exact(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_is_exact(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = StudyTime({"development": Seconds(4.04, 7.17), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
     monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: found)
-    out = dry_run(capsys, STUDIES / "quickstart.toml")
+    out = dry_run(capsys, STUDIES / "quickstart.toml", "--store", tmp_path / "store")
     assert "action snapkv-half: keep 1/2, 196 to 774 prompt entries" in out
     assert (
         "development: 18 documents, 72 units, 864 trajectories and 36 of the full-retention control, 57,600 events"
@@ -174,7 +188,7 @@ def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
     text = f'source = "jsonl"\npath = "{tmp_path}/mine.jsonl"\nlength = 384\nstratum = "needle"'
     study = write_study(tmp_path, ('source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"', text))
     with pytest.raises(InputError, match=r"documents 'needle': development = 2, but the source has \d document"):
-        outline_study(load_study(study))
+        gather_material(load_study(study), offline=True)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +206,7 @@ def test_several_models(tmp_path: Path, change: tuple[str, str], message: str) -
 def test_a_family_smaller_than_its_members_is_refused(tmp_path: Path) -> None:
     study = load_study(write_study(tmp_path, ("draws = 200", "draws = 200\nfamily_size = 2")))
     with pytest.raises(InputError, match=r"plan.family_size = 2: this model alone has 3 endpoints"):
-        outline_study(study)
+        gather_material(study, offline=True)
 
 
 # --- Time ------------------------------------------------------------------------------------------------------------
@@ -245,7 +259,8 @@ def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) ->
         "development": Extent((4, 4), dict.fromkeys(("needle", "tracking"), (2, 2))),
         "evaluation": Extent((5, 9), dict.fromkeys(("needle", "tracking"), (3, 5))),
     }
-    return study_time(outline_study(load_study(write_study(folder, *changes))), extents, budget)
+    material = gather_material(load_study(write_study(folder, *changes)), offline=True)
+    return study_time(material, extents, {"snapkv-half", "recent-half", "full"}, budget)
 
 
 def test_time_is_that_of_a_document_times_documents(tmp_path: Path, machine: Machine) -> None:
@@ -295,18 +310,12 @@ def test_a_hybrid_study_may_branch_no_action(tmp_path: Path, machine: Machine) -
 
 
 def test_time_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = dry_run(capsys, write_study(tmp_path))
+    out = dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
     assert re.search(
         r"time of generation on cpu \(float32\), an estimate: development .* to .* s, evaluation .* s\n", out
     )
     assert out.endswith(" s of generating one document of each stratum here: whole in 2 strata\n")
-    assert not (tmp_path / "stores").exists()
-
-
-def test_a_device_that_is_not_here_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = dry_run(capsys, write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice = "cuda:77"')))
-    assert "5 of 5 replicates at once; there is no cuda:77 here" in out
-    assert "time: not measured; model.device = 'cuda:77': " in out
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_document_too_long_for_the_model_is_refused(tmp_path: Path) -> None:
@@ -315,17 +324,18 @@ def test_a_document_too_long_for_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"^document 'needle-384-\d+': a prompt of 396 tokens and a horizon of 3701 exceed"
     ):
-        outline_study(study)
+        gather_material(study, offline=True)
 
 
-def test_systems_need_no_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no model is loaded and no prompt is kept" in dry_run(capsys, STUDIES / "finite_state.toml")
+def test_systems_need_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = dry_run(capsys, STUDIES / "finite_state.toml", "--store", tmp_path / "store")
+    assert "no model is loaded and no prompt is kept" in out
 
 
 def test_too_little_memory_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 3 * 2**20)
-    out = dry_run(capsys, write_study(tmp_path))
+    out = dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
     assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
     assert "time: not measured; there is too little memory" in out

@@ -15,15 +15,18 @@ from fixtures.common_actions import CONTROL, assert_like_plain, plain_twin
 from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import keep_snapkv, load_eager
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
-from generator.transformer.configuration import position_limit
-from generator.transformer.loading import check_model, load_model
+from generator.transformer.configuration import position_limit, read_configuration
+from generator.transformer.loading import load_model
 from generator.transformer.local_folders import has_local_weights, local_configuration
+from generator.transformer.model_checks import check_model
+from generator.transformer.stored_tensors import check_tensors, needed_tensors
 from generator.transformer.tokenizer import token_reader
 from schema.retention import Retention
 
@@ -208,6 +211,29 @@ def test_tied_embeddings_lack_nothing(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
     network = load_model(str(folder)).network
     assert torch.equal(network.lm_head.weight, network.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("qwen2", {}),
+        ("qwen3", {"attention_bias": True, "head_dim": 32}),
+        ("qwen3", {}),
+    ],
+)
+def test_needed_tensors_are_those_of_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    """Files of the network without its head are named otherwise, and complete where the head is tied."""
+    folder = save_random_model(tmp_path, kind, **changes)
+    config = read_configuration(str(folder), None)
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert needed_tensors(config) == stored
+    assert check_tensors(str(folder), config, None)
+    edit_weights(folder, lambda tensors: tensors.pop("model.norm.weight"))
+    line = refused(check_tensors, str(folder), config, None)
+    assert line == error_line(str(folder))
 
 
 # --- What comes out --------------------------------------------------------------------------------------------------

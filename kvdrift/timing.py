@@ -8,20 +8,22 @@ replicates that the study may have.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flows.generation import load_transformer
-from flows.material import replicates_of
-from flows.outline import Outline
-from generator.documents.registry import stratum_documents
+from flows.material import Material, replicates_of
+from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.model import Model
-from generator.transformer.tokenizer import load_tokenizer
 from schema.document import Document
-from schema.errors import InputError, OperationError
+from schema.errors import OperationError
 from schema.keyed_random import keyed_generator
-from schema.study import DocumentsSection
 from schema.tables import PLAIN, SWRB
+
+if TYPE_CHECKING:
+    from generator.transformer.model import LoadedModel
 
 BUDGET_SECONDS = 60.0  # of measuring, about
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
@@ -36,6 +38,14 @@ class Extent:
 
     replicates: tuple[int, int]
     documents: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What is timed: the study's documents under the actions that are to be generated."""
+
+    material: Material
+    actions: list[Action]
 
 
 @dataclass(frozen=True)
@@ -78,12 +88,15 @@ class StudyTime:
     measuring: float
 
 
-def study_time(outline: Outline, extents: dict[str, Extent], budget: float = BUDGET_SECONDS) -> StudyTime:
+def study_time(
+    material: Material, extents: dict[str, Extent], actions: Collection[str], budget: float = BUDGET_SECONDS
+) -> StudyTime:
     """Load the study's model and measure one document of each stratum.
 
     Args:
-        outline: the study's outline.
+        material: the study with its documents and actions.
         extents: how much of each split is generated.
+        actions: names of the actions that are generated.
         budget: seconds that measuring may take, about.
 
     Raises:
@@ -91,22 +104,24 @@ def study_time(outline: Outline, extents: dict[str, Extent], budget: float = BUD
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
 
     """
-    model = load_transformer(outline.study.model)
+    model = load_transformer(material.study.model)
+    timed = _Timed(material, [action for action in material.actions if action.name in actions])
     began = time.perf_counter()
     most = max(extent.replicates[1] for extent in extents.values())
+    wanted = {stratum for extent in extents.values() for stratum in extent.documents}
+    sections = [section for section in material.study.documents if section.stratum_name in wanted]
     strata: dict[str, DocumentTime] = {}
-    sections = sorted(outline.study.documents, key=lambda section: section.length)
     per_token = 0.0
-    for number, section in enumerate(sections):
-        document = _first_document(section, outline, model.shape.vocabulary)
-        per_token = per_token or _prefill_per_token(model, outline, document)
+    for number, section in enumerate(sorted(sections, key=lambda section: section.length)):
+        document = _first_document(section.stratum_name, material, model)
+        per_token = per_token or _prefill_per_token(model, timed, document)
         share = (budget - (time.perf_counter() - began)) / (len(sections) - number)
         expected = per_token * document.prompt_tokens
         if expected > share:
             raise OperationError(
                 f"the prefill of {document.prompt_tokens:,} prompt tokens alone takes some {expected:.0f} s"
             )
-        strata[section.stratum_name] = _document_time(model, outline, document, most, share)
+        strata[section.stratum_name] = _document_time(model, timed, document, most, share)
     splits = {split: _split_seconds(extent, strata) for split, extent in extents.items()}
     return StudyTime(splits, strata, model.device, time.perf_counter() - began)
 
@@ -118,27 +133,27 @@ def _split_seconds(extent: Extent, strata: dict[str, DocumentTime]) -> Seconds:
     return total
 
 
-def _prefill_per_token(model: Model, outline: Outline, document: Document) -> float:
+def _prefill_per_token(model: Model, timed: _Timed, document: Document) -> float:
     """Seconds of prefill to a token, from a prompt's first ones; the second of two, since the first warms up."""
     short = replace(document, tokens=document.tokens[:_PROBE_TOKENS])
-    control = [PendingUnit(action, 0, 1) for action in outline.actions if action.control]
+    control = [PendingUnit(action, 0, 1) for action in timed.material.actions if action.control]
     for _ in range(2):
         began = time.perf_counter()
-        generate_units(model, outline.study.name, short, control, 1, 0)
+        generate_units(model, timed.material.study.name, short, control, 1, 0)
         seconds = time.perf_counter() - began
     return seconds / short.prompt_tokens
 
 
-def _document_time(model: Model, outline: Outline, document: Document, replicates: int, budget: float) -> DocumentTime:
+def _document_time(model: Model, timed: _Timed, document: Document, replicates: int, budget: float) -> DocumentTime:
     """Time of a document, from a few positions first and then from as many as the budget has room for."""
-    began, horizon = time.perf_counter(), outline.study.study.horizon
+    began, horizon = time.perf_counter(), timed.material.study.study.horizon
     positions = min(horizon, _PROBE_POSITIONS)
-    prefill, decode = _generate(model, outline, document, replicates, positions)
+    prefill, decode = _generate(model, timed, document, replicates, positions)
     room = budget - (time.perf_counter() - began) - prefill
     reach = min(horizon, 1 + int(room * max(positions - 1, 1) / max(decode.high, 1e-9)))
     if reach > positions:
         positions = reach
-        prefill, decode = _generate(model, outline, document, replicates, positions)
+        prefill, decode = _generate(model, timed, document, replicates, positions)
     left = (horizon - positions) / max(positions - 1, 1)  # positions to come for each that was measured
     return DocumentTime(
         prefill, decode.times(*(1 + left * factor for factor in _POSITIONS_DIFFER)), replicates, positions
@@ -146,11 +161,11 @@ def _document_time(model: Model, outline: Outline, document: Document, replicate
 
 
 def _generate(
-    model: Model, outline: Outline, document: Document, replicates: int, positions: int
+    model: Model, timed: _Timed, document: Document, replicates: int, positions: int
 ) -> tuple[float, Seconds]:
     """Seconds of prefill and of decoding; with the hybrid estimator it may be that no action is branched."""
-    study = outline.study
-    pending = [PendingUnit(action, 0, replicates_of(action, replicates)) for action in outline.actions]
+    study = timed.material.study
+    pending = [PendingUnit(action, 0, replicates_of(action, replicates)) for action in timed.actions]
     if study.plan.estimator != PLAIN:
         pending += [replace(item, estimator=SWRB) for item in pending if not item.action.control]
     began = time.perf_counter()
@@ -161,19 +176,11 @@ def _generate(
     return prefill, Seconds(decode - branched if study.plan.estimator == "hybrid" else decode, decode)
 
 
-def _first_document(section: DocumentsSection, outline: Outline, vocabulary: int) -> Document:
-    """The stratum's first document; where it cannot be made here, random tokens of the nominal length in its place."""
-    study = outline.study
-    first = section.model_copy(update={"development": 1, "evaluation": 0})
-    try:
-        made = stratum_documents(
-            first, study.study.seed, lambda: load_tokenizer(study.model.id, revision=study.model.revision)
-        )
-    except InputError:  # its files or the tokenizer are not on this machine
-        stratum, length = section.stratum_name, section.length
-        if outline.positions is not None:
-            length = min(length, outline.positions - study.study.horizon)
-        uniforms = keyed_generator(f"generation time {stratum} {study.study.seed}").random(length)
-        tokens = tuple((uniforms * vocabulary).astype(int).tolist())
-        return Document(stratum, stratum, stratum, "", section.source, tokens)
-    return made["development"][0]
+def _first_document(stratum: str, material: Material, model: LoadedModel) -> Document:
+    """The stratum's first document; random tokens in place of those that cannot be made here."""
+    document = material.documents["development"][stratum][0]
+    if stratum not in material.nominal:
+        return document
+    length = min(document.prompt_tokens, model.positions - material.study.study.horizon)
+    uniforms = keyed_generator(f"generation time {stratum} {material.study.study.seed}").random(length)
+    return replace(document, tokens=tuple((uniforms * model.shape.vocabulary).astype(int).tolist()))

@@ -1,0 +1,155 @@
+"""What a run of a study would do: the units that it would generate, by split, and whether anything else is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flows.analysis.current import estimates_are_current
+from flows.frozen_plan import FrozenPlan, find_plan
+from flows.generation import Work, pending_development, pending_evaluation, pending_work
+from flows.material import Material
+from flows.pages import page_of, report_is_current
+from flows.study_run import StudyRun
+from schema.errors import InputError
+from schema.store.store import Store
+from schema.tables import PLAIN
+
+
+@dataclass(frozen=True)
+class SplitForecast:
+    """What a split has and lacks.
+
+    Attributes:
+        documents: how many documents of each stratum there will be, from the fewest to the most.
+        replicates: of each document, from the fewest to the most.
+        stored: how many units of these documents are there.
+        work: what is to be generated, at most.
+
+    """
+
+    split: str
+    documents: dict[str, tuple[int, int]]
+    replicates: tuple[int, int]
+    stored: int
+    work: Work
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the plan, which is still to be made, may ask for less."""
+        return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
+
+    @property
+    def pending(self) -> Counter[str]:
+        """How many units of each action are to be generated."""
+        return Counter(unit.action.name for _, units in self.work for unit in units)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study has and lacks.
+
+    Attributes:
+        plan: the frozen plan, None before there is one.
+        splits: development and evaluation.
+        underived: how many stored units are still to be derived.
+        estimated: whether the estimates are those of the present events.
+        reported: whether the page is that of the present tables.
+
+    """
+
+    plan: FrozenPlan | None
+    splits: tuple[SplitForecast, SplitForecast]
+    underived: int = 0
+    estimated: bool = False
+    reported: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of the study is left to do."""
+        return (
+            self.plan is not None
+            and not any(split.work for split in self.splits)
+            and not self.underived
+            and self.estimated
+            and self.reported
+        )
+
+
+def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
+    """Compare a study with its store, which there may not be yet.
+
+    Args:
+        run: the study's run, whose study file agrees with the store.
+        redone: names of actions whose stored units are about to be superseded.
+
+    Raises:
+        InputError: something in the study file cannot be done, or the store is damaged.
+        PlanError: the frozen plan disagrees with the study file.
+
+    """
+    store = stored(run)
+    plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    splits = _development(store, run.material, redone), _evaluation(store, run.material, plan, redone)
+    if store is None:
+        return Forecast(plan, splits)
+    return Forecast(
+        plan,
+        splits,
+        underived=len(store.pending_segments(store.version("events"))),
+        estimated=estimates_are_current(store, run.study.name, run.study.model.id),
+        reported=report_is_current(store, page_of(run).parent),
+    )
+
+
+def stored(run: StudyRun) -> Store | None:
+    """Return the study's store, None before there is one."""
+    try:
+        return run.store
+    except InputError:
+        return None
+
+
+def _development(store: Store | None, material: Material, redone: Collection[str]) -> SplitForecast:
+    replicates = material.study.plan.development_replicates
+    documents = {stratum: (len(own),) * 2 for stratum, own in material.documents["development"].items()}
+    work = pending_development(store, material, redone)
+    names = {document.doc for document in material.of_split("development")}
+    count = _stored_units(store, material, names, redone)
+    return SplitForecast("development", documents, (replicates, replicates), count, work)
+
+
+def _evaluation(
+    store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str]
+) -> SplitForecast:
+    """As the frozen plan says or, before there is one, the most that it may choose."""
+    planned, strata = material.study.plan, material.documents["evaluation"]
+    available = {stratum: len(documents) for stratum, documents in strata.items()}
+    if plan is not None:
+        documents = {stratum: (min(plan.documents_per_stratum, most),) * 2 for stratum, most in available.items()}
+        replicates = plan.replicates, plan.replicates
+    else:
+        replicates = planned.replicates_between
+        if planned.replicates != "auto":
+            replicates = planned.replicates, planned.replicates
+        documents = {stratum: (min(planned.documents_at_least, most), most) for stratum, most in available.items()}
+        if planned.documents != "auto":
+            documents = dict.fromkeys(available, (planned.documents,) * 2)
+    wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
+    if plan is not None and store is not None:
+        work = pending_evaluation(store, material, redone)
+    else:
+        branched = material.measured_actions if planned.estimator != PLAIN else ()
+        work = pending_work(store, material, wanted, replicates[1], branched, redone)
+    count = _stored_units(store, material, {document.doc for document in wanted}, redone)
+    return SplitForecast("evaluation", documents, replicates, count, work)
+
+
+def _stored_units(store: Store | None, material: Material, names: Collection[str], redone: Collection[str]) -> int:
+    if store is None:
+        return 0
+    units = store.units(material.study.name, material.model_id)
+    actions = {action.name for action in material.actions} - set(redone)
+    pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
+    return sum(doc in names and action in actions for doc, action in pairs)

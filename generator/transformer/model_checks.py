@@ -1,0 +1,70 @@
+"""What is checked of a model before it is loaded; nothing that loads or computes is imported for it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from generator.transformer.configuration import check_supported, read_configuration
+from generator.transformer.local_folders import has_local_weights, local_folder, model_source
+from generator.transformer.memory import DTYPES
+from generator.transformer.stored_tensors import check_tensors
+from schema.errors import InputError, first_line, nearest
+
+
+def check_model(
+    model_id: str, *, dtype: str, revision: str | None, device: str = "cpu", device_map: str | None = None
+) -> bool:
+    """Check what can be known of a model without loading its weights.
+
+    Returns:
+        Whether its weights were checked too, by their headers: not where they are not on this machine.
+
+    Raises:
+        InputError: An unknown dtype or device, a device map without accelerate, no such model, a folder without
+            weights, a tensor that the weights lack, or an architecture whose attention is not known to be plain causal.
+    """
+    config = checked_configuration(model_id, dtype, revision, device, device_map)
+    return check_tensors(model_id, config, revision)
+
+
+def check_placement(dtype: str, device: str, device_map: str | None) -> None:
+    """Check what a study file says of how its model is run.
+
+    Raises:
+        InputError: An unknown dtype or device, or a device map without accelerate.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
+    if device_map is None:
+        _check_device(device)
+    elif importlib.util.find_spec("accelerate") is None:
+        raise InputError(
+            f"model.device_map = '{device_map}': needs the package accelerate: install kvdrift with [multi-gpu]"
+        )
+
+
+def checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:
+    """Read the configuration of a model that can be loaded, as far as that shows without its weights.
+
+    Raises:
+        InputError: Whatever ``check_model`` refuses but tensors.
+    """
+    check_placement(dtype, device, device_map)
+    model_source(model_id)  # refuses a folder that is not there or has no configuration
+    if local_folder(model_id) is not None and not has_local_weights(model_id):
+        raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
+    config = read_configuration(model_id, revision)
+    check_supported(config, model_id)
+    return config
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(1, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"model.device = '{device}': {first_line(error)}") from error
+    if torch.device(device).type == "meta":
+        raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")

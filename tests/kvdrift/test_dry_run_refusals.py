@@ -1,0 +1,157 @@
+"""``kvdrift run --dry-run`` refuses what ``run`` refuses, and counts against the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.random_models import save_random_model
+from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.study_files import load_study
+from safetensors.numpy import load_file, save_file
+
+from flows import stages
+from flows.generation import LocalGenerator
+from flows.study_run import DocumentLimit, StudyRun
+
+Change = tuple[str, str]
+TINY = 'id = "kvdrift/tiny"'
+NEEDLE = 'source = "embedded"\ntasks = ["needle"]\nlength = 384'
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def gpt2(llama: Path) -> Path:
+    return _copy(llama, "gpt2", {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+
+
+@pytest.fixture(scope="module")
+def lacking(llama: Path) -> Path:
+    folder = _copy(llama, "lacking", {})
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shardless(llama: Path) -> Path:
+    folder = _copy(llama, "shardless", {})
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    places = {"lm_head.weight": "model-2.safetensors", "model.norm.weight": "model-1.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def _copy(model: Path, name: str, changes: dict[str, Any]) -> Path:
+    folder = model.parent / name
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def same_line(capsys: pytest.CaptureFixture[str], study: Path, store: Path, *options: str) -> str:
+    """What both say; nothing is written."""
+    lines = [mistake(capsys, "run", study, "--store", store, *options, *dry) for dry in ((), ("--dry-run",))]
+    assert lines[0] == lines[1]
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((TINY, f'{TINY}\ndtype = "fp16"'), "model.dtype = 'fp16': "),
+        ((TINY, f'{TINY}\ndevice = "cuda:77"'), "model.device = 'cuda:77': "),
+        ((NEEDLE, 'source = "jsonl"\npath = "nowhere.jsonl"\nlength = 384'), "nowhere.jsonl: no such file"),
+        ((NEEDLE, 'source = "ruler"\ntasks = ["vt"]\nlength = 384'), "takes documents of the embedded source only"),
+        (('"gap", ', '"gaps", '), "plan.primary: unknown quantity 'gaps'"),
+    ],
+)  # fmt: skip
+def test_what_run_refuses_is_refused_by_the_same_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: Change, message: str
+) -> None:
+    assert message in same_line(capsys, write_study(tmp_path, change), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("gpt2", "architecture GPT2LMHeadModel is not supported; supported: LlamaForCausalLM"),
+        ("lacking", "its weights lack 1 tensor(s) of the configured size: model.layers.1.mlp.up_proj.weight"),
+        ("shardless", "cannot load its weights: the folder has no model-2.safetensors"),
+        ("llama", "has no tokenizer, which prompts of text need"),
+    ],
+)
+def test_models_that_cannot_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, request: pytest.FixtureRequest, model: str, message: str
+) -> None:
+    text = NEEDLE, 'source = "ruler"\ntasks = ["vt"]\nlength = 384'
+    study = write_study(tmp_path, (TINY, f'id = "{request.getfixturevalue(model)}"'), text)
+    assert message in same_line(capsys, study, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing may be measured, or what is measured does not matter."""
+    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+
+
+@pytest.mark.usefixtures("unmeasured")
+class TestAgainstTheStore:
+    """The finished small study: 4 development and 6 evaluation documents under 2 actions and the control."""
+
+    def test_a_finished_study(self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
+        before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+        code, out, _ = call(capsys, "run", write_study(tmp_path), "--store", finished, "--dry-run")
+        assert code == 0
+        assert "development: 4 documents, all 12 units are there\n" in out
+        assert "evaluation: 6 documents, all 18 units are there\n" in out
+        assert out.endswith("  nothing to do\n")
+        assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+
+    @pytest.mark.parametrize("change", [("seed = 3", "seed = 4"), ("draws = 200", "draws = 300")])
+    def test_a_changed_setting(
+        self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path, change: Change
+    ) -> None:
+        assert change[1].split(" ", 1)[0] in same_line(capsys, write_study(tmp_path, change), finished)
+
+    def test_an_action_that_is_new(self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
+        _, out, _ = call(capsys, "run", write_study(tmp_path, ADDED_ACTION), "--store", finished, "--dry-run")
+        assert "development: 4 documents, 4 units besides 12 that are there, 16 trajectories" in out
+        assert (
+            "evaluation: 6 documents, 6 units besides 18 that are there, 30 trajectories" in out
+        )  # the plan's K and N
+        assert "new: snapkv-100 (6)" in out
+        assert "then: derive those that are generated, estimate, write the report" in out
+
+    def test_an_action_that_is_redone(self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
+        changed = write_study(tmp_path, ('selector = "recent"', 'selector = "recent"\nsinks = 2'))
+        same_line(capsys, changed, finished)
+        _, out, _ = call(capsys, "run", changed, "--store", finished, "--dry-run", "--redo", "recent-half")
+        assert "evaluation: 6 documents, 6 units besides 12 that are there" in out
+        assert "redone: recent-half (6)" in out
+        assert "no such action in the study file" in same_line(
+            capsys, write_study(tmp_path), finished, "--redo", "recent-hlf"
+        )
+
+    def test_what_a_stopped_run_left(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        study, store = write_study(tmp_path), tmp_path / "store"
+        stages.prepare(run_of(load_study(study), store))
+        stages.develop(StudyRun(load_study(study), str(store), LocalGenerator(), limit=DocumentLimit(1)))
+        _, out, _ = call(capsys, "run", study, "--store", store, "--dry-run")
+        assert "development: 4 documents, 9 units besides 3 that are there" in out
+        assert "missing: snapkv-half (3), recent-half (3), full (3)" in out
+        assert "plan: to be made from the development documents" in out
+        assert "then: derive 3 units that are there and those that are generated, estimate" in out
