@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
 from fixtures.small_study import run_command, run_of, write_study
+from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 import kvdrift
 from flows import pages, stages
 from generator.transformer import tokenizer
 from kvdrift.commands.report import report_pages
+from kvdrift.commands.status import status_lines
 from kvdrift.shadowing import check_not_shadowed
+from schema.store.store import Store
+from schema.tables import ACTIONS
 
 COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "check", "list")
 
@@ -192,6 +198,9 @@ def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: py
     assert code == 0
     assert "evaluation: 6 of 6 documents generated" in out
     assert "(current)" in out
+    assert "pending: nothing by the documents, actions and plan that the store has" in out
+    assert "derived: 30 of 30 units" in out
+    assert "next: nothing to do" in out
     code, out, _ = call(capsys, "derive", finished)
     assert code == 0
     assert "nothing to derive" in out
@@ -199,6 +208,37 @@ def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: py
     assert code == 0
     assert (tmp_path / "page" / "index.html").is_file()
     mistake(capsys, "report", finished, "--study", "smal")
+
+
+def test_status_says_what_is_left_and_the_next_command(finished: Path, tmp_path: Path) -> None:
+    """After an action was redone, one dropped and one added, before anything of them is generated."""
+    location = shutil.copytree(finished, tmp_path / "store")
+    store = Store.open(location)
+    rows = {row["action"]: row for row in store.read("actions").to_pylist()}
+    redone, dropped = (rows[name] | {"action_revision": 1} for name in ("recent-half", "snapkv-half"))
+    added = rows["recent-half"] | {"action": "added", "prespecified": False}
+    later = [redone, dropped | {"dropped": True}, added]
+    store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
+    lines = list(status_lines(store))
+    assert "  evaluation: 6 of 6 documents generated, 6 units" in lines  # the control's
+    assert "  pending: development of added, 4 units (new)" in lines
+    assert "  pending: evaluation of recent-half, 6 units (redone)" in lines
+    assert not any("pending" in line and "snapkv-half" in line for line in lines)
+    assert "  superseded: recent-half, revision 0, 10 units (revision 1 is current)" in lines
+    assert "  superseded: snapkv-half, revision 0, 10 units (dropped)" in lines
+    assert lines[-1] == f"  next: kvdrift run STUDY.toml --store {location}"
+
+
+def test_status_of_what_is_not_derived_estimated_or_written(finished: Path, tmp_path: Path) -> None:
+    location = shutil.copytree(finished, tmp_path / "store")
+    (location / "report" / "small" / "inputs.json").unlink()
+    assert list(status_lines(Store.open(location)))[-1] == f"  next: kvdrift report {location}"
+    shutil.rmtree(location / "results")
+    (store := Store.create(location)).append_units([make_unit("another")])
+    lines = list(status_lines(store))
+    assert "  estimates: none yet" in lines
+    assert lines[1].endswith("31 units; 1 still to derive")
+    assert lines[-1] == f"  next: kvdrift analyze {location}"
 
 
 def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,5 +255,5 @@ def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatc
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     code, out, err = run_command("run", write_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
     assert (code, err) == (0, "")
-    assert "evaluation: at most 6 documents, 18 units" in out
+    assert "evaluation: 6 documents, 18 units" in out
     assert not (tmp_path / "store").exists()
