@@ -106,8 +106,7 @@ class SourceFolder:
     @contextmanager
     def _present(self) -> Iterator[None]:
         """Make the folder's modules those that are imported; what fails to load leaves nothing behind."""
-        for other in _FOLDERS.values():
-            other._withdraw()  # noqa: SLF001 - of the same class
+        withdraw_all()
         if all(path.is_file() and path.read_bytes() == text for path, text in self._texts.values()):
             sys.modules.update(self._modules)
         else:
@@ -118,7 +117,7 @@ class SourceFolder:
             yield
         except BaseException:
             self._collect()
-            self._withdraw()
+            self.withdraw()
             self._texts.clear()
             self._modules.clear()
             raise
@@ -129,13 +128,21 @@ class SourceFolder:
     def _collect(self) -> None:
         self._modules = {name: sys.modules[name] for name in self._texts if name in sys.modules}
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
+        """Take the folder's modules out of those that are imported."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
 
 
 _FOLDERS: dict[Path, SourceFolder] = {}
+
+
+def withdraw_all() -> None:
+    """Take the modules of all folders out of those that are imported, so that none is met in place of another."""
+    with _LOCK:
+        for folder in _FOLDERS.values():
+            folder.withdraw()
 
 
 def source_folder(path: Path) -> SourceFolder:

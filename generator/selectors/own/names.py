@@ -13,7 +13,7 @@ from types import ModuleType
 from weakref import WeakKeyDictionary
 
 from generator.selectors.own.classes import checked_class
-from generator.selectors.own.folders import SourceFolder, source_folder
+from generator.selectors.own.folders import SourceFolder, source_folder, withdraw_all
 from generator.selectors.selector import Selector
 from schema.errors import InputError, first_line, nearest
 
@@ -130,6 +130,7 @@ def _is_loaded_otherwise(source: SourceFolder, name: str) -> bool:
 
 
 def _installed(name: str, source: SourceFolder | None, where: str) -> tuple[ModuleType, dict[str, bytes]]:
+    withdraw_all()
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -14,9 +14,10 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from generator.actions import build_action, build_actions
+from generator.identity import selector_sha256
 from generator.selectors import Selector, build_selector
 from generator.selectors.own.names import source_texts
-from generator.service.protocol import GenerationRequest
+from generator.service.protocol import DocumentMessage, GenerationRequest, PendingMessage
 from generator.service.server import requested_work
 from generator.transformer.eviction import evict
 from generator.transformer.prompt import Prompt
@@ -106,6 +107,8 @@ def test_two_folders_may_have_modules_of_one_name(tmp_path: Path) -> None:
         write_module(folder, USES_SHARED, ("sign: float = 1.0", "sign: float = scale()"))
         write_module(folder, ("1.0", value), name="shared", text=SHARED)
     assert [sign(folder) for folder in folders * 2] == [1.0, 2.0, 1.0, 2.0]
+    (folders[0] / "my_selector.py").unlink()
+    assert "no module 'my_selector' is installed" in refused(build_selector, NAME, {}, folders[0])
 
 
 # --- Installed modules and entry points ------------------------------------------------------------------------------
@@ -148,30 +151,32 @@ def test_entry_points_stand_beside_the_packages_own(
 
 
 def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_module(tmp_path, name="served_selectors")
-
-    def request() -> GenerationRequest:
-        document = dict.fromkeys(("doc", "stratum", "cluster", "task", "source"), "d") | {"tokens": [1]}
-        action = {"name": "a", "selector": "served_selectors:Mine", "keep": "1/2", "coordinate": 2}
-        pending = {"action": action, "first": 0, "count": 1, "estimator": "plain", "revision": 0}
-        return GenerationRequest.model_validate(
-            {
-                "study": "s",
-                "model": "m",
-                "weights": "w",
-                "document": document,
-                "pending": [pending],
-                "horizon": 1,
-                "seed": 1,
-            }
-        )
-
-    monkeypatch.chdir(tmp_path)
-    line = refused(requested_work, request())
+    """The client has the module beside its study; the service has it where its Python finds modules."""
+    study, installed = tmp_path / "study", tmp_path / "installed"
+    for folder in (study, installed):
+        folder.mkdir()
+        write_module(folder, name="served_selectors")
+    section = ActionSection(name="a", selector="served_selectors:Mine", keep="1/2", coordinate=2)
+    wanted = build_action(section, study)
+    pending = PendingMessage(
+        action=section,
+        selector_sha256=selector_sha256(wanted.selector),
+        first=0,
+        count=1,
+        estimator="plain",
+        revision=0,
+    )
+    request = GenerationRequest.model_construct(document=document_message(), pending=[pending])
+    line = refused(requested_work, request)
     assert line.endswith("no module 'served_selectors' is installed where this process runs; install it there")
-    monkeypatch.syspath_prepend(tmp_path)
-    _, (pending,) = requested_work(request())
-    assert pending.action.selector == build_selector("served_selectors:Mine", {"coordinate": 2})
+    monkeypatch.syspath_prepend(installed)
+    _, (unit,) = requested_work(request)
+    assert unit.action.row("s", prespecified=True) == wanted.row("s", prespecified=True)
+
+
+def document_message() -> DocumentMessage:
+    """A document as a request has it."""
+    return DocumentMessage(doc="d", stratum="s", cluster="c", task="t", source="s", tokens=[1])
 
 
 # --- Mistakes --------------------------------------------------------------------------------------------------------
