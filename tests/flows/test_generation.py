@@ -12,7 +12,7 @@ from fixtures.command import call
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows import generation, stages
+from flows import stages
 from flows.generation import LocalGenerator
 from flows.study_run import DocumentLimit, StudyRun
 from schema.study import load_studies
@@ -34,7 +34,7 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(generation, "load_model", load)
+    monkeypatch.setattr("generator.transformer.loading.load_model", load)
     generator = LocalGenerator()
     assert generator.model(one) is generator.model(one)
     assert len(loaded) == 1

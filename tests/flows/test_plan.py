@@ -16,6 +16,7 @@ from fixtures.study_files import load_study
 
 from flows import stages
 from flows.analysis import stored
+from flows.analysis.current import estimated_version
 from flows.analysis.estimation import replicate_moments
 from flows.comparison import differences
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan
@@ -162,6 +163,6 @@ def test_estimates_cite_the_version_that_their_views_show(
     before = run.store.version("events")
     monkeypatch.setattr(stored, "open_views", opening_after(commit))
     assert stages.analyze(run) > 0
-    assert stored.estimated_version(run.store, "small", "kvdrift/tiny") == run.store.version("events") > before
+    assert estimated_version(run.store, "small", "kvdrift/tiny") == run.store.version("events") > before
     actions = set(run.store.read("results", columns=["action"])["action"].to_pylist())
     assert "snapkv-100" in actions
