@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures.small_study import TEXT, run_of
+from fixtures.small_study import TEXT, finish, run_of
 from fixtures.study_files import load_study
 
-from flows import stages
 from flows.comparison import Kind, check_agrees, differences
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
@@ -77,17 +76,6 @@ def written(folder: Path, study: str, code: str) -> Path:
     (folder / "mine.py").write_text(code)
     (folder / "small.toml").write_text(study)
     return folder / "small.toml"
-
-
-def finish(run: StudyRun) -> None:
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    stages.plan(run)
-    stages.evaluate(run)
-    stages.derive(run)
-    stages.check(run)
-    stages.analyze(run)
 
 
 def values(run: StudyRun) -> dict[str, list[dict[str, object]]]:

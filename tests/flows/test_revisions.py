@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.small_study import ADDED_ACTION, finish, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -20,17 +20,6 @@ from sql.catalog import Views, open_views
 QUARTER = ('selector = "recent"\nkeep = "1/2"', 'selector = "recent"\nkeep = "1/4"')
 VIEWS = ("events", "trajectories", "steps", "moments", "position_moments", "lag_moments", "decomposition", "contrasts")
 SECONDS = {"prefill_seconds", "decode_seconds"}
-
-
-def finish(run: StudyRun) -> None:
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    stages.plan(run)
-    stages.evaluate(run)
-    stages.derive(run)
-    stages.check(run)
-    stages.analyze(run)
 
 
 def rows(views: Views, view: str) -> pa.Table:

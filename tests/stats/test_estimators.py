@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -25,12 +25,7 @@ RARE = (
 def run(folder: Path, *changes: tuple[str, str]) -> StudyRun:
     """The small study through its evaluation and derivation."""
     run = run_of(load_study(write_study(folder, *changes)), folder / "store")
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    stages.plan(run)
-    stages.evaluate(run)
-    stages.derive(run)
+    evaluate(run)
     return run
 
 
