@@ -16,6 +16,7 @@ from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import VALUES, EventRows
 from schema.location import filesystem_of, join
 from schema.store.appends import span_of_path
+from schema.store.revisions import newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
@@ -73,7 +74,12 @@ class Intake:
         rows = store.read("documents").to_pylist()
         self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
         self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
-        self._controls = {(row["study"], row["action"]): row["control"] for row in store.read("actions").to_pylist()}
+        actions = store.read("actions")
+        self._controls = {(row["study"], row["action"]): row["control"] for row in actions.to_pylist()}
+        self._revisions = newest_revisions(actions)
+        self._generated = {  # by kvdrift, which knows what made them
+            (row["study"], row["model"], row["action"]) for row in store.read("identities").to_pylist()
+        }
         self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the plans of a study name
         for row in store.read("plans", columns=["study", "plan"]).to_pylist():
             self._planned[row["study"]].update(json.loads(row["plan"]).get("actions", ()))
@@ -114,6 +120,9 @@ class Intake:
             InputError: The store cannot be read or written.
 
         """
+        if revision := self._revisions.get((key[0], key[3]), 0):
+            superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"
+            return Refusal("revision", f"{superseded}; give the events another action name")
         document = self._document_row(key)
         if isinstance(document, Refusal):
             return document
@@ -130,6 +139,9 @@ class Intake:
             if conflict is not None:
                 return conflict
             new[low - first : high - first] = False
+        if new.any() and (key[0], key[1], key[3]) in self._generated:
+            made = f"kvdrift generated action '{key[3]}', and events of a file say not what made them"
+            return Refusal("identity", f"{made}; give the events another action name")
         self._horizons.setdefault(key[:2], horizon)
         self._note(key, document)
         edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))).tolist()

@@ -36,7 +36,7 @@ from schema.ingestion import files as event_files
 from schema.ingestion import intake
 from schema.ingestion.ingest import Finding, ingest
 from schema.store.store import Store, Unit
-from schema.tables import ACTIONS, EVENTS, GROUP_KEY, PLANS, STUDIES
+from schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
 from sql.catalog import open_views
 from transforms.pipeline import run_derivation
 
@@ -332,6 +332,34 @@ def test_a_conflicting_second_file(tmp_path: Path, run: Run, together: bool) -> 
     for replicate in (4, 5):
         grown = without(grown, doc=key["doc"], action="half", replicate=replicate)
     assert stored(tmp_path / "store").equals(canonical(grown))
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_nothing_goes_into_an_action_that_was_redone_or_dropped(tmp_path: Path, run: Run, dropped: bool) -> None:  # noqa: FBT001
+    run(LOG)
+    store = Store.open(tmp_path / "store")
+    (row,) = (row for row in store.read("actions").to_pylist() if row["action"] == "half")
+    later = [row | {"action_revision": 1, "dropped": dropped}]
+    store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
+    before = store.version("events")
+    report = run(make_log(replicates=range(6)))
+    assert {(finding.kind, finding.key["action"]) for finding in report.findings} == {("revision", "half")}
+    assert "action 'half' was redone or dropped, and revision 1 supersedes" in report.findings[0].text
+    assert (report.taken.units, report.kept_out.units) == (4, 4), "the other action grows"
+    assert store.version("events") == before + 1
+
+
+def test_nothing_new_goes_into_an_action_that_kvdrift_generated(tmp_path: Path, run: Run) -> None:
+    run(LOG)
+    store = Store.open(tmp_path / "store")
+    made = dict.fromkeys(IDENTITIES.columns) | {
+        "study": "ext", "model": "org/m", "action": "half", "action_revision": 0, "selector_sha256": "5" * 64,
+    }  # fmt: skip
+    store.append_rows("identities", pa.Table.from_pylist([made], schema=IDENTITIES.schema))
+    assert run(LOG).findings == [], "what is there already is compared"
+    report = run(make_log(replicates=range(6)))
+    assert {(finding.kind, finding.key["action"]) for finding in report.findings} == {("identity", "half")}
+    assert "kvdrift generated action 'half'" in report.findings[0].text
 
 
 # What is wrong is named and stays out
