@@ -9,12 +9,18 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.random_models import VOCABULARY, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from flows import stages
 from flows.comparison import check_agrees, differences
@@ -77,6 +83,23 @@ source = "embedded"
 tasks = ["needle"]
 length = 384
 stratum = "needle"
+development = 2
+evaluation = 2
+"""
+LOCAL = """
+[study]
+name = "local"
+horizon = 3
+seed = 3
+
+[model]
+id = "model"
+
+[[documents]]
+source = "jsonl"
+path = "prompts.jsonl"
+length = 80
+stratum = "words"
 development = 2
 evaluation = 2
 """
@@ -342,3 +365,35 @@ def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], Study
     assert new.equals(alone)
     old, new = (rows.filter(pc.equal(rows["action"], "one"))["f"].to_pylist() for rows in (before, new))
     assert sorted(old) != sorted(new)
+
+
+def test_other_weights_in_the_same_folder_are_refused_and_redone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = save_random_model(tmp_path / "model", "llama") / "model.safetensors"
+    words = {str(number): number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    prompts = (
+        {"id": str(first), "prompt": " ".join(str((first + at) % 90) for at in range(70)), "answers": ["1"]}
+        for first in range(60)
+    )
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    (tmp_path / "study.toml").write_text(LOCAL + PLAN.format(keep='selector = "recent"\nkeep = 20'))
+
+    def local(store: str) -> StudyRun:
+        return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
+
+    developed(local("store"))
+    assert differences(local("store")) == []
+    save_file({name: values * np.float32(0.7) for name, values in load_file(weights).items()}, weights)
+    line = refused(check_agrees, local("store"), error=PlanError)
+    for name in ("one", "two", "full"):
+        assert f"weights of action '{name}': stored" in line
+    assert "kvdrift run --redo one --redo two --redo full generates them anew" in line
+    run = local("store")
+    redo_actions([run], ["one", "two", "full"])
+    assert_same_views(developed(run), developed(local("fresh")), ("events",))
+    assert faults(run.store) == []
