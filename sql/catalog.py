@@ -238,15 +238,41 @@ def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Create all views over stored tables that are empty; ``_create_stored_view`` puts the files in their place.
 
     DuckDB resolves a view when it is created, with every view that it reads: over the real tables it would look at
-    each of their files many times.
+    each of their files many times. Likewise it would resolve a view again for each view that reads it. So an empty
+    table stands in each view's place first, and the views that read others are created before those.
     """
+    _create_empty_tables(connection)
+    columns = _view_columns()
+    for name, declared in columns.items():
+        connection.execute(f"create table {quoted(name)} ({declared})")
+    for name, text in reversed([*view_texts().items()]):
+        connection.execute(f"drop table {quoted(name)}")
+        connection.execute(f"create view {quoted(name)} as {text}")
+        connection.execute(f"comment on view {quoted(name)} is {literal(contract(name).description)}")
+
+
+@functools.cache
+def _view_columns() -> Mapping[str, str]:
+    """The columns of every view with their types, as a table is declared; found out once in a process."""
+    found = {}
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        _create_empty_tables(connection)
+        for name, text in view_texts().items():
+            found[name] = _declaration(connection.sql(text))
+            connection.execute(f"create table {quoted(name)} ({found[name]})")
+    return found
+
+
+def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in zip(relation.columns, relation.types, strict=True))
+
+
+def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create what views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema stored")
     _create_published(connection)
     for name, table in TABLES.items():
         connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")
-    for name, text in view_texts().items():
-        connection.execute(f"create view {quoted(name)} as {text}")
-        connection.execute(f"comment on view {quoted(name)} is {literal(contract(name).description)}")
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
