@@ -70,7 +70,7 @@ class Views:
         try:
             relation = self.connection.sql(query)
         except duckdb.Error as error:
-            raise _one_line(error) from error
+            raise one_line(error) from error
         if relation is None:
             raise InputError("the query returns no rows: give a select")
         return relation
@@ -103,7 +103,7 @@ class Views:
         try:
             return _fetch(self.connection.sql(query, params=list(equal.values())))
         except duckdb.Error as error:
-            raise _one_line(error) from error
+            raise one_line(error) from error
 
     def close(self) -> None:
         """Close the connection; relations made from it end with it."""
@@ -159,7 +159,7 @@ def open_views(
         _keep(connection, kept)
     except duckdb.Error as error:
         connection.close()
-        raise _one_line(error) from error
+        raise one_line(error) from error
     except KvdriftError:
         connection.close()
         raise
@@ -353,11 +353,11 @@ def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:
     try:
         return relation.to_arrow_table()
     except duckdb.Error as error:
-        raise _one_line(error) from error
+        raise one_line(error) from error
 
 
-def _one_line(error: duckdb.Error) -> KvdriftError:
-    """DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read."""
+def one_line(error: duckdb.Error) -> KvdriftError:
+    """Return DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read."""
     lines = []
     for line in str(error).splitlines():
         if line.startswith("LINE "):

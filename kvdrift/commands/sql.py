@@ -29,12 +29,18 @@ def sql(
     ] = "table",
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
 ) -> None:
-    """Answer SQL over a store's tables and views, also while a study is running."""
+    """Answer SQL over a store's tables and views, also while a study is running.
+
+    Queries read: what writes, or reaches a file outside the store or the network, is refused.
+    """
     import kvdrift
+    from schema.store.store import Store
+    from sql.read_only import read_only
 
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
-    with kvdrift.open(store) as views:
+    opened = Store.open(store)
+    with read_only(kvdrift.open(opened.location), opened) as views:
         if query is None:
             prompt(views)
         else:

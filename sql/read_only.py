@@ -1,0 +1,116 @@
+"""Views for queries that read: no statement writes, and no file outside the store and no network is in reach.
+
+DuckDB's lock of its configuration keeps a query to the store's folder, but ``copy`` could still write there. So a
+statement is taken by its type, and a ``with`` clause by the types of its parts, since DuckDB lets it hold a ``copy``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from schema.errors import InputError
+from schema.location import is_local
+from sql.catalog import Views, one_line
+from sql.quoting import literal
+
+if TYPE_CHECKING:
+    from schema.store.store import Store
+
+PRAGMAS: Final = ("database_list", "show_tables", "table_info", "version")
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
+_PRAGMA = re.compile(r"\s*pragma\s+(\w+)", re.IGNORECASE)
+_READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+
+
+@dataclass(frozen=True)
+class ReadOnlyViews(Views):
+    """Views whose queries read the store and do nothing else."""
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The relation of one query.
+
+        Raises:
+            InputError: DuckDB cannot parse or bind the query, or it does something else than reading.
+
+        """
+        check_reads(query)
+        return super().sql(query)
+
+
+def read_only(views: Views, store: Store) -> ReadOnlyViews:
+    """Lock the connection of open views: from now on it reaches the store's own folder and no setting changes.
+
+    Args:
+        views: The views of ``store``; their connection is the returned one's.
+        store: A local store's files stay readable. Tables behind a URL are scanned by Arrow and need no file.
+
+    """
+    folders = literal(store.location) if is_local(store.location) else ""
+    for setting in (
+        f"allowed_directories = [{folders}]",
+        "python_enable_replacements = false",  # names of this process's own variables
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        views.connection.execute(f"set {setting}")
+    return ReadOnlyViews(views.connection, views.versions)
+
+
+def check_reads(query: str) -> None:
+    """Refuse a query with a statement that is not a select, an explain of one, or a pragma of ``PRAGMAS``.
+
+    Raises:
+        InputError: DuckDB cannot parse the query, or a statement may write.
+
+    """
+    try:
+        statements = [(statement.type.name, statement.query) for statement in duckdb.extract_statements(query)]
+    except duckdb.Error as error:
+        raise one_line(error) from error
+    for kind, text in statements:
+        if kind == "EXPLAIN":
+            check_reads(_EXPLAIN.sub("", text, count=1))
+        elif kind == "PRAGMA":
+            found = _PRAGMA.match(text)
+            if found is None or found[1].lower() not in PRAGMAS:
+                raise InputError(f"'{_start(text)}': of pragmas, sql takes {', '.join(PRAGMAS)}")
+        elif kind == "MULTI":
+            raise InputError(
+                f"'{_start(text)}': name the values of a pivot, as in: pivot v on x in (1, 2) using sum(y)"
+            )
+        elif kind != "SELECT" or not _READING_NODES.issuperset(_query_nodes(_tree(text))):
+            wanted = "give a select; kvdrift.open(STORE) in Python is a connection of your own"
+            raise InputError(f"'{_start(text)}': sql reads and does nothing else; {wanted}")
+
+
+def _tree(select: str) -> Any:
+    """The parsed statement as DuckDB serializes it."""
+    with duckdb.connect(":memory:") as connection:
+        (text,) = connection.execute("select json_serialize_sql(?)", [select]).fetchall()[0]
+    tree = json.loads(text)
+    if tree["error"]:
+        raise InputError(f"'{_start(select)}': {tree['error_message']}")
+    return tree
+
+
+def _query_nodes(tree: Any) -> Iterator[str]:
+    """The types of the queries of all ``with`` clauses, at any depth."""
+    if isinstance(tree, dict):
+        if isinstance(node := tree.get("query_node"), dict):
+            yield node["type"]
+        for value in tree.values():
+            yield from _query_nodes(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _query_nodes(value)
+
+
+def _start(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 40 else f"{words[:39]}…"
