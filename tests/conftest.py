@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from fixtures.small_study import run_command, write_study
+from fixtures.small_study import write_study
 
 from schema.store.store import Store
 from sql.catalog import refresh_catalog
@@ -34,10 +36,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
         if not (folder / "said.json").is_file():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            code, out, err = run_command("run", write_study(folder), "--store", folder / "store")
-            assert code == 0, err
-            assert "report: " in out
-            (folder / "said.json").write_text(json.dumps([out, err]))
+            command = [sys.executable, "-m", "kvdrift", "run", write_study(folder), "--store", folder / "store"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+            assert done.returncode == 0, done.stderr
+            assert "report: " in done.stdout
+            (folder / "said.json").write_text(json.dumps([done.stdout, done.stderr]))
     out, err = json.loads((folder / "said.json").read_text())
     return folder / "store", out, err
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fixtures.small_study import ADDED_ACTION, run_command, run_of, write_study
+from fixtures.processes import run_command
+from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows.comparison import Difference, Kind, check_agrees, differences

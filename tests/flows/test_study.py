@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
+import shutil
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from fixtures.command import call
-from fixtures.small_study import ADDED_ACTION, run_command, run_of, start_command, write_study
+from fixtures.processes import Command, run_command
+from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -77,10 +77,11 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
 
 
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped by its limit, killed amid derivation, stopped after its plan, killed amid evaluation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
+    shutil.copytree(unbroken[0] / ".prefect", location / ".prefect")  # Prefect takes seconds to make its database
     code, out, err = run_command("run", study, "--store", location, "--limit", "1")
     assert code == 0, err
     assert "stopped at --limit 1: 3 documents of this stage are left; run the same command again to go on" in out
@@ -110,22 +111,15 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
 
 def _kill(study: Path, location: Path, table: str, enough: int) -> None:
     """Run the command until the table has so many files, with ad hoc SQL meanwhile, and kill it."""
-    process = start_command("run", study, "--store", location)
-    while process.poll() is None:
-        if _files(location, table) >= enough:
+    command = Command("run", study, "--store", location)
+    while command.running:
+        if len(list((location / table).rglob("*.parquet"))) >= enough:
             with kvdrift.open(location) as views:
                 assert views.sql("select count(*) from events").fetchall()
-            os.kill(process.pid, signal.SIGKILL)
+            command.kill()
             break
         time.sleep(0.02)
-    process.communicate()
-
-
-def _files(location: Path, table: str) -> int:
-    try:
-        return len(Store.open(location).paths(table))
-    except InputError:  # the table is being made
-        return 0
+    command.end()
 
 
 def test_evaluation_without_a_plan_is_refused(prepared: StudyRun) -> None:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
-from fixtures.small_study import run_command, run_of, write_study
+from fixtures.processes import run_command
+from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 

@@ -14,8 +14,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from fixtures.branched_units import make_rows, swrb_unit
 from fixtures.older_stores import LATER, STUDIES_2, append_1, make_store_1, make_store_2, put_1
+from fixtures.processes import run_at_once
 from fixtures.refusals import refused
-from fixtures.stored_units import content, derive, expected, killed_in, make_unit, run_at_once
+from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
 from schema.errors import InputError
 from schema.store import delta

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from fixtures.processes import forked, run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import (
     HORIZON,
-    SPAWN,
     content,
     derive,
     derived_rows,
@@ -30,7 +30,6 @@ from fixtures.stored_units import (
     expected,
     killed_in,
     make_unit,
-    run_at_once,
 )
 
 from schema.errors import InputError, OperationError
@@ -268,8 +267,8 @@ def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_pat
     location = str(tmp_path / "killed")
     killed = 0
     for _ in range(6):
-        ready = SPAWN.Event()
-        process = SPAWN.Process(target=write_each, args=(location, docs, ready))
+        ready = forked().Event()
+        process = forked().Process(target=write_each, args=(location, docs, ready))
         process.start()
         assert ready.wait(60)
         time.sleep(moments.uniform(0, 0.25))

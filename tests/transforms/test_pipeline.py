@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -22,6 +24,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from fixtures import swrb_events
+from fixtures.processes import forked
 
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
@@ -207,24 +210,17 @@ def test_handlers_of_the_caller_stay(store: Store, caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["still heard"]
 
 
-KILLED = """
-import os, signal, sys
-from schema.store.store import Store
-from transforms.pipeline import run_derivation
+def derive_and_die(location: str, method: str, moment: int) -> None:
+    """A derivation whose process is killed where it calls a method of the store for the given time."""
+    original, calls = getattr(Store, method), itertools.count(1)
 
-location, method, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
-original, calls = getattr(Store, method), 0
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
 
-def dying(*arguments, **options):
-    global calls
-    calls += 1
-    if calls == moment:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **options)
-
-setattr(Store, method, dying)
-run_derivation(location)
-"""
+    setattr(Store, method, dying)
+    run_derivation(location)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +232,10 @@ run_derivation(location)
     ],
 )
 def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int, left: int) -> None:
-    killed = python(KILLED, store.location, method, str(moment))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = forked().Process(target=derive_and_die, args=(store.location, method, moment))
+    killed.start()
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     visible = {path: Path(file).stat().st_mtime_ns for path, file in files_of(store, "trajectories").items()}
     assert len(visible) == (40 if (method, moment) == ("commit_files", 2) else 0)
     assert run_derivation(store.location).segments == left

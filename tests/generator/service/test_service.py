@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import json
-import os
 import random
+import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from fixtures.processes import Command
 from fixtures.refusals import refused
-from fixtures.small_study import run_of, start_command, write_study
+from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 from pyarrow import flight
 
@@ -54,8 +54,7 @@ MEASURED = ("prefill_seconds", "decode_seconds", "path")
 class Server:
     """``kvdrift serve`` in a process of its own; with a ``certificate`` it wants TOKEN and TLS."""
 
-    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
-        self._log = folder / "log"
+    def __init__(self, certificate: Path | None = None) -> None:
         self.token: str | None = None
         self.root: bytes | None = None
         options: tuple[str | Path, ...] = ()
@@ -63,25 +62,22 @@ class Server:
             self.token, self.root = TOKEN, certificate.read_bytes()
             options = ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
             options += ("--tls-key", certificate.parent / "key.pem")
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvdrift", "serve", "kvdrift/tiny", "--port", "0", *map(str, options)],
-                stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+        self.process = Command("serve", "kvdrift/tiny", "--port", "0", *options)
         self.location = ""
 
     def wait(self) -> None:
         """Until it says that it is ready."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("kvdrift: serving kvdrift/tiny on grpc"), self._log.read_text()
+        while self.process.running and "\n" not in self.process.out():
+            time.sleep(0.02)
+        line = self.process.out().rstrip()
+        assert line.startswith("kvdrift: serving kvdrift/tiny on grpc"), self.process.err()
         self.location = line.split()[-1]
 
     def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        self.process.signal(number)
 
     def log(self) -> list[str]:
-        return self._log.read_text().splitlines()
+        return self.process.err().splitlines()
 
     def endpoint(self) -> ServiceAddress:
         return ServiceAddress(self.location, self.token, self.root)
@@ -109,18 +105,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Both, started together."""
     certificate = write_certificate(tmp_path_factory.mktemp("certificate"))
     (certificate.parent / "token").write_text(TOKEN + "\n")
-    secured, spare = (Server(tmp_path_factory.mktemp("server"), which) for which in (certificate, None))
+    secured, spare = map(Server, (certificate, None))
     try:
         for server in (secured, spare):
             server.wait()
         yield Servers(secured, spare, certificate)
         secured.signal(signal.SIGTERM)
-        assert secured.process.wait(30) == 0
+        assert secured.process.end(30)[0] == 0
         assert not [line for line in secured.log() if " refused " not in line], "no more than refusals is logged"
     finally:
         for server in (secured, spare):
             server.process.kill()
-            server.process.wait()
 
 
 def write_certificate(folder: Path) -> Path:
@@ -244,22 +239,19 @@ class TestEvents:
                 servers.spare.signal(signal.SIGCONT)
 
     def test_the_command_asks_the_endpoints(
-        self, servers: Servers, study_file: Path, here: Tables, tmp_path: Path
+        self, unbroken: tuple[Path, str, str], servers: Servers, study_file: Path, here: Tables, tmp_path: Path
     ) -> None:
         """Until the development documents are there; then the command is killed, which the service does not mind."""
-        command = start_command(
+        said = "development documents: 4 of 4"
+        shutil.copytree(unbroken[0] / ".prefect", tmp_path / "store" / ".prefect")  # Prefect takes seconds to make it
+        command = Command(
             "run", study_file, "--store", tmp_path / "store", "--endpoint", servers.secured.location,
             "--token-file", servers.certificate.parent / "token", "--tls-root-certs", servers.certificate,
         )  # fmt: skip
-        assert command.stderr is not None
-        lines = []
-        for line in command.stderr:
-            lines.append(line)
-            if line.startswith("development documents: 4 of 4"):
-                break
+        while command.running and said not in command.err():
+            time.sleep(0.02)
         command.kill()
-        command.communicate()
-        assert lines[-1].startswith("development documents: 4 of 4"), lines
+        assert said in command.end()[2]
         assert events_and_units(tmp_path / "store")[0].equals(here[0])
 
 
@@ -410,8 +402,8 @@ def calls(client: flight.FlightClient, options: flight.FlightCallOptions) -> dic
     }
 
 
-def test_terminated_amid_its_work_it_says_so_and_ends_well(tmp_path: Path, asking: GenerationRequest) -> None:
-    server = Server(tmp_path)
+def test_terminated_amid_its_work_it_says_so_and_ends_well(asking: GenerationRequest) -> None:
+    server = Server()
     try:
         server.wait()
         long = json.loads(asking.encoded()) | {"horizon": 200}
@@ -427,11 +419,10 @@ def test_terminated_amid_its_work_it_says_so_and_ends_well(tmp_path: Path, askin
             for stream in (busy, waiting):
                 with pytest.raises(flight.FlightUnavailableError, match="the service is stopping"):
                     list(stream)
-        assert server.process.wait(30) == 0
+        assert server.process.end(30)[0] == 0
         assert server.log() == []
     finally:
         server.process.kill()
-        server.process.wait()
 
 
 class TestProtocol:
