@@ -24,6 +24,7 @@ _QUIET = {
     "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_SERVER_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",  # no flow here has any, and a new database takes seconds more
 }
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0

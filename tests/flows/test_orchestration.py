@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,18 +21,24 @@ from flows.study_run import StudyRun
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_environment_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def home(unbroken: tuple[Path, str, str], tmp_path: Path) -> Path:
+    """A folder with the database that Prefect takes seconds to make, as a run has left it in its store."""
+    return Path(shutil.copytree(unbroken[0] / ".prefect", tmp_path / "home"))
+
+
+def test_the_environment_is_as_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
     from prefect.settings import get_current_settings  # noqa: PLC0415
 
-    with orchestration(tmp_path / "home"):
-        assert get_current_settings().home == tmp_path / "home"
+    with orchestration(home):
+        assert get_current_settings().home == home
         assert str(get_current_settings().api.url).startswith("http://127.0.0.1:")
-        assert (tmp_path / "home" / "prefect.db").is_file()
+        assert (home / "prefect.db").is_file()
     assert dict(os.environ) == before
-    assert get_current_settings().home != tmp_path / "home"
+    assert get_current_settings().home != home
     assert get_current_settings().api.url is None
 
 
@@ -55,7 +62,7 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "not-made").exists()
 
 
-def test_a_stage_runs_as_often_as_the_flow_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the user has results persisted, from which Prefect would serve the second derivation."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
@@ -63,7 +70,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(tmp_path: Path, monkeypatch: pyt
     calls = []
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    with orchestration(tmp_path / "home"):
+    with orchestration(home):
         from prefect import flow  # noqa: PLC0415
 
         def derive(one: StudyRun) -> int:

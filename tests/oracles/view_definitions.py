@@ -6,6 +6,7 @@ The views join derived tables; this formulation shares nothing with them and rea
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -547,6 +548,7 @@ def interval_row(below: float, above: float, whole: float, weights: list[float])
     }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1)  # depth_intervals has these rows too
 def identified_interval(analysis: Analysis) -> list[Row]:
     rows = []
     for keys, pool, found in analysis.pools():

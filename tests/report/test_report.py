@@ -197,6 +197,7 @@ def test_missing_intervals_are_said(page: Page) -> None:
     assert number(table[1][1]) == pytest.approx(expected, abs=0.051)
 
 
+@pytest.mark.usefixtures("no_pdf")
 def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     """A horizon too short for lag windows and for the first block: their quantities are null."""
     views = make_views(strata=("NIAH-4K",))
