@@ -162,27 +162,24 @@ def _powers(
     share = np.divide(weights, mass[:, None], out=np.zeros_like(weights), where=mass[:, None] > 0.0)
     values = np.stack(list(phi.values()), axis=1)[..., None] ** np.arange(POWERS + 1)
     result = np.zeros((len(found), *values.shape[1:]))
+    tokens = np.zeros((len(found), horizon), dtype=np.int64)
+    for number, scan in enumerate(found):
+        tokens[number, : len(scan.tokens)] = scan.tokens
     code = np.zeros(len(paths.probability), dtype=np.int64)  # of X_<s
+    place = np.zeros(len(found), dtype=np.int64)  # of U_<s
     for s in range(1, horizon + 1):
         here = paths.entry == s
         chance = np.zeros(alphabet ** (s - 1))
         np.add.at(chance, code[here], paths.probability[here])
         sums = np.zeros((len(chance), *values.shape[1:]))
         np.add.at(sums, code[here], paths.probability[here, None, None] * values[here])
-        for number, scan in enumerate(found):
-            if share[number, s - 1] > 0.0:
-                place = _code(scan.tokens[: s - 1], alphabet)
-                result[number] += share[number, s - 1] * sums[place] / chance[place]
+        some = share[:, s - 1] > 0.0
+        at = place[some]
+        result[some] += share[some, s - 1, None, None] * sums[at] / chance[at, None, None]
         code = code * alphabet + paths.x[:, s - 1]
+        place = place * alphabet + tokens[:, s - 1]
     result[..., 0] = 1.0
     return {name: result[:, number] for number, name in enumerate(phi)}
-
-
-def _code(tokens: History, alphabet: int) -> int:
-    code = 0
-    for token in tokens:
-        code = code * alphabet + token
-    return code
 
 
 def _law(mean: float, second: float, fourth: float, largest: float) -> Law:

@@ -6,6 +6,7 @@ On the store of ``test_exact_truth``, and in its family of comparisons (``exact_
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -58,9 +59,16 @@ def comparison(what: str, distance: float, terms: Iterable[tuple[float, Law]]) -
     return Comparison(what, distance, variance, largest)
 
 
+@cache
+def rows_by_study(view: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in measured().rows[view]:
+        found[row["study"]].append(row)
+    return found
+
+
 def rows_of(view: str, study: ExactStudy, **equal: Any) -> list[Row]:
-    wanted = {"study": study.name, **equal}
-    return [row for row in measured().rows[view] if all(row[name] == value for name, value in wanted.items())]
+    return [row for row in rows_by_study(view)[study.name] if all(row[name] == value for name, value in equal.items())]
 
 
 def row_of(view: str, study: ExactStudy, **equal: Any) -> Row:
