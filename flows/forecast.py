@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import FrozenPlan, find_plan
-from flows.generation import Work, pending_development, pending_evaluation, pending_work
+from flows.generation import Work, pending_development, pending_evaluation, pending_work, stored_units
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.study_run import StudyRun
@@ -91,7 +93,10 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     """
     store = stored(run)
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
-    splits = _development(store, run.material, redone), _evaluation(store, run.material, plan, redone)
+    units = stored_units(store, run.material)
+    splits = (
+        _development(store, run.material, redone, units), _evaluation(store, run.material, plan, redone, units)
+    )  # fmt: skip
     if store is None:
         return Forecast(plan, splits)
     return Forecast(
@@ -111,17 +116,17 @@ def stored(run: StudyRun) -> Store | None:
         return None
 
 
-def _development(store: Store | None, material: Material, redone: Collection[str]) -> SplitForecast:
+def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:
     replicates = material.study.plan.development_replicates
     documents = {stratum: (len(own),) * 2 for stratum, own in material.documents["development"].items()}
-    work = pending_development(store, material, redone)
+    work = pending_development(store, material, redone, units)
     names = {document.doc for document in material.of_split("development")}
-    count = _stored_units(store, material, names, redone)
+    count = _count(units, material, names, redone)
     return SplitForecast("development", documents, (replicates, replicates), count, work)
 
 
 def _evaluation(
-    store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str]
+    store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
     """As the frozen plan says or, before there is one, the most that it may choose."""
     planned, strata = material.study.plan, material.documents["evaluation"]
@@ -138,18 +143,16 @@ def _evaluation(
             documents = dict.fromkeys(available, (planned.documents,) * 2)
     wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
     if plan is not None and store is not None:
-        work = pending_evaluation(store, material, redone)
+        work = pending_evaluation(store, material, redone, units)
     else:
         branched = material.measured_actions if planned.estimator != PLAIN else ()
-        work = pending_work(store, material, wanted, replicates[1], branched, redone)
-    count = _stored_units(store, material, {document.doc for document in wanted}, redone)
+        work = pending_work(store, material, wanted, replicates[1], branched, redone, units)
+    count = _count(units, material, {document.doc for document in wanted}, redone)
     return SplitForecast("evaluation", documents, replicates, count, work)
 
 
-def _stored_units(store: Store | None, material: Material, names: Collection[str], redone: Collection[str]) -> int:
-    if store is None:
-        return 0
-    units = store.units(material.study.name, material.model_id)
+def _count(units: pa.Table, material: Material, names: Collection[str], redone: Collection[str]) -> int:
+    """How many of the stored units are of these documents and of actions that stay as they are."""
     actions = {action.name for action in material.actions} - set(redone)
     pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
     return sum(doc in names and action in actions for doc, action in pairs)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
+
 from flows.frozen_plan import find_plan, require_plan
 from flows.material import Material, replicates_of, stored_identities
 from generator.actions import Action
 from generator.finite.model import finite_model
-from generator.generation import PendingUnit, generate_units
+from generator.generation import PendingUnit, generate_documents
 from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
@@ -47,16 +49,25 @@ class Identify(Protocol):
         """
 
 
-def pending_development(store: Store | None, material: Material, redone: Collection[str] = ()) -> Work:
-    """Return what the development documents still lack; ``redone`` are actions whose units do not count."""
+def stored_units(store: Store | None, material: Material) -> pa.Table:
+    """Read the current units of a study and model; none before there is a store."""
+    return UNITS.schema.empty_table() if store is None else store.units(material.study.name, material.model_id)
+
+
+def pending_development(
+    store: Store | None, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
+) -> Work:
+    """Return what the development documents still lack; arguments are those of ``pending_work``."""
     planned = material.study.plan
     branched = material.measured_actions if planned.estimator != PLAIN else ()
     documents = material.of_split("development")
-    return pending_work(store, material, documents, planned.development_replicates, branched, redone)
+    return pending_work(store, material, documents, planned.development_replicates, branched, redone, units)
 
 
-def pending_evaluation(store: Store, material: Material, redone: Collection[str] = ()) -> Work:
-    """Return what the frozen plan asks of the evaluation documents and the store lacks.
+def pending_evaluation(
+    store: Store, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
+) -> Work:
+    """Return what the frozen plan asks of the evaluation documents and the store lacks, as ``pending_work`` finds it.
 
     Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
 
@@ -67,7 +78,7 @@ def pending_evaluation(store: Store, material: Material, redone: Collection[str]
     plan = require_plan(store, material.study)
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
     documents = material.of_split("evaluation", plan.documents_per_stratum)
-    return pending_work(store, material, documents, plan.replicates, branched, redone)
+    return pending_work(store, material, documents, plan.replicates, branched, redone, units)
 
 
 def lacking_actions(store: Store, material: Material) -> set[str]:
@@ -79,13 +90,14 @@ def lacking_actions(store: Store, material: Material) -> set[str]:
     """
     if find_plan(store, material.study.name, material.model_id) is None:
         return {action.name for action in material.actions}
-    work = pending_development(store, material) + pending_evaluation(store, material)
+    units = stored_units(store, material)
+    work = pending_development(store, material, (), units) + pending_evaluation(store, material, (), units)
     return {unit.action.name for _, pending in work for unit in pending}
 
 
 def pending_work(
     store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
-    branched: Collection[str], redone: Collection[str] = (),
+    branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
 ) -> Work:  # fmt: skip
     """Compare documents and actions with the stored units.
 
@@ -96,16 +108,14 @@ def pending_work(
         replicates: how many replicates of each document and action are wanted.
         branched: names of actions that get as many replicates of residual branching too.
         redone: names of actions whose stored units are about to be superseded.
+        units: what ``stored_units`` has read; None to read it.
 
     Returns:
         Documents that lack units, each with those units; [] where everything is there.
 
     """
-    if store is None:
-        revisions, units = {}, UNITS.schema.empty_table()
-    else:
-        revisions = newest_revisions(store.read("actions"))
-        units = store.units(material.study.name, material.model_id)
+    revisions = {} if store is None else newest_revisions(store.read("actions"))
+    units = stored_units(store, material) if units is None else units
     covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     columns = (
         units.column(name).to_pylist() for name in ("doc", "action", "estimator", "first_replicate", "replicates")
@@ -135,9 +145,8 @@ class LocalGenerator:
         self._model: Model | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
-        """Yield the units of each document, in the order of the work."""
-        name, horizon, seed = study.name, study.study.horizon, study.study.seed
-        return (generate_units(self.model(study), name, document, pending, horizon, seed) for document, pending in work)
+        """Yield the units of each document, in any order."""
+        yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.

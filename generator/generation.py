@@ -1,10 +1,18 @@
-"""Generation of one document's units: prefill, evict, decode and couple, record."""
+"""Generation of documents' units: prefill, evict, decode and couple, record.
+
+With a small model several documents are decoded side by side, and two threads do so: torch releases the interpreter's
+lock while it computes. Each thread has modules of its own over the same weights.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +22,7 @@ from numpy.typing import NDArray
 
 from generator.actions import Action
 from generator.coupling.residual_branching import PURPOSES, ResidualBranches, branch_replicates
-from generator.coupling.rollout import ActionReplicates, CoupledSteps, rollout
+from generator.coupling.rollout import ActionReplicates, CoupledSteps, DocumentReplicates, rollout_documents
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.coupling.uniforms import uniform_table
 from generator.events import event_rows, join_replicates, library_versions
@@ -22,6 +30,9 @@ from generator.model import Model, PreparedDocument
 from schema.document import Document
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
+
+_Place = tuple[int, int]  # of an item: its document's in the group, and its own there, from 1
+THREADS = 2  # more wait for the interpreter's lock, which a small model needs about half of the time
 
 _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, replicates, horizon, purposes, estimator
 
@@ -47,94 +58,184 @@ class PendingUnit:
         return replace(self, first=first, count=max(min(self.first + self.count, stop) - first, 0))
 
 
+Work = Sequence[tuple[Document, Sequence[PendingUnit]]]
+"""Documents, each with its pending units."""
+
+
 def generate_units(
     model: Model, study: str, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int,
     savings: Savings = ALL_SAVINGS,
 ) -> list[Unit]:  # fmt: skip
-    """Generate all pending units of one document.
+    """Generate all pending units of one document, as ``generate_together`` does of several."""
+    (units,) = generate_together(model, study, [(document, pending)], horizon, seed, savings)
+    return units
+
+
+def together(model: Model, work: Work) -> Iterator[Work]:
+    """Cut work, in its order, into parts whose documents are worth generating together."""
+    part: list[tuple[Document, Sequence[PendingUnit]]] = []
+    pairs = 0
+    for document, pending in work:
+        own = sum(item.count for item in pending)
+        if part and pairs + own > model.pairs_at_once:
+            yield part
+            part, pairs = [], 0
+        part.append((document, pending))
+        pairs += own
+    if part:
+        yield part
+
+
+def generate_together(
+    model: Model, study: str, work: Work, horizon: int, seed: int, savings: Savings = ALL_SAVINGS
+) -> list[list[Unit]]:
+    """Generate all pending units of some documents, which are in memory together.
 
     Events depend on (seed, document, action, estimator, replicate) alone: not on which units are generated together,
     how many replicates there is memory for, or what is saved.
 
     Returns:
-        One unit for each pending one, those of coupled rollouts before those of residual branching.
+        Of each document, one unit for each pending one, those of coupled rollouts before those of residual branching.
 
     Raises:
-        InputError: A retention cannot hold its selector's window and sinks, or the prompt is too long.
+        InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
     """
-    items = sorted(pending, key=lambda item: item.estimator == SWRB)
-    uniforms = partial(uniform_table, seed, document.doc)
-    units = []
     with model.computing():
-        # 1) Prefill: the prompt once, recording what the selectors of all actions need
-        prompt = model.prefill(document, [item.action for item in items], horizon)
-
+        # 1) Prefill: each prompt once, recording what the selectors of all actions need
         # 2) Evict: cache a = 1, 2, ... keeps what item a's action selects; cache 0 is the whole prompt
-        caches = prompt.evict()
+        prepared = [_prepare(model, document, pending, horizon, seed) for document, pending in work]
 
+        units: dict[str, list[Unit]] = {one.document.doc: [] for one in prepared}
         for estimator in (PLAIN, SWRB):
-            own = {a: item for a, item in enumerate(items, start=1) if item.estimator == estimator}
-            if not own:
-                continue
+            for group in _groups(prepared, estimator):
+                # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for
+                began = time.perf_counter()
+                decoded = _decode(group, estimator, horizon, savings)
+                seconds = time.perf_counter() - began
 
-            # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for
-            decode = _branch if estimator == SWRB else _couple
-            began = time.perf_counter()
-            parts: dict[int, list[Any]] = {a: [] for a in own}
-            for batch in _batches(own, caches.replicates_at_once(len(own), estimator)):
-                for a, part in zip(batch, decode(caches, batch, uniforms, horizon, savings), strict=True):
-                    parts[a].append(part)  # [replicates of the batch, H]
-            decoded = {a: join_replicates(own_parts) for a, own_parts in parts.items()}  # [replicates, H]
-            seconds = time.perf_counter() - began
-
-            # 4) Record: one unit for each item, with its share of the time
-            laws = max(sum(steps.laws for steps in decoded.values()), 1)
-            for a, item in own.items():
-                record = {
-                    **model.identity(item.action).columns,
-                    **_settings(study, model, document, item, horizon, seed),
-                    **caches.record(a, item.count),
-                    "decode_seconds": seconds / laws * decoded[a].laws,
-                    "kernel_evaluations": round(decoded[a].laws),
-                    "pair_evaluations": decoded[a].pair_evaluations,
-                }
-                units.append(Unit(record, event_rows(record, decoded[a])))
-    return units
+                # 4) Record: one unit for each item, with its share of the time
+                laws = max(sum(steps.laws for steps in decoded.values()), 1)
+                for (d, a), steps in decoded.items():
+                    one, item = group[d], group[d].items[a - 1]
+                    record = {
+                        **model.identity(item.action).columns,
+                        **_settings(study, model, one.document, item, horizon, seed),
+                        **one.caches.record(a, item.count),
+                        "decode_seconds": seconds / laws * steps.laws,
+                        "kernel_evaluations": round(steps.laws),
+                        "pair_evaluations": steps.pair_evaluations,
+                    }
+                    units[one.document.doc].append(Unit(record, event_rows(record, steps)))
+    return list(units.values())
 
 
-def _batches(items: Mapping[int, PendingUnit], at_once: int) -> Iterator[dict[int, PendingUnit]]:
-    """The first ``at_once`` replicates of the items that have them, then the next ones, and so on; by cache."""
+def generate_documents(
+    model: Model, study: str, work: Work, horizon: int, seed: int
+) -> Generator[list[Unit], None, None]:
+    """Generate all units of some work; events are the same in one thread and in several.
+
+    A generator that is closed, or has raised an error, has stopped its threads at their next position.
+
+    Yields:
+        The units of each document, in any order.
+
+    Raises:
+        InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
+        OperationError: A selector fails.
+    """
+    parts = list(together(model, work))
+    threads = min(THREADS, len(os.sched_getaffinity(0)), len(parts)) if model.pairs_at_once else 1
+    if threads > 1:
+        yield from _in_threads(threads, model, study, parts, horizon, seed)
+        return
+    for part in parts:
+        yield from generate_together(model, study, part, horizon, seed)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A document that is prefilled and evicted: item a, counted from 1, has cache a."""
+
+    document: Document
+    items: Sequence[PendingUnit]
+    caches: PreparedDocument
+    uniforms: _Uniforms
+
+
+def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int) -> _Prepared:
+    items = sorted(pending, key=lambda item: item.estimator == SWRB)
+    prompt = model.prefill(document, [item.action for item in items], horizon)
+    return _Prepared(document, items, prompt.evict(), partial(uniform_table, seed, document.doc))
+
+
+def _groups(prepared: Sequence[_Prepared], estimator: str) -> list[list[_Prepared]]:
+    """The documents that have items of an estimator; coupled rollouts of all of them are decoded side by side."""
+    having = [one for one in prepared if any(item.estimator == estimator for item in one.items)]
+    if estimator == SWRB:
+        return [[one] for one in having]
+    return [having] if having else []
+
+
+def _decode(group: Sequence[_Prepared], estimator: str, horizon: int, savings: Savings) -> dict[_Place, Any]:
+    """What was recorded of each item of an estimator, [replicates, H]."""
+    items = {
+        (d, a): item
+        for d, one in enumerate(group)
+        for a, item in enumerate(one.items, start=1)
+        if item.estimator == estimator
+    }
+    # The reference of each document but the first takes no more room than another action does.
+    at_once = group[0].caches.replicates_at_once(len(items) + len(group) - 1, estimator)
+    decode = _branch if estimator == SWRB else _couple
+    parts: dict[_Place, list[Any]] = {place: [] for place in items}
+    for batch in _batches(items, at_once):
+        for place, part in zip(batch, decode(group, batch, horizon, savings), strict=True):
+            parts[place].append(part)  # [replicates of the batch, H]
+    return {place: join_replicates(own) for place, own in parts.items()}
+
+
+def _batches(items: Mapping[_Place, PendingUnit], at_once: int) -> Iterator[dict[_Place, PendingUnit]]:
+    """The first ``at_once`` replicates of the items that have them, then the next ones, and so on."""
     numbers = sorted({replicate for item in items.values() for replicate in item.replicates})
     for start in range(0, len(numbers), at_once):
         batch = numbers[start : start + at_once]
-        shares = {a: item.within(batch[0], batch[-1] + 1) for a, item in items.items()}
-        yield {a: share for a, share in shares.items() if share.count}
+        shares = {place: item.within(batch[0], batch[-1] + 1) for place, item in items.items()}
+        yield {place: share for place, share in shares.items() if share.count}
 
 
 def _couple(
-    caches: PreparedDocument, items: Mapping[int, PendingUnit], uniforms: _Uniforms, horizon: int, savings: Savings
+    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
 ) -> list[CoupledSteps]:
-    """Coupled rollouts of the items, by cache; all actions meet the same reference continuation of a replicate."""
-    actions = [
-        ActionReplicates(a, tuple(item.replicates), uniforms(item.action.name, item.replicates, horizon, 2))
-        for a, item in items.items()
-    ]
-    reference = sorted({replicate for item in items.values() for replicate in item.replicates})
-    pairs = sum(item.count for item in items.values())
-    streams = 2 * pairs + (len(reference) if savings.share_reference else pairs)
-    kernels = caches.kernels(streams, savings)
-    return rollout(kernels, actions, reference, uniforms(None, reference, horizon, 1), horizon, savings)
+    """Coupled rollouts of the items; all actions of a document meet the same reference continuation of a replicate."""
+    documents, cache, streams = [], 0, 0
+    for d, one in enumerate(group):
+        own = {a: item for (place, a), item in items.items() if place == d}
+        if own:
+            reference = sorted({replicate for item in own.values() for replicate in item.replicates})
+            actions = [
+                ActionReplicates(
+                    cache + a, tuple(item.replicates), one.uniforms(item.action.name, item.replicates, horizon, 2)
+                )
+                for a, item in own.items()
+            ]
+            documents.append(DocumentReplicates(cache, reference, one.uniforms(None, reference, horizon, 1), actions))
+            pairs = sum(item.count for item in own.values())
+            streams += 2 * pairs + (len(reference) if savings.share_reference else pairs)
+        cache += 1 + len(one.items)
+    kernels = group[0].caches.kernels(streams, savings, [one.caches for one in group[1:]])
+    return rollout_documents(kernels, documents, horizon, savings)
 
 
 def _branch(
-    caches: PreparedDocument, items: Mapping[int, PendingUnit], uniforms: _Uniforms, horizon: int, savings: Savings
+    group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
 ) -> list[ResidualBranches]:
-    """Residual branching of the items, by cache; their uniforms are not those of coupled rollouts."""
+    """Residual branching of one document's items; their uniforms are not those of coupled rollouts."""
+    (one,) = group
     actions = []
-    for a, item in items.items():
-        table = uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
+    for (_, a), item in items.items():
+        table = one.uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
         actions.append(ActionReplicates(a, tuple(item.replicates), table))
-    kernels = caches.kernels(3 * sum(item.count for item in items.values()), savings)
+    kernels = one.caches.kernels(3 * sum(item.count for item in items.values()), savings)
     return branch_replicates(kernels, actions, horizon, savings)
 
 
@@ -149,3 +250,36 @@ def _settings(
         "versions": json.dumps(library_versions(), sort_keys=True), "batch_invariant": model.batch_deviation == 0.0,
         "batch_deviation": model.batch_deviation, "seed": seed, "prompt_sha256": document.prompt_sha256,
     }  # fmt: skip
+
+
+class _StoppedError(Exception):
+    """Nobody waits any more for what a thread computes."""
+
+
+def _in_threads(
+    threads: int, model: Model, study: str, parts: Sequence[Work], horizon: int, seed: int
+) -> Generator[list[Unit], None, None]:
+    stopping = threading.Event()
+
+    def go_on() -> None:
+        if stopping.is_set():
+            raise _StoppedError
+
+    idle: queue.SimpleQueue[Model] = queue.SimpleQueue()
+    for twin in model.twins(threads, go_on):
+        idle.put(twin)
+
+    def generate(part: Work) -> list[list[Unit]]:
+        own = idle.get_nowait()
+        try:
+            return generate_together(own, study, part, horizon, seed)
+        finally:
+            idle.put(own)
+
+    with model.computing(), ThreadPoolExecutor(threads, "generation") as pool:
+        try:
+            for made in as_completed([pool.submit(generate, part) for part in parts]):
+                yield from made.result()
+        finally:
+            stopping.set()
+            pool.shutdown(cancel_futures=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from generator.actions import Action
 from generator.coupling.kernels import StreamKernels
@@ -31,6 +31,16 @@ class Model(Protocol):
     @property
     def batch_deviation(self) -> float:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+
+    @property
+    def pairs_at_once(self) -> int:
+        """Up to how many pairs (action, replicate) documents are worth decoding side by side.
+
+        0 if never, since one document keeps the device busy; then one thread does, too.
+        """
+
+    def twins(self, count: int, before: Callable[[], None]) -> Iterable[Model]:
+        """Make the model for ``count`` threads; ``before`` is called often, and what it raises ends the work."""
 
     def identity(self, action: Action) -> ActionIdentity:
         """What makes the units of an action.
@@ -60,8 +70,11 @@ class PrefilledDocument(Protocol):
 class PreparedDocument(Protocol):
     """A document with the caches of its actions, numbered from 1 in their order; cache 0 is the whole prompt."""
 
-    def kernels(self, streams: int, savings: Savings) -> StreamKernels:
-        """Make kernels with room for so many open streams."""
+    def kernels(self, streams: int, savings: Savings, beside: Sequence[Self] = ()) -> StreamKernels:
+        """Make kernels with room for so many open streams, of this document and of those ``beside`` it.
+
+        The caches of the next document are numbered after those of the one before.
+        """
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions there is memory for now; at least 1."""

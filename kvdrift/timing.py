@@ -30,6 +30,7 @@ _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
 _COMMIT = 0.05  # seconds that a document's units take to enter a local store
 _DOCUMENTS_DIFFER = (0.8, 1.3)  # of a stratum's mean document, against the one that was measured
 _POSITIONS_DIFFER = (0.5, 2.0)  # of later positions, against measured ones: sides end, and pairs part
+_SIDE_BY_SIDE = 0.25  # of a document's time alone, at least, where several are decoded together in two threads
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def study_time(
                 f"the prefill of {document.prompt_tokens:,} prompt tokens alone takes some {expected:.0f} s"
             )
         strata[section.stratum_name] = _document_time(model, timed, document, most, share)
-    splits = {split: _split_seconds(extent, strata) for split, extent in extents.items()}
+    least = _SIDE_BY_SIDE if model.pairs_at_once else 1.0
+    splits = {split: _split_seconds(extent, strata).times(least, 1) for split, extent in extents.items()}
     return StudyTime(splits, strata, model.device, time.perf_counter() - began)
 
 

@@ -60,7 +60,7 @@ class SharedPrefix:
         self._length = 0
         none = torch.empty(0, dtype=torch.int64)
         self.slots = none  # int64 [streams], on the CPU as all bookkeeping is
-        self._stream_cache = none  # [streams]
+        self.stream_cache = none  # the cache of each stream, [streams]
         # Of each layer keys and values [streams, KV heads, H, size].
         self._suffix: list[_Suffixes] = [
             tuple(part.new_empty((streams, part.shape[0], horizon, part.shape[2])) for part in (layer.key, layer.value))
@@ -79,7 +79,7 @@ class SharedPrefix:
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
         self.rewind()
-        self._stream_cache = torch.tensor(caches)
+        self.stream_cache = torch.tensor(caches)
         self.slots = torch.arange(len(caches))
         self._pack()
 
@@ -92,7 +92,7 @@ class SharedPrefix:
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
             return
-        self._stream_cache = torch.cat([self._stream_cache, self._parked_cache])[rows]
+        self.stream_cache = torch.cat([self.stream_cache, self._parked_cache])[rows]
         # Parked streams count as lying behind the slots.
         source = torch.cat([self.slots, torch.arange(streams, streams + len(self._parked_cache))])[rows]
         entry = torch.arange(count)
@@ -110,12 +110,12 @@ class SharedPrefix:
         self._parked.append([
             tuple(part[slots[part.device], :, :length] for part in layer) for layer in self._suffix
         ])  # fmt: skip
-        self._parked_cache = torch.cat([self._parked_cache, self._stream_cache[rows]])
+        self._parked_cache = torch.cat([self._parked_cache, self.stream_cache[rows]])
 
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
         self._length = 0
-        self._stream_cache, self.slots = self._stream_cache[:0], self.slots[:0]
+        self.stream_cache, self.slots = self.stream_cache[:0], self.slots[:0]
 
     def next_position(self) -> None:
         """Make room for the token about to be fed."""
@@ -158,7 +158,7 @@ class SharedPrefix:
         """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
-        caches, counts = torch.unique_consecutive(self._stream_cache, return_counts=True)
+        caches, counts = torch.unique_consecutive(self.stream_cache, return_counts=True)
         at_once = TILE if self._share_reads else 1
         first = 0
         for cache, slots in zip(caches.tolist(), torch.split(self.slots, counts.tolist()), strict=True):

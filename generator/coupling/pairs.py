@@ -28,13 +28,14 @@ class CoupledPairs:
 
     Args:
         pair_reference: The reference of each pair, int64 [pairs].
+        reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: The cache to whose account a reference stream's laws go, or 0; int64 [references].
+        reference_owner: The cache to whose account a reference stream's laws go, int64 [references].
     """
 
     def __init__(
-        self, kernels: StreamKernels, pair_reference: Tensor, pair_cache: Tensor, reference_owner: Tensor, horizon: int,
-        savings: Savings = ALL_SAVINGS,
+        self, kernels: StreamKernels, pair_reference: Tensor, reference_cache: Tensor, pair_cache: Tensor,
+        reference_owner: Tensor, horizon: int, savings: Savings = ALL_SAVINGS,
     ) -> None:  # fmt: skip
         absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
         self._kernels, self._savings = kernels, savings
@@ -47,7 +48,7 @@ class CoupledPairs:
         self._y_done = torch.ones_like(pair_cache, dtype=torch.bool)
         # Streams that may be wanted: the references', then compressed ones along X, then along Y.
         self._sizes = [len(reference_owner), len(pair_cache), len(pair_cache)]
-        self._cache = torch.cat([torch.zeros_like(reference_owner), pair_cache, pair_cache])
+        self._cache = torch.cat([reference_cache, pair_cache, pair_cache])
         self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
         self._label = self._labels(pair_cache)
         self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none

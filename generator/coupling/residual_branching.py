@@ -192,7 +192,7 @@ def _continue(
     """Continue every branch from its residual pair to the horizon; uniforms [pairs, H, 3]."""
     own = torch.arange(len(pair_cache))
     horizon = uniforms.shape[1]
-    pairs = CoupledPairs(kernels, own, pair_cache, pair_cache, horizon, savings)
+    pairs = CoupledPairs(kernels, own, torch.zeros_like(own), pair_cache, pair_cache, horizon, savings)
     for column in range(horizon):
         if column:
             pairs.step(column, uniforms[:, column, 0], uniforms[:, column, 1:])

@@ -1,4 +1,4 @@
-"""The coupled rollout: reference and compressed continuations of one document, position by position.
+"""The coupled rollout: reference and compressed continuations of a document, position by position.
 
 It knows no model, only ``StreamKernels``. A pair (action, replicate) needs three laws at each position: the
 reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. They are
@@ -8,6 +8,8 @@ computed once where they are the same:
 - Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair parts.
 - Replicates that follow one cache along equal histories share a stream.
 - After a side's EOS its law is a point mass, which needs no stream.
+
+Several documents can be decoded side by side: a position then takes one call for all of them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,24 @@ class ActionReplicates:
     cache: int
     replicates: tuple[int, ...]
     uniforms: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DocumentReplicates:
+    """One document's replicates in a rollout; those of all its actions are among those of the reference.
+
+    Attributes:
+        cache: The number of the reference's cache; those of the actions come after it.
+        replicates: The replicate numbers of the reference.
+        uniforms: Of the reference, [replicates, H, 1].
+        actions: What follows the document's other caches, ascending; with uniforms [replicates, H, 2], for acceptance
+            and the residual token.
+    """
+
+    cache: int
+    replicates: Sequence[int]
+    uniforms: NDArray[np.float64]
+    actions: Sequence[ActionReplicates]
 
 
 @dataclass(frozen=True)
@@ -70,39 +90,64 @@ def rollout(
 ) -> list[CoupledSteps]:  # fmt: skip
     """Run all actions of a document together, and return what was recorded of each.
 
-    Actions have uniforms [replicates, H, 2], for acceptance and the residual token; the reference's are [reference
-    replicates, H, 1]. The replicates of all actions are among those of the reference.
+    Arguments are those of ``DocumentReplicates``; the reference has cache 0.
     """
-    place = {replicate: row for row, replicate in enumerate(reference_replicates)}
-    pair_reference = torch.tensor([place[k] for a in actions for k in a.replicates])
+    document = DocumentReplicates(0, reference_replicates, reference_uniforms, actions)
+    return rollout_documents(kernels, [document], horizon, savings)
+
+
+def rollout_documents(
+    kernels: StreamKernels, documents: Sequence[DocumentReplicates], horizon: int, savings: Savings = ALL_SAVINGS
+) -> list[CoupledSteps]:
+    """Run all actions of some documents together, and return what was recorded of each, document by document.
+
+    Args:
+        kernels: Laws of all documents' streams.
+        documents: In ascending order of their caches.
+        horizon: The number of positions.
+        savings: Which computations are shared.
+    """
+    actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
-    reference_owner = torch.zeros(len(place), dtype=torch.int64)  # the reference's streams belong to no action
-    if not savings.share_reference:
-        reference_uniforms = reference_uniforms[pair_reference]
-        pair_reference, reference_owner = torch.arange(len(pair_cache)), pair_cache
-    u_x = torch.from_numpy(reference_uniforms[:, :, 0]).to(kernels.device)
+    references: list[int] = []  # of each pair
+    reference_caches: list[int] = []
+    tables: list[NDArray[np.float64]] = []
+    for document in documents:
+        first, place = len(reference_caches), {replicate: row for row, replicate in enumerate(document.replicates)}
+        rows = [place[k] for a in document.actions for k in a.replicates]
+        tables.append(document.uniforms if savings.share_reference else document.uniforms[rows])
+        references += [first + row for row in (rows if savings.share_reference else range(len(rows)))]
+        reference_caches += [document.cache] * len(tables[-1])
+    reference_cache = torch.tensor(reference_caches)
+    # A shared stream of the reference belongs to no action.
+    reference_owner = reference_cache if savings.share_reference else pair_cache
+    u_x = torch.from_numpy(np.concatenate(tables)[:, :, 0]).to(kernels.device)
     u_pair = torch.from_numpy(np.concatenate([a.uniforms for a in actions])).to(kernels.device)
 
-    pairs = CoupledPairs(kernels, pair_reference, pair_cache, reference_owner, horizon, savings)
+    pairs = CoupledPairs(
+        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, horizon, savings
+    )
     pairs.open(u_x[:, 0], u_pair[:, 0])
     for column in range(1, horizon):
         if not pairs.step(column, u_x[:, column], u_pair[:, column]):
             break
-    return _per_action(actions, pairs)
+    return _per_action(documents, pairs)
 
 
-def _per_action(actions: Sequence[ActionReplicates], pairs: CoupledPairs) -> list[CoupledSteps]:
+def _per_action(documents: Sequence[DocumentReplicates], pairs: CoupledPairs) -> list[CoupledSteps]:
     rows_used, evaluations = pairs.rows_used.tolist(), pairs.evaluations.cpu().numpy()
     results, start = [], 0
-    for action in actions:
-        own = slice(start, start + len(action.replicates))
-        start = own.stop
-        share = rows_used[0] * len(action.replicates) / len(evaluations)
-        results.append(
-            CoupledSteps(
-                **{name: values[own] for name, values in pairs.steps.items()},
-                laws=rows_used[action.cache] + share,
-                pair_evaluations=int(evaluations[own].sum()),
+    for document in documents:
+        count = sum(len(action.replicates) for action in document.actions)
+        for action in document.actions:
+            own = slice(start, start + len(action.replicates))
+            start = own.stop
+            share = rows_used[document.cache] * len(action.replicates) / count
+            results.append(
+                CoupledSteps(
+                    **{name: values[own] for name, values in pairs.steps.items()},
+                    laws=rows_used[action.cache] + share,
+                    pair_evaluations=int(evaluations[own].sum()),
+                )
             )
-        )
     return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +35,7 @@ class FiniteModel:
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
     batch_deviation: ClassVar[float] = 0.0  # laws are looked up
+    pairs_at_once: ClassVar[int] = 0  # a table is looked up as fast for one document
 
     def identity(self, action: Action) -> ActionIdentity:
         """What makes an action's units: the reference's laws and the action's own; a control's are the reference's."""
@@ -47,6 +48,10 @@ class FiniteModel:
         systems = list(self.systems.values()) if self.file is None else self.file
         names = {name: None for system in self.systems.values() for name in system.actions}
         return {name: _laws_sha256(systems, name, horizon) for name in (None, *names)}
+
+    def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - never waited for
+        """The model itself, which threads can share."""
+        return [self] * count
 
     def computing(self) -> AbstractContextManager[None]:
         """Leave the process as it is."""
@@ -71,8 +76,8 @@ class PreparedSystem:
         """Nothing is kept of a prompt, so nothing is evicted."""
         return self
 
-    def kernels(self, streams: int, savings: Savings) -> FiniteKernels:  # noqa: ARG002 - they take no room
-        """Return kernels that look the laws up."""
+    def kernels(self, streams: int, savings: Savings, beside: Sequence[PreparedSystem] = ()) -> FiniteKernels:  # noqa: ARG002 - they take no room
+        """Return kernels that look the laws up; systems of unlike alphabets are not decoded side by side."""
         return FiniteKernels(self.system, self.actions)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room

@@ -28,6 +28,7 @@ class Decoder:
         shape: The numbers that memory depends on.
         rows: The multiple of rows to decode with, and how exact that is.
         threads: How many threads computations on a CPU use; None for torch's own number.
+        memory_share: How much of the memory that is available decoding may take.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Decoder:
     shape: ModelShape
     rows: RowInvariance
     threads: int | None = None
+    memory_share: float = 1.0
 
     @property
     def batch_deviation(self) -> float:

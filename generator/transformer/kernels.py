@@ -1,8 +1,9 @@
-"""Next-token laws of one prompt's streams, by a transformer."""
+"""Next-token laws of the streams of one prompt, or of several side by side, by a transformer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,26 +22,43 @@ def law_of(logits: Tensor) -> Tensor:
     return logits.softmax(-1, dtype=dtype)
 
 
-class TransformerKernels:
-    """``StreamKernels`` of one prompt.
+@dataclass(frozen=True)
+class PromptCaches:
+    """What streams of one prompt start from.
 
-    Args:
+    Attributes:
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
+    """
+
+    entries: int
+    first_law: Tensor
+    caches: Sequence[Sequence[PrefixLayer]]
+
+
+class TransformerKernels:
+    """``StreamKernels`` of some prompts, whose caches are numbered on from one to the next.
+
+    Args:
+        prompts: At least one.
         streams: How many streams can be open at once.
     """
 
     def __init__(
-        self, model: Decoder, entries: int, first_law: Tensor, caches: Sequence[Sequence[PrefixLayer]], streams: int,
-        horizon: int, savings: Savings,
-    ) -> None:  # fmt: skip
-        self._model, self._first_law = model, first_law
-        self._entries = self._position = entries
+        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings
+    ) -> None:
+        self._model, self._position = model, 0
+        self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
+        self._entries = [prompt.entries for prompt in prompts]
+        self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
+            torch.tensor([len(prompt.caches) for prompt in prompts])
+        )  # [caches]
         self._attention = SharedPrefix(
-            caches, streams, horizon, model.rows.multiple, share_reads=savings.share_prompt_reads
-        )
-        self._laws = first_law.new_empty((streams + model.rows.multiple, len(first_law)))
+            [cache for prompt in prompts for cache in prompt.caches], streams, horizon, model.rows.multiple,
+            share_reads=savings.share_prompt_reads,
+        )  # fmt: skip
+        self._laws = self._first_laws.new_empty((streams + model.rows.multiple, self._first_laws.shape[-1]))
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
@@ -55,11 +73,13 @@ class TransformerKernels:
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
 
-        Eviction follows prefill, so these laws are all the same.
+        Eviction follows prefill, so these laws are all the same for one prompt.
         """
-        self._position = self._entries
+        self._position = 0
         self._attention.open(caches)
-        return self._first_law.expand(len(caches), -1)
+        if len(self._first_laws) == 1:
+            return self._first_laws.expand(len(caches), -1)
+        return self._first_laws[self._prompt_of[list(caches)].to(self.device)]
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
@@ -71,7 +91,7 @@ class TransformerKernels:
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
-        self._position = self._entries
+        self._position = 0
         self._attention.rewind()
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -89,11 +109,20 @@ class TransformerKernels:
         with torch.inference_mode():
             hidden = network.model(
                 input_ids=fed[:, None].to(self.device),  # [rows, 1]
-                position_ids=torch.full((1, 1), self._position - 1, device=self.device),
+                position_ids=self._positions(),
                 use_cache=False,
                 kvdrift_attention=attention,
             )[0].to(self.device)  # [rows, 1, width]; with a device map, the last layers may lie elsewhere
             return self._stream_laws(hidden[:, 0])
+
+    def _positions(self) -> Tensor:
+        """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""
+        attention, after = self._attention, self._position - 1
+        if len(self._entries) == 1:
+            return torch.full((1, 1), self._entries[0] + after, device=self.device)
+        positions = torch.zeros(attention.rows, dtype=torch.int64)
+        positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_cache]] + after
+        return positions[:, None].to(self.device)
 
     def _stream_laws(self, hidden: Tensor) -> Tensor:
         """Laws of the streams, [streams, V], from the last hidden states of the slots, [rows, width]."""

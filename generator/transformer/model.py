@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
@@ -12,6 +13,7 @@ from generator.transformer.prompt import PrefilledPrompt
 from schema.document import Document
 
 _UNKNOWN = ModelIdentity(None, None)
+_PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,26 @@ class LoadedModel(Decoder):
     """
 
     files: ModelIdentity = _UNKNOWN
+
+    @property
+    def pairs_at_once(self) -> int:
+        """Up to how many pairs documents are decoded side by side: where one has too few to keep a CPU busy."""
+        busy = self.threads != 1 or self.device != "cpu"  # what a large model or a GPU computes takes the time
+        return 0 if busy or self.batch_deviation else _PAIRS_AT_ONCE
+
+    def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
+        """Make the model ``count`` times for as many threads, each with its share of the memory that is available.
+
+        Each has modules of its own, whose hooks and state are then one thread's, over the same weights.
+
+        Args:
+            count: How many.
+            before: Is called before every pass through the network; what it raises ends the pass.
+        """
+        for _ in range(count):
+            network = copy.deepcopy(self.network, {id(weight): weight for weight in self.network.parameters()})
+            network.model.register_forward_pre_hook(lambda *_: before())
+            yield replace(self, network=network, memory_share=self.memory_share / count)
 
     def identity(self, action: Action) -> ActionIdentity:
         """What makes the units of an action.

@@ -17,7 +17,7 @@ from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, evict
-from generator.transformer.kernels import TransformerKernels, law_of
+from generator.transformer.kernels import PromptCaches, TransformerKernels, law_of
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
 
@@ -108,18 +108,22 @@ class PreparedPrompt:
         self._model, self._prompt, self._caches = model, prompt, caches
         self._seconds, self._horizon = seconds, horizon
 
-    def kernels(self, streams: int, savings: Savings) -> TransformerKernels:
-        """Make kernels with room for so many open streams; they share the memory of the prompt and the caches."""
+    def kernels(self, streams: int, savings: Savings, beside: Sequence[PreparedPrompt] = ()) -> TransformerKernels:
+        """Make kernels with room for so many open streams; they share the memory of the prompts and the caches."""
+        prompts = [prompt.caches for prompt in (self, *beside)]
+        return TransformerKernels(self._model, prompts, streams, self._horizon, savings)
+
+    @property
+    def caches(self) -> PromptCaches:
+        """What its streams start from."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
-        return TransformerKernels(
-            self._model, self._prompt.entries, self._prompt.first_law,
-            [whole, *(cache.layers for cache in self._caches)], streams, self._horizon, savings,
-        )  # fmt: skip
+        layers = [whole, *(cache.layers for cache in self._caches)]
+        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers)
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
         needed = self._model.shape.replicate_bytes(actions, self._horizon, estimator)
-        return replicates_within(available_bytes(self._model.device), needed)
+        return replicates_within(int(self._model.memory_share * available_bytes(self._model.device)), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""

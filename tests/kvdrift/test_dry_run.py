@@ -248,7 +248,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    model = SimpleNamespace(device="cpu", shape=SimpleNamespace(vocabulary=256))
+    model = SimpleNamespace(device="cpu", shape=SimpleNamespace(vocabulary=256), pairs_at_once=0)
     monkeypatch.setattr(generation_time, "load_transformer", lambda _: model)
     return clock
 

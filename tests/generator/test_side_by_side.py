@@ -1,0 +1,167 @@
+"""Documents that are generated side by side, in one thread or two: the events of one document by itself, and its end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.random_models import random_document, random_model
+
+from generator import generation
+from generator.actions import Action
+from generator.attention.recording import PromptLayer
+from generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
+from generator.selectors import Recent
+from generator.selectors.h2o import H2O
+from generator.selectors.selector import Selector
+from generator.transformer import model as transformer_model
+from generator.transformer.model import LoadedModel
+from schema.document import Document
+from schema.errors import OperationError
+from schema.retention import Retention
+from schema.store.store import Unit
+from schema.tables import SWRB
+
+HORIZON, SEED = 10, 3
+HEAVY = Action("h2o", "h2o", H2O(), Retention.parse("60%"))  # has statistics, gathered by hooks of the network
+ITEMS = [PendingUnit(HALF_SNAPKV, 0, 6), PendingUnit(HEAVY, 2, 3), PendingUnit(CONTROL, 0, 2)]
+# Unlike lengths, some on either side of where the CPU's attention takes another form; not all lack the same.
+WORK = [
+    (random_document("a", 300), ITEMS),
+    (random_document("b", 140), ITEMS[:2]),
+    (random_document("c", 520), [replace(ITEMS[0], estimator=SWRB), *ITEMS]),
+    (random_document("d", 140), ITEMS[1:]),
+    (random_document("e", 300), [replace(ITEMS[0], estimator=SWRB)]),
+]
+
+
+def by_name(documents: list[list[Unit]]) -> dict[tuple[str, str, str], Unit]:
+    units = [unit for units in documents for unit in units]
+    return {(unit.record["doc"], unit.record["action"], unit.record["estimator"]): unit for unit in units}
+
+
+def assert_same(one: list[list[Unit]], other: list[list[Unit]]) -> None:
+    units, twins = by_name(one), by_name(other)
+    assert units.keys() == twins.keys()
+    for name, unit in units.items():
+        assert unit.events.equals(twins[name].events), name
+        for column in ("kernel_evaluations", "pair_evaluations", "kept_sha256", "payload_bytes", "resident_bytes"):
+            assert unit.record[column] == twins[name].record[column], (name, column)
+
+
+def alone(model: LoadedModel) -> list[list[Unit]]:
+    return [generate_units(model, "s", document, pending, HORIZON, SEED) for document, pending in WORK]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen3", "float32"), ("qwen2", "bfloat16")])
+def test_events_are_the_same_side_by_side_and_in_two_threads(
+    kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bitwise."""
+    model = random_model(kind, dtype)
+    expected = alone(model)
+    assert_same(generate_together(model, "s", WORK, HORIZON, SEED), expected)
+    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert len(list(together(model, WORK))) > 2
+    before = torch.get_num_threads()
+    assert_same(list(generate_documents(model, "s", WORK, HORIZON, SEED)), expected)
+    assert torch.get_num_threads() == before
+
+
+def test_few_replicates_at_once_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama")
+    monkeypatch.setattr("generator.transformer.prompt.replicates_within", lambda *_: 2)
+    batched = generate_together(model, "s", WORK[:2], HORIZON, SEED)
+    monkeypatch.undo()
+    whole = by_name(generate_together(model, "s", WORK[:2], HORIZON, SEED))
+    for name, unit in by_name(batched).items():
+        assert unit.events.equals(whole[name].events)
+
+
+def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:
+    small = random_model("llama")
+    assert small.pairs_at_once
+    for other in (
+        replace(small, threads=None),
+        replace(small, device="cuda"),
+        replace(small, rows=replace(small.rows, deviation=1e-6)),
+    ):
+        assert [len(part) for part in together(other, WORK)] == [1] * len(WORK)
+
+
+@dataclass(frozen=True)
+class Failing(Recent):
+    """Fails on prompts of 90 tokens."""
+
+    def keep(self, layer: PromptLayer, kept: int) -> torch.Tensor:
+        if layer.key.shape[1] == 90:
+            message = "this prompt"
+            raise ValueError(message)
+        return super().keep(layer, kept)
+
+
+def of_selector(selector: Selector, count: int) -> list[tuple[Document, list[PendingUnit]]]:
+    """Documents of 120 tokens, and a last one of 90."""
+    action = Action("own", "own", selector, Retention.parse("1/2"))
+    lengths = [120] * (count - 1) + [90]
+    return [(random_document(f"d{i}", length), [PendingUnit(action, 0, 20)]) for i, length in enumerate(lengths)]
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
+def generating() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("generation")]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_of_a_thread_ends_the_work() -> None:
+    made = generate_documents(random_model("llama"), "s", of_selector(Failing(), 4), HORIZON, SEED)
+    with pytest.raises(OperationError, match=r"selector Failing: .*this prompt"):
+        list(made)
+    assert generating() == []
+
+
+RELEASED = threading.Event()
+
+
+@dataclass(frozen=True)
+class Waiting(Recent):
+    """Waits on prompts of 120 tokens."""
+
+    def keep(self, layer: PromptLayer, kept: int) -> torch.Tensor:
+        assert layer.key.shape[1] != 120 or RELEASED.wait(60)
+        return super().keep(layer, kept)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_closing_in_the_middle_stops_the_threads_at_their_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does: what a thread has begun is given up, and the rest is not begun."""
+    ends: list[str] = []
+
+    def watched(*given: Any) -> list[list[Unit]]:
+        try:
+            made = generate_together(*given)
+        except Exception as error:
+            ends.append(type(error).__name__)
+            raise
+        ends.append("whole")
+        return made
+
+    monkeypatch.setattr(generation, "generate_together", watched)
+    made = generate_documents(random_model("llama"), "s", of_selector(Waiting(), 6)[::-1], HORIZON, SEED)
+    (unit,) = next(made)
+    assert unit.record["prompt_entries"] == 90
+    release = threading.Timer(0.5, RELEASED.set)
+    release.start()
+    made.close()
+    assert ends == ["whole", "_StoppedError", "_StoppedError"]
+    assert generating() == []
