@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flows import stages
 from flows.analysis.estimation import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
 from flows.orchestration import orchestration
-from flows.pages import page_of
+from flows.pages import page_of, report_is_current
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
@@ -74,7 +75,7 @@ def run_studies(
         redo_actions(runs, redo)
     if plan_only and all(map(stages.is_planned, runs)):
         return Outcome(location, [], 0, did_something=False)
-    if not growth and all(stages.is_finished(run) for run in runs):
+    if not (growth or redo) and all(stages.is_finished(run) for run in runs):
         return Outcome(location, [page_of(run) for run in runs], 0, did_something=False)
     if before is not None:
         before()
@@ -97,17 +98,50 @@ def _task(function: Callable[..., Any]) -> Any:
     return task(cache_policy=NO_CACHE, persist_result=False)(function)
 
 
+def _stage(function: Callable[[StudyRun], object], idle: str) -> Any:
+    """A stage as a task; one that had nothing to do, and returns 0, ends in a state "Skipped" that says why.
+
+    The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
+    """
+    from prefect.states import Completed  # noqa: PLC0415
+
+    @wraps(function)
+    def stage(run: StudyRun) -> object:
+        done = function(run)
+        return done or Completed(name="Skipped", message=idle)
+
+    return _task(stage)
+
+
+def _plan(run: StudyRun) -> bool:
+    """Freeze the plan; whether that was to be done."""
+    frozen = stages.is_planned(run)
+    stages.plan(run)
+    return not frozen
+
+
 def _analyze(run: StudyRun) -> int:
     return stages.analyze(run, estimate_in_tasks)
+
+
+def _report(run: StudyRun) -> bool:
+    """Write the report; whether that was to be done."""
+    current = report_is_current(run.store, page_of(run).parent)
+    stages.report(run)
+    return not current
 
 
 def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
     from prefect import flow  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
-    develop, derive, plan = map(_task, (stages.develop, stages.derive, stages.plan))
-    evaluate, check, report = map(_task, (stages.evaluate, stages.check, stages.report))
-    analyze = _task(_analyze)
+    develop = _stage(stages.develop, "the development documents have all of their units")
+    derive = _stage(stages.derive, "all units are derived")
+    plan = _stage(_plan, "the plan is frozen")
+    evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for")
+    check = _task(stages.check)
+    analyze = _stage(_analyze, "the estimates are those of the present moments")
+    report = _stage(_report, "the page is that of the present tables")
     threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
 
     @flow(name="kvdrift study", task_runner=threads, persist_result=False)
@@ -128,7 +162,9 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
         # Estimates and reports record the version of all events: every model's events come first.
         for run in runs:
             analyze(run)
-        return Outcome(store, [report(run) for run in runs], 0, did_something=True)
+        for run in runs:
+            report(run)
+        return Outcome(store, [page_of(run) for run in runs], 0, did_something=True)
 
     outcome: Outcome = study_flow(runs[0].study.name, [run.study.model.id for run in runs], runs[0].location)
     return outcome

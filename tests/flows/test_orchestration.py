@@ -15,7 +15,7 @@ from fixtures.study_files import load_study
 
 from flows.generation import LocalGenerator
 from flows.orchestration import orchestration
-from flows.study_flow import _task
+from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,14 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
             return [stage(run), stage(run)]
 
         assert twice() == [1, 2]
+
+        @flow(name="idle")
+        def idle() -> list[tuple[str, str, str | None]]:
+            """The states of a stage that has nothing to do, and of one that has."""
+            states = (_stage(one, "all is there")(run, return_state=True) for one in (lambda _: 0, lambda _: 3))
+            return [(state.type.value, state.name, state.message) for state in states]
+
+        assert idle() == [("COMPLETED", "Skipped", "all is there"), ("COMPLETED", "Completed", None)]
     assert len(calls) == 2
     assert (root.level, root.handlers) == (level, handlers)  # the caller's logs are heard again
 
