@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
@@ -70,7 +70,7 @@ class Estimate:
 
     def as_row(self) -> ViewRow:
         """All fields by name, for a CSV file."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in ESTIMATE_COLUMNS}  # asdict takes 20 times as long
 
 
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
