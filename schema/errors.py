@@ -4,7 +4,8 @@ KvdriftError               one line, made to be read by a person
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   └── PlanError          an evaluation without its frozen plan, or against another one
 └── OperationError         the work failed though the input was right (exit code 1)
-    └── ControlError       a full-retention control with delta or f other than 0
+    ├── ControlError       a full-retention control with delta or f other than 0
+    └── DamagedStoreError  a store that contradicts itself: commits are damaged or lost
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class PlanError(InputError):
 
 class OperationError(KvdriftError):
     """The work failed although the input was right."""
+
+
+class DamagedStoreError(OperationError):
+    """A store contradicts itself: log files are damaged or lost, or rows have lost what they were made from."""
 
 
 class ControlError(OperationError):

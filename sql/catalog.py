@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import graphlib
-import os
 import re
 import uuid
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
+from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.contracts import Contract, contract, contracts, stored_tables, view_files
 from sql.quoting import literal, quoted
@@ -135,7 +135,8 @@ def open_views(
         The views, each stored table pinned to one version: commits made meanwhile do not show.
 
     Raises:
-        InputError: an unknown table, version or view, a damaged store, or ``threads`` below 1.
+        InputError: an unknown table, version or view, a damaged file, or ``threads`` below 1.
+        DamagedStoreError: commits are damaged or lost, or rows have lost the events that they were made from.
 
     """
     if threads < 1:
@@ -147,6 +148,7 @@ def open_views(
         contract(view)  # InputError for an unknown one
     pinned = {table: (versions or {}).get(table, -1) for table in PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
+    store.check_made_from_events(pinned)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         _create_views(connection)
@@ -190,12 +192,23 @@ def write_catalog(store: Store) -> Path:
             _create_views(connection)
             for table, sources in files.items():
                 _create_stored_view(connection, table, sources)
-        os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+        replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
     finally:
         aside.unlink(missing_ok=True)
     return path
+
+
+def catalog_fault(store: Store) -> str | None:
+    """Say what is wrong with the catalogue file of a local store that has one; None where nothing is."""
+    path = Path(store.location) / CATALOG_NAME
+    try:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            connection.execute("select view_name from duckdb_views()").fetchall()
+    except (duckdb.Error, OSError) as error:
+        return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
+    return None
 
 
 def refresh_catalog(store: Store) -> None:

@@ -136,6 +136,19 @@ def _unit_record(footer: Mapping[bytes, bytes]) -> UnitRecord | None:
     return record if isinstance(record, dict) else None
 
 
+def read_unnamed(store: Store, table: str, path: str) -> Reading:
+    """Read a file that no commit names; its rows are None unless it is whole, as its name and the schema say."""
+    where = f"{table}/{path}"
+    try:
+        data = store.read_bytes(table, path)
+        if _damage(table, StoredFile(path, len(data), 0), data):
+            return Reading(where)
+        rows, footer = _parse(data)
+        return Reading(where, conform(TABLES[table], rows), _unit_record(footer))
+    except (InputError, *_READ_ERRORS):
+        return Reading(where)
+
+
 @dataclass(frozen=True)
 class SmallTable:
     """A table read whole. ``rows`` are those of the files that could be read, ``readable`` says that all could."""

@@ -133,19 +133,11 @@ class _Walk:
 
     def _whole_unit(self, path: str, reading: Reading) -> UnitRecord | None:
         """The file's unit record; None where it has none that its path and its rows are those of."""
-        if reading.unit is None or reading.rows is None:
-            return None
         try:
-            record, _ = conform_unit(Unit(with_defaults(reading.unit), reading.rows))
+            return unit_of(path, reading)
         except InputError as error:
             self._tally["events"].faults.append(Fault(reading.where, str(error).removeprefix("events: ")))
             return None
-        wanted = unit_path(record, path.rpartition("-")[2].removesuffix(".parquet"))
-        if wanted != path:
-            what = f"the path is not that of {unit_name(record)} in the footer, must be {wanted}"
-            self._tally["events"].faults.append(Fault(reading.where, what))
-            return None
-        return record
 
     def _check_overlaps(self) -> None:
         """No replicate of a group is in two units."""
@@ -197,6 +189,22 @@ class _Walk:
     def _control_check(self) -> Check:
         what = counted(self._control_replicates, "replicate")
         return Check("controls", what, "exactly 0", tuple(self._control_faults))
+
+
+def unit_of(path: str, reading: Reading) -> UnitRecord | None:
+    """Return the record of the unit whose file this is; None where the file has no rows or no record.
+
+    Raises:
+        InputError: The path or the rows are not those of the unit.
+
+    """
+    if reading.unit is None or reading.rows is None:
+        return None
+    record, _ = conform_unit(Unit(with_defaults(reading.unit), reading.rows))
+    wanted = unit_path(record, path.rpartition("-")[2].removesuffix(".parquet"))
+    if wanted != path:
+        raise InputError(f"the path is not that of {unit_name(record)} in the footer, must be {wanted}")
+    return record
 
 
 def _control_faults(where: str, events: pa.Table) -> list[Fault]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from schema.errors import InputError, KvdriftError
+from schema.errors import KvdriftError
+from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
-from schema.tables import TABLES
-from sql.catalog import PINNING, open_views
+from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table
 from verification.findings import Check, Fault, counted
 from verification.identities import check_identities
+from verification.logs import check_leftovers, check_logs
 from verification.references import check_citations, check_owners, check_plans, check_units
 from verification.segments import check_segments, covered_versions
 
@@ -30,13 +32,13 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     """Check a store of any schema version, finished or still being written; nothing is written to it.
 
     Yields:
-        Each check when it is done. Where a table's log cannot be read, the check that says so is the last one.
+        Each check when it is done. Where a table's log is damaged, the check that says so is the last one.
 
     Raises:
-        InputError: no table can be read, so there is no store.
+        InputError: there is no table, so there is no store.
 
     """
-    logs = _check_logs(store)
+    logs = check_logs(store)
     yield logs
     if logs.faults:
         return
@@ -60,25 +62,10 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
         yield check_citations(small[table], small["plans"], versions["events"])
     readable = segments.readable and all(table.readable for table in small.values())
     yield _check_views(store, versions, progress, readable=readable)
-
-
-def _check_logs(store: Store) -> Check:
-    """Check that the log of every table can be read.
-
-    Raises:
-        InputError: none can.
-
-    """
-    refused = {}
-    for table in TABLES:
-        try:
-            store.version(table)
-        except InputError as error:
-            refused[table] = error
-    if len(refused) == len(TABLES):
-        raise refused["events"]
-    faults = [Fault(table, str(error).removeprefix(f"{store.location}: ")) for table, error in refused.items()]
-    return Check("tables", counted(len(TABLES), "table"), "with logs that can be read", tuple(faults))
+    yield check_leftovers(store)
+    if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():
+        fault = catalog_fault(store)
+        yield Check("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())
 
 
 def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, *, readable: bool) -> Check:

@@ -11,81 +11,35 @@ upgrade that was killed between the two commits is simply continued.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.schema import Field as DeltaField
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
-from schema.errors import InputError, OperationError, first_line
+from schema.errors import DamagedStoreError, InputError, OperationError, first_line
 from schema.location import absolute, filesystem_of, is_local, join
-from schema.store.parquet_files import StoredFile, replace_file
+from schema.store.commits import Commit, added_file
+from schema.store.durability import make_folder
+from schema.store.local_disk import LocalDisk
+from schema.store.parquet_files import replace_file
+from schema.store.snapshot import Snapshot, added_columns, lacking_columns
+from schema.store.table_log import lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
-_ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
-
-
-class Snapshot:
-    """One table at one version: what is visible there.
-
-    A table that the store is too old to have is empty, at the version 0 at which it will be made.
-    """
-
-    def __init__(self, table: str, loaded: DeltaTable | None) -> None:
-        self.table = table
-        self.version = 0 if loaded is None else int(loaded.version())
-        self._loaded = loaded
-
-    def paths(self) -> list[str]:
-        """Return the relative paths of the visible files, sorted."""
-        return sorted(self._added("path"))
-
-    def files(self) -> list[StoredFile]:
-        """Return the visible files with the sizes and rows that the log has, sorted by path."""
-        added = zip(*(self._added(name) for name in ("path", "size_bytes", "num_records")), strict=True)
-        return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
-
-    def count_rows(self) -> int:
-        """Count the visible rows; reads the log alone."""
-        return sum(self._added("num_records"))
-
-    def transaction_version(self, app_id: str) -> int | None:
-        """Return the version of an application's last transaction; None before the first."""
-        found = None if self._loaded is None else self._loaded.transaction_version(app_id)
-        return None if found is None else int(found)
-
-    def last_versions_without(self) -> dict[str, int]:
-        """Return the columns that some visible files lack, with the last version up to this one without each."""
-        if self._loaded is None:
-            return {}
-        stored = {field.name: field.metadata for field in self._loaded.schema().fields}
-        last = {
-            name: int(stored[name].get(_ADDED_AFTER, -1)) if name in stored else self.version
-            for name in TABLES[self.table].columns
-        }
-        return {name: version for name, version in last.items() if version >= 0}
-
-    def _added(self, name: str) -> list[Any]:
-        if self._loaded is None:
-            return []
-        values: list[Any] = pa.table(self._loaded.get_add_actions()).column(name).to_pylist()
-        return values
 
 
 class DeltaFolder:
@@ -103,6 +57,9 @@ class DeltaFolder:
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
         self._files, self._root = filesystem_of(self.location)
+        self._disk = LocalDisk(Path(self.location)) if self._local else None
+        # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
+        self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
     def create(self, table: str) -> None:
         """Make a table if it is missing and upgrade it if it is old.
@@ -114,7 +71,7 @@ class DeltaFolder:
         uri = join(self.location, table)
         try:
             if self._local:
-                Path(uri).mkdir(parents=True, exist_ok=True)
+                make_folder(Path(uri))
             if not DeltaTable.is_deltatable(uri):
                 DeltaTable.create(
                     uri,
@@ -131,6 +88,7 @@ class DeltaFolder:
                     # With retries, processes that make a table at once would make it again, one version up.
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
+                self._make_durable(table)
                 return
         except (DeltaError, OSError) as error:
             if not self._exists(table):
@@ -144,7 +102,7 @@ class DeltaFolder:
         for turn in range(_ATTEMPTS):
             loaded = self._open(table)
             older = self._schema_version(table, loaded) < SCHEMA_VERSION
-            lacking = _lacking(table, loaded)
+            lacking = lacking_columns(table, loaded)
             if not older and not lacking:
                 return
             # Without retries: a commit that came in between must not slip below this one unseen.
@@ -152,10 +110,18 @@ class DeltaFolder:
             try:
                 if older:
                     loaded.alter.set_table_properties(
-                        {_VERSION_KEY: str(SCHEMA_VERSION)}, raise_if_not_exists=False, commit_properties=alone
+                        {_VERSION_KEY: str(SCHEMA_VERSION)},
+                        raise_if_not_exists=False,
+                        commit_properties=alone,
+                        post_commithook_properties=self._checkpoints,
                     )
                 else:
-                    loaded.alter.add_columns(_added_columns(table, loaded, lacking), commit_properties=alone)
+                    loaded.alter.add_columns(
+                        added_columns(table, loaded, lacking),
+                        commit_properties=alone,
+                        post_commithook_properties=self._checkpoints,
+                    )
+                self._make_durable(table)
             except CommitFailedError as error:
                 refused = first_line(error)
                 time.sleep(0.002 * min(turn, 50))
@@ -171,7 +137,7 @@ class DeltaFolder:
             InputError: The table cannot be read.
 
         """
-        return self._exists(table) and not _lacking(table, self._open(table))
+        return self._exists(table) and not lacking_columns(table, self._open(table))
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
         """Load a table at a version, by default the latest.
@@ -211,11 +177,29 @@ class DeltaFolder:
             if version is not None and version != latest:
                 loaded.load_as_version(version)
             self._schema_version(table, loaded)
-        except TableNotFoundError:
-            raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
         except (DeltaError, OSError, ValueError) as error:
-            raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
+            fault = self._disk and self._disk.logs[table].first_fault()
+            if isinstance(error, TableNotFoundError) and not fault:
+                raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
+            raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
+        if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
+            raise self.damaged(f"table '{table}' is damaged ({fault})")
         return loaded
+
+    def check_nothing_lost(self) -> None:
+        """Check that no table has lost commits that another one relies on; reads a few log files and no data.
+
+        Raises:
+            DamagedStoreError: One has.
+
+        """
+        for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
+            raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
+
+    def damaged(self, what: str) -> DamagedStoreError:
+        """Make the error that says what is wrong with the store, and which command mends it."""
+        repair = " --repair" if self._local else ""
+        return DamagedStoreError(f"{self.location}: {what}: kvdrift verify {self.location}{repair}")
 
     def _check_version(self, table: str, version: int | None, latest: int) -> None:
         if version is not None and not 0 <= version <= latest:
@@ -349,13 +333,16 @@ class DeltaFolder:
             loaded = self._open(table)
             commit = attempt(Snapshot(table, loaded))
             if commit is None or not commit.files:
+                self._make_durable(table)  # what is there may be another writer's, who has not been told yet
                 return 0
             try:
+                said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
                 loaded.create_write_transaction(
-                    [_add(file) for file in commit.files],
+                    [added_file(file) for file in commit.files],
                     mode="append",
                     schema=TABLES[table].schema,
-                    commit_properties=CommitProperties(app_transactions=commit.transactions),
+                    commit_properties=CommitProperties(app_transactions=commit.transactions, custom_metadata=said),
+                    post_commithook_properties=self._checkpoints,
                 )
             except CommitFailedError as error:
                 refused = first_line(error)
@@ -363,37 +350,44 @@ class DeltaFolder:
             except (DeltaError, OSError) as error:
                 raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
             else:
+                self._make_durable(table)
                 return len(commit.files)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
 
+    def remove(self, table: str, paths: Collection[str]) -> int:
+        """Take files out of view by one commit; they stay where they are. Return how many were visible.
 
-@dataclass(frozen=True)
-class Commit:
-    """What one commit makes visible, and the application transactions that guard it."""
+        Raises:
+            OperationError: The log cannot be written.
 
-    files: Sequence[StoredFile]
-    transactions: list[Transaction]
+        """
+        loaded = self._open(table)
+        now = int(time.time() * 1000)
+        # The tables are append-only, which allows no other removal than one that says that no data changes.
+        removed: list[AddAction | RemoveAction] = [
+            RemoveAction(path, data_change=False, deletion_timestamp=now)
+            for path in Snapshot(table, loaded).paths()
+            if path in paths
+        ]
+        if removed:
+            try:
+                loaded.create_write_transaction(
+                    removed, "append", TABLES[table].schema, post_commithook_properties=self._checkpoints
+                )
+            except (DeltaError, OSError) as error:
+                raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
+            self._make_durable(table)
+        return len(removed)
 
+    def _make_durable(self, table: str) -> None:
+        """Make every commit of a local table durable.
 
-def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
-    """Make application transactions of (application id, version) pairs; of pairs with equal ids the last one counts."""
-    return [Transaction(app_id, version) for app_id, version in dict(versions).items()]
+        Raises:
+            OperationError: The disk refuses; the commit is visible, but nobody may be told so.
 
-
-def _lacking(table: str, loaded: DeltaTable) -> list[str]:
-    """List the declared columns that a table does not have."""
-    stored = {field.name for field in loaded.schema().fields}
-    return [name for name in TABLES[table].columns if name not in stored]
-
-
-def _added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
-    """Declare the columns that an upgrade adds; they are nullable, since older files have no values for them."""
-    added = {_ADDED_AFTER: str(loaded.version())}
-    fields = [TABLES[table].schema.field(name) for name in names]
-    nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]
-    return Schema.from_arrow(pa.schema(nullable)).fields
-
-
-def _add(file: StoredFile) -> AddAction:
-    now = int(time.time() * 1000)
-    return AddAction(file.path, file.size, {}, now, data_change=True, stats=json.dumps({"numRecords": file.rows}))
+        """
+        try:
+            if self._disk is not None:
+                self._disk.make_durable(table)
+        except (DeltaError, OSError) as error:
+            raise OperationError(f"{self.location}: cannot sync '{table}' to the disk ({first_line(error)})") from None

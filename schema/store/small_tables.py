@@ -7,8 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from schema.errors import InputError
-from schema.store.delta import Commit, DeltaFolder, Snapshot, transactions
+from schema.store.commits import Commit, transactions
+from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.snapshot import Snapshot
 from schema.tables import TABLES
 
 KEYED = ("documents", "actions", "studies", "identities", "plans", "results", "calibration", "exact_values")

@@ -48,16 +48,18 @@ from schema.store.appends import (
     span_of_record,
     unit_name,
     unit_path,
-    with_defaults,
 )
-from schema.store.delta import Commit, DeltaFolder, Snapshot, transactions
+from schema.store.commits import Commit, transactions
+from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.projections import UnitRows, check_derived, check_units
 from schema.store.revisions import current_units
 from schema.store.small_tables import KEYED, append_new_rows
+from schema.store.snapshot import Snapshot
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow.dataset as pads
@@ -76,6 +78,7 @@ class Store:
 
     def __init__(self, location: str | Path) -> None:
         self._folder = DeltaFolder(location)
+        self._units = UnitRows(self._folder)
         self._healed = False
         self._current: set[str] = set()  # tables seen with all declared columns, which they do not lose again
 
@@ -85,10 +88,12 @@ class Store:
 
         Raises:
             InputError: There is no store, or it has a newer schema version.
+            DamagedStoreError: Commits are damaged or lost.
 
         """
         store = cls(location)
         store.version("events")
+        store._folder.check_nothing_lost()
         return store
 
     @classmethod
@@ -99,10 +104,12 @@ class Store:
 
         Raises:
             InputError: The store cannot be written.
+            DamagedStoreError: Commits are damaged or lost.
 
         """
         store = cls(location)
-        store._make_tables()
+        store._folder.check_nothing_lost()
+        store.make_tables()
         store.reconcile()
         return store
 
@@ -182,7 +189,7 @@ class Store:
     def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
         """Return the rows of all current units whose events are visible, also where a row is still to be written."""
         actions = self.read("actions")  # first: a revision is declared before its units are there
-        stored, rows = self._units_and_unprojected()
+        stored, rows = self._units.stored_and_missing()
         units = current_units(pa.concat_tables([self._folder.read(stored, UNITS.columns), rows]), actions)
         for name, value in (("study", study), ("model", model)):
             if value is not None:
@@ -210,28 +217,62 @@ class Store:
             self.reconcile()
         written: dict[Span, StoredFile] = {}
 
+        def put(span: Span) -> StoredFile:
+            if span not in written:
+                written[span] = self._put_unit(*given[span])
+            return written[span]
+
+        return self._commit_units({span: record for span, (record, _) in given.items()}, put)
+
+    def adopt_units(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
+        """Make units' files that are in place visible; leave out those whose replicates are there.
+
+        Args:
+            files: Whole files of units, by the path that the store gave them, with the records in their footers.
+
+        Returns:
+            The number of new units.
+
+        """
+        given = {span_of_record(record): (file, record) for file, record in files}
+        self._prepare("units", "events")
+        stored = {span_of_path(path) for path in self.paths("events")}
+        free = {
+            span: record
+            for span, (_, record) in given.items()
+            if not any(other is not None and other.overlaps(span) for other in stored)
+        }
+        return self._commit_units(free, lambda span: given[span][0])
+
+    def _commit_units(self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile]) -> int:
+        """Make the units that the store lacks visible by one commit, then their rows; return how many.
+
+        ``put`` gives a unit's file, in place.
+        """
+        files: dict[Span, StoredFile] = {}
+
         def attempt(events: Snapshot) -> Commit:
-            new = self._missing(events, {span: record for span, (record, _) in given.items()})
-            for span in new:
-                if span not in written:
-                    written[span] = self._put_unit(*given[span])
+            new = self._missing(events, records)
+            files.update((span, put(span)) for span in new)
             groups = ((span.group, span.first + span.count) for span in new)
             return Commit(
-                [written[span] for span in new], transactions([*groups, *((span.app_id, span.count) for span in new)])
+                [files[span] for span in new], transactions([*groups, *((span.app_id, span.count) for span in new)])
             )
 
         self._healed = False  # until the rows are there too
         count = self._folder.commit("events", attempt)
-        visible = set(self.paths("events")) if written else set()
-        new = [{**given[span][0], "path": file.path} for span, file in written.items() if file.path in visible]
-        self._append_projection(new)
+        visible = set(self.paths("events")) if files else set()
+        new = [{**records[span], "path": file.path} for span, file in files.items() if file.path in visible]
+        self._units.append(new)
         self._healed = True
         return count
 
     def reconcile(self) -> int:
         """Append the ``units`` rows that a killed writer left out, from the events files' footers; return how many."""
-        _, rows = self._units_and_unprojected()
-        count = self._append_projection(rows.to_pylist())
+        _, rows = self._units.stored_and_missing()
+        if rows.num_rows:
+            self._prepare("units")
+        count = self._units.append(rows.to_pylist())
         self._healed = True
         return count
 
@@ -261,12 +302,29 @@ class Store:
 
         Raises:
             InputError: One of the tables was compacted; its files no longer tell what they were made from.
+            DamagedStoreError: A table is derived from events that are not there.
 
         """
         versions = derived_versions or {}
         done = {table: set(self._own_paths(table, versions.get(table))) for table in _DERIVED}
         paths = self._own_paths("events", events_version)
+        check_derived(self._folder, done, set(paths))
         return [path for path in paths if not all(path in done[table] for table in derived_tables(path))]
+
+    def check_made_from_events(self, versions: Mapping[str, int]) -> None:
+        """Check that rows of units and of derived tables are of events that are there; reads logs and no data.
+
+        Args:
+            versions: What is looked at, by table; of tables that are not named, the latest.
+
+        Raises:
+            DamagedStoreError: Rows have lost their events.
+
+        """
+        events = self.paths("events", versions.get("events"))
+        done = {table: set(self.paths(table, versions.get(table))) for table in _DERIVED}
+        check_derived(self._folder, done, set(events))
+        check_units(self._folder, versions.get("units"), events)
 
     def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
         """Put a derived file in place as a whole; it is not visible before ``commit_files``.
@@ -304,11 +362,18 @@ class Store:
 
         return self._folder.commit(table, attempt)
 
+    def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
+        """Take files of a derived table out of view, to be derived again; return how many were visible."""
+        if table not in _DERIVED:
+            raise InputError(f"files of '{table}' are not derived; {nearest(table, _DERIVED)}")
+        return self._folder.remove(table, set(paths))
+
     def covered_version(self, table: str, app_id: str) -> int | None:
         """Return the events version that an application's commits cover in a derived table; None before the first."""
         return self._load(table).transaction_version(app_id)
 
-    def _make_tables(self) -> None:
+    def make_tables(self) -> None:
+        """Make missing tables and upgrade the older ones."""
         for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are
             self._folder.create(table)
         self._current.update(TABLES)
@@ -316,7 +381,7 @@ class Store:
     def _prepare(self, *tables: str) -> None:
         """Upgrade the store if a table that is about to be written is missing or lacks a declared column."""
         if not all(table in self._current or self._folder.is_current(table) for table in tables):
-            self._make_tables()
+            self.make_tables()
         self._current.update(tables)
 
     def _absolute(self, table: str, paths: list[str]) -> list[str]:
@@ -338,7 +403,7 @@ class Store:
                 raise InputError(f"{self.location}: table '{table}' was compacted ({path}): derive into a new store")
         return paths
 
-    def _missing(self, events: Snapshot, given: dict[Span, dict[str, Any]]) -> list[Span]:
+    def _missing(self, events: Snapshot, given: Mapping[Span, dict[str, Any]]) -> list[Span]:
         """Find the given spans that ``events`` lacks; refuse one that overlaps a stored or another given one."""
         paths = events.paths()
         spans = [span_of_path(path) for path in paths]
@@ -365,43 +430,3 @@ class Store:
     def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
         self._folder.put(table, path, data)
         return StoredFile(path, len(data), rows)
-
-    def _units_and_unprojected(self) -> tuple[Snapshot, pa.Table]:
-        """Return the ``units`` table and the rows that it lacks for visible events files."""
-        units = self._load("units")
-        paths = self.paths("events")
-        own = [path for path in paths if span_of_path(path) is not None]
-        missing: list[str] = []
-        # Equal counts mean nothing is missing, without a look into any file, as every unit is one file and one row.
-        if len(own) < len(paths) or len(own) != units.count_rows():
-            known = set(self._folder.read(units, ["path"]).column("path").to_pylist())
-            missing = [path for path in own if path not in known]
-        rows = [{**self._record(path), "path": path} for path in missing]
-        return units, pa.Table.from_pylist(rows, schema=UNITS.schema)
-
-    def _record(self, path: str) -> dict[str, Any]:
-        text = self._folder.footer("events", path).get(UNIT_FOOTER.encode())
-        if text is None:
-            raise InputError(f"{self.location}: events/{path} is damaged (no unit record in its footer)")
-        return with_defaults(json.loads(text))
-
-    def _append_projection(self, records: Sequence[dict[str, Any]]) -> int:
-        """Append the ``units`` rows that the table lacks; return how many."""
-        new: list[dict[str, Any]] = []
-
-        def attempt(units: Snapshot) -> Commit | None:
-            nonlocal new
-            new = [row for row in records if units.transaction_version(span_of_record(row).app_id) is None]
-            if not new:
-                return None
-            data = encode_parquet(pa.Table.from_pylist(new, schema=UNITS.schema))
-            spans = [span_of_record(row) for row in new]
-            return Commit(
-                [self._put("units", f"{content_digest(data)}.parquet", data, len(new))],
-                transactions((span.app_id, span.count) for span in spans),
-            )
-
-        if records:
-            self._prepare("units")
-            self._folder.commit("units", attempt)
-        return len(new)

@@ -32,7 +32,8 @@ from fixtures.stored_units import (
     make_unit,
 )
 
-from schema.errors import InputError, OperationError
+from schema.errors import DamagedStoreError, InputError, OperationError
+from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
 
@@ -289,7 +290,7 @@ def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_pat
 def test_units_rows_are_healed_from_the_footers(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     store.append_units([make_unit("d0")])
 
-    with killed_in(monkeypatch, Store, "_append_projection"):
+    with killed_in(monkeypatch, UnitRows, "append"):
         store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
     assert keys(store.read("units")) == [("d0", "snapkv", 0)]
     wanted = [(doc, "snapkv", 0) for doc in ("d0", "d1", "d2")]
@@ -484,7 +485,8 @@ def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.
     commit = log / f"{1:020d}.json"
     text = commit.read_text()
     commit.write_text(text[: len(text) // 2])
-    assert "table 'events' is damaged" in refused(lambda: Store.open(store.location).paths("events"))
+    said = refused(lambda: Store.open(store.location).paths("events"), error=DamagedStoreError)
+    assert said.endswith(f"(log file {commit.name} is not whole): kvdrift verify {store.location} --repair")
     commit.write_text(text)
     assert store.read("events").num_rows == 32
     Path(store.files("events")[0]).unlink()

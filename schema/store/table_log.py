@@ -1,0 +1,206 @@
+"""The log of a table on a local disk, as files: what is newest, what is damaged, and what commits say of other tables.
+
+delta-rs takes an empty log file for an empty commit, one that was cut at the end of a line for a whole one, and a log
+that has lost its newest file for the log as it was before. So each commit of the store says of itself how many lines
+its file has, and which versions the tables had that its rows rely on; both are held against the files when a table is
+opened. What is looked at is bounded: the files since the last checkpoint, and the content of the newest few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schema.store.durability import sync
+
+CHECKPOINT_EVERY = 100  # versions
+
+# Tables that the rows of others rely on: those that are made from nothing else in the store; and calibration, since
+# results, which are written after it, say that the analysis is done. ``units`` and derived rows are made again where
+# they are lost.
+RELIED_ON = ("events", "documents", "actions", "studies", "identities", "plans", "exact_values", "calibration")
+
+_OURS = "kvdrift"  # the key of our own entry among what a commit says of itself
+_LOOKED_AT = (
+    4  # newest commits whose versions are compared: writers at once may commit in another order than they looked
+)
+
+
+class TableLog:
+    """The folder ``_delta_log`` of one local table."""
+
+    def __init__(self, table_folder: Path) -> None:
+        self.folder = table_folder / "_delta_log"
+        self._newest = -1
+        self._whole = -1  # the version through which no file is empty
+        self._durable = -1  # the version through which every file is durable
+
+    def file(self, version: int) -> Path:
+        """Return the path of a version's file."""
+        return self.folder / f"{version:020d}.json"
+
+    def checkpointed(self) -> int:
+        """Return the version of the last checkpoint; 0 before the first."""
+        try:
+            return int(json.loads((self.folder / "_last_checkpoint").read_bytes())["version"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def newest(self) -> int:
+        """Return the version of the newest file after which none follows; -1 where the log has none."""
+        version = self._newest
+        if version < 0 or not self.file(version).is_file():
+            version = self.checkpointed() - 1
+        while self.file(version + 1).is_file():
+            version += 1
+        self._newest = version
+        return version
+
+    def sync(self) -> None:
+        """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.
+
+        A checkpoint is made of durable files only, so those below it are durable.
+
+        Raises:
+            OSError: The file system cannot do it.
+
+        """
+        newest = self.newest()
+        if newest <= self._durable:
+            return
+        if self._durable < 0:
+            first = self.checkpointed()
+            self._sync_checkpoint()
+            for folder in (self.folder.parent, self.folder.parent.parent):
+                sync(folder)
+        else:
+            first = self._durable + 1
+        for version in range(first, newest + 1):
+            sync(self.file(version))
+        sync(self.folder)
+        self._durable = newest
+
+    def needs_checkpoint(self) -> bool:
+        """Tell whether the next reader would have to read many files."""
+        return self.newest() - self.checkpointed() >= CHECKPOINT_EVERY
+
+    def sync_checkpoint(self) -> None:
+        """Make a checkpoint that was just written durable."""
+        self._sync_checkpoint()
+        sync(self.folder)
+
+    def _sync_checkpoint(self) -> None:
+        for path in (self.folder / f"{self.checkpointed():020d}.checkpoint.parquet", self.folder / "_last_checkpoint"):
+            if path.is_file():
+                sync(path)
+
+    def fault_of_tail(self) -> str | None:
+        """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""
+        newest = self.newest()
+        for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
+            if not self.file(version).stat().st_size:
+                return f"log file {self.file(version).name} is empty"
+            if version == newest and (fault := self._lacking(version)):
+                return f"log file {self.file(version).name} {fault}"
+        self._whole = newest
+        return None
+
+    def _lacking(self, version: int) -> str | None:
+        said, lines = _said(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
+        return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
+
+    def faults(self) -> dict[Path, str]:
+        """Read the whole log; return what is wrong, by the path that it is wrong with."""
+        found = {}
+        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
+        for version in range(max(versions | checkpoints.keys(), default=-1) + 1):
+            path = self.file(version)
+            if version not in versions:
+                found[path] = "is missing"
+            elif fault := _fault_of(path.read_bytes()):
+                found[path] = fault
+        for path in checkpoints.values():
+            try:
+                pq.read_table(path)
+            except (pa.ArrowException, OSError) as error:
+                found[path] = f"is no checkpoint that can be read ({type(error).__name__})"
+        if (said := self.checkpointed()) and said not in checkpoints:
+            found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
+        return found
+
+    def first_fault(self) -> str | None:
+        """Say the first thing that is wrong with the whole log."""
+        return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
+
+    def added(self) -> set[str]:
+        """Return the paths of the files that any commit has made visible, also those that a later one took away."""
+        found = set()
+        for path in self.folder.glob("*.json"):
+            for line in path.read_bytes().splitlines():
+                if b'"add"' in line:
+                    found.add(unquote(json.loads(line)["add"]["path"]))
+        return found
+
+    def seen(self) -> dict[str, int]:
+        """Return the versions of other tables that the newest commits say they rely on."""
+        newest, found = self.newest(), dict[str, int]()
+        for version in range(max(0, newest - _LOOKED_AT + 1), newest + 1):
+            for table, at in _said(self.file(version)).get("seen", {}).items():
+                found[table] = max(at, found.get(table, at))
+        return found
+
+
+def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a commit says of itself: how many lines its file has beside this one, and what it relies on."""
+    return {_OURS: {"actions": actions, "seen": dict(seen)}}
+
+
+def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
+    """Find the tables that have fewer versions than commits of other tables rely on.
+
+    Yields:
+        The table, the version that it must have at least, and the table whose commit says so.
+
+    """
+    by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
+    for table in RELIED_ON:
+        wanted, other = max(((seen.get(table, -1), name) for name, seen in by_table.items()), default=(-1, ""))
+        if wanted > logs[table].newest():
+            yield table, wanted, other
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What the commit of a log file says of itself; nothing where another program made it or it cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if isinstance(info := json.loads(line).get("commitInfo"), dict):
+                    ours = info.get(_OURS)
+                    return ours if isinstance(ours, dict) else {}
+    except (OSError, ValueError, AttributeError):
+        pass
+    return {}
+
+
+def _fault_of(data: bytes) -> str | None:
+    """What is wrong with the content of a log file."""
+    if not data:
+        return "is empty"
+    if not data.strip(b"\0"):
+        return "holds zeros"
+    try:
+        actions = [json.loads(line) for line in data.splitlines() if line]
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        said = infos[0].get(_OURS, {}) if infos else {}
+    except (ValueError, TypeError, AttributeError):
+        return "is not whole"
+    if "actions" in said and said["actions"] != len(actions) - 1:
+        return f"is not whole: {len(actions) - 1} actions of {said['actions']}"
+    return None

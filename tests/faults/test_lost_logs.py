@@ -1,0 +1,212 @@
+"""Log files lost, empty, torn or zeroed, in any table: refused in one line, healed, or mended; never silently wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fixtures.command import call
+from fixtures.refusals import refused
+
+from flows.analysis.current import estimates_are_current
+from schema.errors import DamagedStoreError
+from schema.store.store import Store
+from schema.store.table_log import RELIED_ON, TableLog
+from schema.tables import TABLES
+from sql.catalog import open_views
+from transforms.segments import commit, derive_segment, pending
+from verification.findings import Check
+from verification.logs import check_leftovers, check_logs
+from verification.repair import repair
+
+DERIVED = ("trajectories", "steps")
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "torn": lambda data: data[: len(data) // 2],
+    "torn at a line": lambda data: data.splitlines(keepends=True)[0],
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.fixture
+def location(finished: Path, tmp_path: Path) -> Path:
+    """The store of the finished small study, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "store"))
+
+
+def newest(location: Path, table: str) -> Path:
+    log = TableLog(location / table)
+    return log.file(log.newest())
+
+
+def rows(location: Path) -> dict[str, list[str]]:
+    """All rows of the tables that repair can restore, in one order."""
+    store = Store.open(location)
+    tables = {table: store.read(table) for table in TABLES if table != "results"}
+    return {
+        table: sorted(json.dumps(row, sort_keys=True) for row in found.to_pylist()) for table, found in tables.items()
+    }
+
+
+def use(location: Path) -> None:
+    """What every command does with a store first: make or open it, list and derive what is pending, open the views."""
+    store = Store.create(location)
+    version = store.version("events")
+    commit(store, [derive_segment(store, one) for one in pending(store, version)], version, covered=True)
+    store.units()
+    open_views(store).close()
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_log_file_is_refused_and_mended(location: Path, kind: str) -> None:
+    before, damaged = rows(location), {}
+    for table in TABLES:
+        path = newest(location, table)
+        data = path.read_bytes()
+        damaged[path] = DAMAGE[kind](data)
+        path.write_bytes(damaged[path])
+        line = refused(lambda name=table: Store.open(location).version(name), error=DamagedStoreError)
+        assert re.search(rf"table '{table}' is damaged \(log file {path.name} (is|holds) ", line)
+        assert line.endswith(f": kvdrift verify {location} --repair")
+        assert [fault.where for fault in check_logs(Store(location)).faults] == [f"{table}/_delta_log/{path.name}"]
+        path.write_bytes(data)
+    for path, data in damaged.items():
+        path.write_bytes(data)
+    lines = list(repair(Store(location)))
+    assert not any("\n" in line for line in lines)
+    aside = [path for path in (location / "set-aside").rglob("*.json") if path.is_file()]
+    assert sorted(path.read_bytes() for path in aside) == sorted(damaged.values()), "nothing is deleted"
+    use(location)
+    assert rows(location) == before
+    assert not estimates_are_current(Store.open(location), "small", "kvdrift/tiny"), "they are made again"
+
+
+def test_a_lost_newest_log_file(location: Path) -> None:
+    """Of what other tables rely on it is refused; what can be made again is."""
+    before = rows(location)
+    for table in TABLES:
+        path = newest(location, table)
+        data = path.read_bytes()
+        if path.name == f"{0:020d}.json":
+            continue
+        path.unlink()
+        if table in RELIED_ON:
+            line = refused(Store.open, location, error=DamagedStoreError)
+            assert line.startswith(f"{location}: table '{table}' has lost commits: '")
+            assert line == refused(Store.create, location, error=DamagedStoreError)
+            assert [fault.where for fault in check_logs(Store(location)).faults] == [table]
+        elif table == "results":
+            assert not estimates_are_current(Store.open(location), "small", "kvdrift/tiny")
+        else:
+            use(location)
+            assert rows(location) == before
+        path.write_bytes(data)
+    for table in RELIED_ON:
+        newest(location, table).unlink()
+    assert len(list(repair(Store(location)))) > len(RELIED_ON)
+    use(location)
+    assert rows(location) == before
+
+
+@pytest.mark.parametrize("table", ["events", "documents", "steps"])
+def test_a_log_file_lost_below_the_newest(location: Path, table: str) -> None:
+    before = rows(location)
+    lost = TableLog(location / table).file(newest_version(location, table) - 1)
+    lost.unlink()
+    if lost.name == f"{0:020d}.json" and table != "documents":
+        pytest.fail("one commit says nothing")
+    line = refused(use, location, error=DamagedStoreError)
+    assert "lost commits" in line or f"log file {lost.name} is missing" in line
+    assert f"{table}/_delta_log/{lost.name}: the log file is missing" in map(str, check_logs(Store(location)).faults)
+    assert f"{table}: log file {lost.name} is lost: an empty commit stands in for it" in list(repair(Store(location)))
+    use(location)
+    assert rows(location) == before
+
+
+def newest_version(location: Path, table: str) -> int:
+    return TableLog(location / table).newest()
+
+
+def test_events_that_are_lost_for_good(location: Path) -> None:
+    """Log file and data: nothing can bring the units back, and nothing is left that was made from them."""
+    path = newest(location, "events")
+    lost = {json.loads(line)["add"]["path"] for line in path.read_bytes().splitlines() if b'"add"' in line}
+    for name in (path, *(location / "events" / name for name in lost)):
+        name.unlink()
+    said = list(repair(Store(location)))
+    assert sorted(lost) == sorted(line.split()[1] for line in said if "what was made from it goes" in line)
+    store = Store.open(location)
+    use(location)
+    for table in ("units", *DERIVED):
+        held = store.read("units", columns=["path"])["path"].to_pylist() if table == "units" else store.paths(table)
+        assert sorted(held) == store.paths("events")
+        assert not set(held) & lost
+    assert not estimates_are_current(store, "small", "kvdrift/tiny")
+
+
+def test_rows_ahead_of_events_in_a_store_whose_commits_say_nothing(location: Path) -> None:
+    """As kvdrift wrote them before: derived rows and rows of units tell that their events are lost."""
+    before = rows(location)
+    for path in location.rglob("_delta_log/*.json"):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for action in actions:
+            action.get("commitInfo", {}).pop("kvdrift", None)
+        path.write_text("\n".join(map(json.dumps, actions)))
+    newest(location, "events").unlink()
+    store = Store.open(location)
+    assert "which 'events' has lost" in refused(pending, store, store.version("events"), error=DamagedStoreError)
+    assert "which 'events' has lost" in refused(store.units, error=DamagedStoreError)
+    assert "which 'events' has lost" in refused(open_views, store, error=DamagedStoreError)
+    for table in DERIVED:
+        shutil.rmtree(location / table)
+    assert "has lost" in refused(Store.create, location, error=DamagedStoreError), "the rows of units alone tell"
+    list(repair(Store(location)))
+    use(location)
+    assert rows(location) == before
+
+
+def test_a_damaged_checkpoint(location: Path) -> None:
+    before = rows(location)
+    log = TableLog(location / "events")
+    from deltalake import DeltaTable  # noqa: PLC0415
+
+    DeltaTable(str(location / "events")).create_checkpoint()
+    checkpoint = log.folder / f"{log.checkpointed():020d}.checkpoint.parquet"
+    checkpoint.write_bytes(bytes(1000))
+    assert "is no checkpoint that can be read" in refused(Store.open, location, error=DamagedStoreError)
+    assert any("is no checkpoint" in line for line in repair(Store(location)))
+    assert rows(location) == before
+
+
+def test_the_command_mends_and_says_so(location: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest(location, "units").write_bytes(b"")
+    derived = min((location / "steps").rglob("*.parquet"))
+    derived.write_bytes(derived.read_bytes()[:-10])
+    (location / "catalog.duckdb").write_bytes(b"torn")
+    code, out, _ = call(capsys, "verify", location)
+    assert code == 1
+    assert "fault: units/_delta_log/" in out
+    code, out, _ = call(capsys, "verify", location, "--repair")
+    said = [line for line in out.splitlines() if line.startswith("repaired ")]
+    assert (code, out.splitlines()[-1]) == (0, f"{location}: sound")
+    assert any(re.match(r"repaired units: log file \d+.json is empty: it is set aside", line) for line in said)
+    assert "repaired steps: 1 file damaged or without events, set aside" in said
+    assert "repaired catalog.duckdb: written again" in said
+
+
+def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:
+    def found() -> Check:
+        return check_leftovers(Store(location))
+
+    assert (found().counted, found().notes) == ("0 files", ())
+    left = ("events/x/.unit.parquet.0.part", "steps/_delta_log/00000000000000000009.json#1", ".catalog.duckdb.0")
+    for name in left:
+        (location / name).parent.mkdir(exist_ok=True)
+        (location / name).write_bytes(b"half")
+    assert found().notes == tuple(f"{name}: no commit names this file" for name in left)
+    assert found().faults == ()
+    Store.open(location)

@@ -1,0 +1,110 @@
+"""Power cuts: whatever the fsyncs of real commits allow to be left of them, nothing acknowledged is missing."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.crash_states import Disk, Operation, State, build_recorder, put_down, record
+from faults.recorded_commits import DOCS, STORE, document_rows
+from fixtures.house import ROOT
+from fixtures.stored_units import content, derive, expected, make_unit
+
+from schema.errors import DamagedStoreError
+from schema.store.store import Store
+from verification.logs import check_logs
+from verification.repair import repair
+
+PROGRAM = Path(__file__).with_name("recorded_commits.py")
+TRIED = 16  # states in the default suite
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the test itself needs no syncing."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
+    folder = tmp_path_factory.mktemp("recorded")
+    library = build_recorder(folder)
+    if library is None:
+        pytest.skip("no C compiler for Linux, so the file operations of a commit cannot be recorded")
+    return record(library, folder, [str(PROGRAM)], [ROOT, ROOT / "tests"])
+
+
+def crash_states(operations: list[Operation]) -> Iterator[tuple[State, tuple[str, ...]]]:
+    """Every state once, with what was acknowledged before the first power cut that can leave it."""
+    disk, seen = Disk(), set[tuple[object, ...]]()
+    for operation in operations:
+        disk.do(operation)
+        for state in disk.states():
+            key = (*sorted((path, hash(data)) for path, data in state.items()), len(disk.acknowledged))
+            if key not in seen:
+                seen.add(key)
+                yield state, tuple(disk.acknowledged)
+
+
+def test_what_is_acknowledged_is_durable(operations: list[Operation]) -> None:
+    """When a call returns, no power cut can change anything of what is there: files, log files, folders."""
+    disk, told = Disk(), []
+    for operation in operations:
+        before = len(disk.acknowledged)
+        disk.do(operation)
+        if len(disk.acknowledged) > before:
+            assert disk.not_durable() == [], disk.acknowledged
+            told = disk.acknowledged
+    assert told == ["store", "documents", "d0", "d1", "d2", "derived", "catalogue", "d3"]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp_path: Path) -> None:
+    """A few of the states, chosen anew where the operations change; ``make faults`` tries all of them."""
+    every = list(crash_states(operations))
+    chosen = random.Random(len(every)).sample(every, TRIED)  # noqa: S311
+    outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(chosen))
+    assert outcomes["repaired"] > 1
+    assert outcomes["opened"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_waiting")
+def test_no_power_cut_loses_anything_acknowledged(
+    operations: list[Operation], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = list(crash_states(operations))
+    outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(every))
+    with capsys.disabled():
+        print(f"\npower cuts: {len(every)} states tried, {dict(outcomes)}")  # noqa: T201 - what `make faults` shows
+
+
+def survive(state: State, told: tuple[str, ...], folder: Path) -> str:
+    """Open what a power cut left, mend it where it asks for that, and go on to the end."""
+    put_down(state, folder)
+    outcome = "opened"
+    try:
+        store = Store.create(folder / STORE)
+    except DamagedStoreError:
+        outcome = "repaired"
+        assert check_logs(Store(folder / STORE)).faults, "what is refused is named"
+        assert list(repair(Store(folder / STORE)))
+        store = Store.create(folder / STORE)
+    docs = set(told) & set(DOCS)
+    assert docs <= set(store.units()["doc"].to_pylist())
+    assert docs <= set(store.read("events")["doc"].to_pylist())
+    assert store.read("documents").num_rows == (len(DOCS) if "documents" in told else store.read("documents").num_rows)
+    store.append_rows("documents", document_rows())
+    store.append_units([make_unit(doc) for doc in DOCS])
+    derive(store)
+    assert content(store).equals(expected([make_unit(doc) for doc in DOCS]))
+    assert sorted(store.units()["doc"].to_pylist()) == list(DOCS)
+    assert store.read("documents").num_rows == len(DOCS)
+    for table in ("trajectories", "steps"):
+        assert store.paths(table) == store.paths("events")
+    assert check_logs(store).faults == ()
+    return outcome

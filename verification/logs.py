@@ -1,0 +1,91 @@
+"""The logs of a store's tables, and files beside them that no commit names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from schema.errors import InputError, KvdriftError
+from schema.location import is_local
+from schema.store.store import Store
+from schema.store.table_log import TableLog, lost_commits
+from schema.tables import TABLES
+from verification.findings import Check, Fault, counted
+
+NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
+
+
+def table_logs(store: Store) -> dict[str, TableLog]:
+    """Return the logs of a local store's tables as files; none of a store behind a URL."""
+    return {table: TableLog(Path(store.location, table)) for table in TABLES} if is_local(store.location) else {}
+
+
+def check_logs(store: Store) -> Check:
+    """Check that every commit of every table is there and whole, and that none is lost that another relies on.
+
+    Raises:
+        InputError: There is no table, so there is no store.
+
+    """
+    refused, faults = {}, []
+    logs = table_logs(store)
+    for table in TABLES:
+        damage = logs[table].faults() if table in logs else {}
+        faults += [Fault(f"{table}/_delta_log/{path.name}", f"the log file {what}") for path, what in damage.items()]
+        try:
+            store.version(table)
+        except KvdriftError as error:
+            refused[table] = error
+            if not damage:
+                faults.append(Fault(table, str(error).removeprefix(f"{store.location}: ")))
+    if len(refused) == len(TABLES) and all(isinstance(error, InputError) for error in refused.values()):
+        raise refused["events"]
+    faults += [
+        Fault(table, f"the log ends at version {logs[table].newest()}, must reach {wanted}: {other} relies on that")
+        for table, wanted, other in lost_commits(logs)
+    ]
+    return Check("tables", counted(len(TABLES), "table"), "with logs that are whole", tuple(faults))
+
+
+def check_leftovers(store: Store) -> Check:
+    """Name the files that no commit names: what a killed writer left, or what a lost commit named. None is a fault."""
+    notes, total = [], 0
+    if is_local(store.location):
+        # Files are listed before the logs are read: what is committed meanwhile is named by them.
+        listed = {table: sorted(files_of(Path(store.location, table))) for table in TABLES}
+        listed["."] = sorted(str(p.relative_to(store.location)) for p in _temporary(Path(store.location)))
+        for table, paths in listed.items():
+            named = set() if table == "." else named_files(store, table)
+            left = [path for path in paths if path not in named]
+            total += len(left)
+            where = "" if table == "." else f"{table}/"
+            notes += [f"{where}{path}: no commit names this file" for path in left[:NAMED_LEFTOVERS]]
+            if len(left) > NAMED_LEFTOVERS:
+                notes.append(f"and {counted(len(left) - NAMED_LEFTOVERS, 'more file')} of {table}")
+    return Check("leftovers", counted(total, "file"), "that no commit names", (), tuple(notes))
+
+
+def files_of(folder: Path) -> Iterator[str]:
+    """Yield a table's files by their paths relative to its folder, without those that are its log."""
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder)
+        if path.is_file() and not (relative.parts[0] == "_delta_log" and _is_log(path)):
+            yield str(relative)
+
+
+def named_files(store: Store, table: str) -> set[str]:
+    """Return the files that a table's commits name, at its latest version or before."""
+    return set(store.paths(table)) | TableLog(Path(store.location, table)).added()
+
+
+def _is_log(path: Path) -> bool:
+    name = path.name
+    return name == "_last_checkpoint" or (
+        name[:20].isdecimal() and name[20:] in {".json", ".checkpoint.parquet", ".crc"}
+    )
+
+
+def _temporary(folder: Path) -> Iterator[Path]:
+    """What is written aside in the store's own folder: the catalogue and the records of derivations."""
+    for pattern in (".catalog.duckdb.*", ".derive-*/*"):
+        yield from folder.glob(pattern)

@@ -1,0 +1,219 @@
+"""Mending a local store: damaged commits are set aside, and what follows from other rows is made again.
+
+Nothing is deleted: what is taken away lies in ``set-aside/TIME/`` in the store, under the path that it had. A newest
+commit that is empty or torn belongs to nobody who was told. Where a commit is lost that another table relies on, an
+empty one takes its place, and rows that are still there as whole files are committed again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schema.errors import InputError, KvdriftError
+from schema.location import is_local
+from schema.store.appends import span_of_path
+from schema.store.durability import make_folder, sync
+from schema.store.parquet_files import StoredFile, replace_file
+from schema.store.small_tables import KEYED
+from schema.store.store import Store
+from schema.store.table_log import RELIED_ON, TableLog, said_of_commit
+from schema.tables import TABLES
+from sql.catalog import CATALOG_NAME, refresh_catalog
+from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
+from verification.files import DERIVED_TABLES, read_unnamed
+from verification.findings import Fault, counted
+from verification.logs import files_of, table_logs
+from verification.segments import unit_of
+
+_BATCH = 256  # segments of one commit
+
+
+class _Aside:
+    """Where files go that are taken out of a store: a folder of their own for each repair."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._folder = store / "set-aside" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+
+    def take(self, path: Path) -> None:
+        target = self._folder / path.relative_to(self._store)
+        make_folder(target.parent)
+        path.rename(target)
+        sync(target.parent)
+        sync(path.parent)
+
+
+def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
+    """Mend a store, beside which nothing else may run.
+
+    Args:
+        store: A local store; its tables may be unreadable.
+        faults: What a verification found in files of derived tables and of units, which are then made again.
+
+    Yields:
+        A line for each thing that was done.
+
+    Raises:
+        InputError: The store is behind a URL.
+        KvdriftError: Something cannot be mended.
+
+    """
+    if not is_local(store.location):
+        raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")
+    aside, logs = _Aside(Path(store.location)), table_logs(store)
+    relied = {table: max((log.seen().get(table, -1) for log in logs.values()), default=-1) for table in RELIED_ON}
+    lost: set[str] = set()
+    for table in sorted(TABLES, key="events".__eq__):  # events last: what others say of it is read from them
+        if table == "events":
+            relied[table] = max(relied[table], _cited_version(store))
+        done = list(_mend_log(table, logs[table], relied.get(table, -1), aside))
+        if any("stands in" in line for line in done):
+            lost.add(table)
+        yield from done
+    store = Store(store.location)  # what the other one knows of the logs is of before
+    store.make_tables()
+    yield from _restore_rows(store, lost)
+    yield from _restore_units(store)
+    yield from _project_units(store, aside, faulty="units" in {fault.where.partition(" ")[0] for fault in faults})
+    yield from _derive_again(store, aside, {fault.where for fault in faults})
+    if Path(store.location, CATALOG_NAME).exists():
+        refresh_catalog(store)
+        yield f"{CATALOG_NAME}: written again"
+
+
+def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator[str]:
+    """Set damaged log files aside, and put empty commits where one is missing that a later or another one relies on."""
+    faults = log.faults()
+    for path, what in faults.items():
+        if path.exists():
+            aside.take(path)
+            yield f"{table}: log file {path.name} {what}: it is set aside"
+            if path.name.endswith(".checkpoint.parquet") and (log.folder / "_last_checkpoint").exists():
+                aside.take(log.folder / "_last_checkpoint")
+    kept = [int(path.name[:20]) for path in log.folder.glob("*") if path.name[:20].isdecimal() and path not in faults]
+    last = max([relied, *kept])
+    missing = [version for version in range(last + 1) if not log.file(version).exists()]
+    for version in missing:
+        replace_file(log.file(version), _first_commit(table) if version == 0 else _empty_commit())
+        yield f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it"
+    if table == "events" and missing:
+        # No estimate and no report of what was there is taken for one of what is there.
+        replace_file(log.file(last + 1), _empty_commit())
+    if missing:
+        sync(log.folder)
+
+
+def _empty_commit() -> bytes:
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    info = {"timestamp": now, "operation": "REPAIR", **said_of_commit(0, {})}
+    return json.dumps({"commitInfo": info}).encode()
+
+
+def _first_commit(table: str) -> bytes:
+    """The commit that makes a table, as it is in a new store."""
+    with tempfile.TemporaryDirectory() as folder:
+        Store.create(folder)
+        return TableLog(Path(folder, table)).file(0).read_bytes()
+
+
+def _cited_version(store: Store) -> int:
+    """The newest events version that derived tables, plans and results say they were made from."""
+    cited = [-1]
+    for table in DERIVED_TABLES:
+        with suppress(KvdriftError):  # it is made again, or the check after the repair names it
+            cited += [store.covered_version(table, app) or -1 for app in (COVERED, PARTIAL)]
+    for table in ("plans", "results", "calibration"):
+        with suppress(KvdriftError):
+            newest = pc.max(store.read(table, columns=["events_version"])["events_version"]).as_py()
+            cited.append(-1 if newest is None else newest)
+    return max(cited)
+
+
+def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
+    """Append the rows of small tables that lost a commit from the files that it named."""
+    for table in sorted(lost & set(KEYED)):
+        named = set(store.paths(table))
+        left = [path for path in files_of(Path(store.location, table)) if path not in named]
+        found = [reading.rows for reading in (read_unnamed(store, table, path) for path in left) if reading.rows]
+        try:
+            count = store.append_rows(table, pa.concat_tables(found)) if found else 0
+        except InputError as error:
+            yield f"{table}: files that no commit names contradict each other and stay so ({error})"
+            continue
+        yield f"{table}: {counted(count, 'row')} of files that are still there, committed again"
+
+
+def _restore_units(store: Store) -> Iterator[str]:
+    """Commit the units again that ``events`` has lost and that rows of ``units`` or derived rows are of."""
+    visible = set(store.paths("events"))
+    was_there = {path for table in DERIVED_TABLES for path in store.paths(table)}
+    with suppress(InputError):  # where files of ``units`` are damaged, derived rows tell
+        was_there |= set(store.read("units", columns=["path"])["path"].to_pylist())
+    lost, whole = sorted(path for path in was_there - visible if span_of_path(path) is not None), []
+    for path in lost:
+        reading = read_unnamed(store, "events", path)
+        with suppress(InputError):
+            if (record := unit_of(path, reading)) and reading.rows:
+                size = Path(store.location, "events", path).stat().st_size
+                whole.append((StoredFile(path, size, reading.rows.num_rows), record))
+    if whole and (count := store.adopt_units(whole)):
+        yield f"events: {counted(count, 'unit')} of files that are still there, committed again"
+    for path in sorted(set(lost) - set(store.paths("events"))):
+        yield f"events: {path} is lost, and what was made from it goes"
+
+
+def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str]:
+    """Make the rows of ``units`` again from the records in the events files, where they are not those."""
+    events = store.paths("events")
+    if None in map(span_of_path, events):
+        return  # compacted: the records are lost
+    try:
+        rows = sorted(store.read("units", columns=["path"])["path"].to_pylist())
+        if not faulty and not set(rows) - set(events) and len(set(rows)) == len(rows):
+            if count := store.reconcile():
+                yield f"units: {counted(count, 'row')} made again from the events files"
+            if store.read("units", columns=["path"]).num_rows == len(events):
+                return
+    except InputError:
+        pass
+    aside.take(Path(store.location, "units"))
+    again = Store(store.location)
+    again.make_tables()
+    yield f"units: set aside, and {counted(again.reconcile(), 'row')} made from the events files"
+
+
+def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Iterator[str]:
+    """Take derived rows away whose events are lost or whose files are damaged, and derive what lacks rows."""
+    events = set(store.paths("events"))
+    for table in DERIVED_TABLES:
+        gone = []
+        for file in store.stored_files(table):
+            path = Path(store.location, table, file.path)
+            whole = path.is_file() and path.stat().st_size == file.size and f"{table}/{file.path}" not in faulty
+            if not whole or (file.path not in events and span_of_path(file.path) is not None):
+                gone.append(file.path)
+        if gone:
+            store.withdraw_files(table, gone)
+            for path in (Path(store.location, table, name) for name in gone):
+                if path.exists():
+                    aside.take(path)
+            yield f"{table}: {counted(len(gone), 'file')} damaged or without events, set aside"
+    if None in map(span_of_path, events):
+        return
+    derived, version = 0, store.version("events")
+    todo = pending(store, version)
+    for start in range(0, len(todo), _BATCH):
+        outcomes = [derive_segment(store, segment) for segment in todo[start : start + _BATCH]]
+        commit(store, outcomes, version, covered=start + _BATCH >= len(todo) and not any(o.error for o in outcomes))
+        derived += sum(outcome.error is None for outcome in outcomes)
+        yield from (f"derive: {outcome.error}" for outcome in outcomes if outcome.error)
+    if derived:
+        yield f"derived: rows of {counted(derived, 'unit')}, made again from events"
