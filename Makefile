@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv study test slow kvpress check docs clean
+.PHONY: venv study test slow faults kvpress check docs clean
 
 venv: $(STAMP)
 
@@ -24,6 +24,10 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed,multi-gpu]'
 	$(BIN)/python -m pytest -m slow
+
+# Faults, counted: every state that a power cut can leave of recorded commits, log files lost and damaged in any table.
+faults: $(STAMP)
+	$(BIN)/python -m pytest tests/faults -m "slow or not slow"
 
 # kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
 # installed without what it declares; the extra has what its import needs.

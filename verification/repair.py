@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.store.appends import span_of_path
+from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
 from schema.store.parquet_files import StoredFile, replace_file
 from schema.store.small_tables import KEYED
@@ -120,7 +121,7 @@ def _empty_commit() -> bytes:
 def _first_commit(table: str) -> bytes:
     """The commit that makes a table, as it is in a new store."""
     with tempfile.TemporaryDirectory() as folder:
-        Store.create(folder)
+        DeltaFolder(folder).create(table)
         return TableLog(Path(folder, table)).file(0).read_bytes()
 
 

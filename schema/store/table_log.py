@@ -124,7 +124,7 @@ class TableLog:
             path = self.file(version)
             if version not in versions:
                 found[path] = "is missing"
-            elif fault := _fault_of(path.read_bytes()):
+            elif fault := _fault_of(path.read_bytes(), first=version == 0):
                 found[path] = fault
         for path in checkpoints.values():
             try:
@@ -189,8 +189,8 @@ def _said(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _fault_of(data: bytes) -> str | None:
-    """What is wrong with the content of a log file."""
+def _fault_of(data: bytes, *, first: bool) -> str | None:
+    """What is wrong with the content of a log file, of the table's first or a later one."""
     if not data:
         return "is empty"
     if not data.strip(b"\0"):
@@ -201,6 +201,8 @@ def _fault_of(data: bytes) -> str | None:
         said = infos[0].get(_OURS, {}) if infos else {}
     except (ValueError, TypeError, AttributeError):
         return "is not whole"
+    if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
+        return "is not whole: it does not make the table"
     if "actions" in said and said["actions"] != len(actions) - 1:
         return f"is not whole: {len(actions) - 1} actions of {said['actions']}"
     return None
