@@ -1,7 +1,8 @@
 """The study file against the store: what differs, one line each, and what to do about it.
 
 A study grows: more actions, documents and replicates are generated beside what is there. Everything else that decides
-events is fixed with the first of them. A changed action is refused until ``run --redo`` supersedes its units.
+events is fixed with the first of them. A changed action is refused until ``run --redo`` supersedes its units, a changed
+plan until ``run --replan`` makes a later revision of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from flows.frozen_plan import check_plan_agrees, find_plan, plan_differences, shown
+from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
 from flows.generation import lacking_actions
 from flows.material import stored_identities
 from flows.study_run import StudyRun
@@ -38,6 +39,7 @@ class Kind(StrEnum):
 
     GROWTH = "growth"  # the run makes it
     ACTION = "action"  # the run refuses it; --redo makes it
+    PLAN = "plan"  # the run refuses it; --replan makes it
     SETTING = "setting"  # the run refuses it
 
 
@@ -53,6 +55,7 @@ class Difference:
         action: The action that it concerns; None where it concerns the study.
         units: How many stored units it concerns.
         planned: Whether it is one to the frozen plan.
+        note: What more is to be said.
 
     """
 
@@ -63,11 +66,12 @@ class Difference:
     action: str | None = None
     units: int = 0
     planned: bool = False
+    note: str = ""
 
     def __str__(self) -> str:
         concerned = f" ({self.units} units)" if self.units else ""
         held = "frozen" if self.planned else "stored"
-        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}"
+        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}{self.note}"
 
 
 def differences(run: StudyRun) -> list[Difference]:
@@ -111,7 +115,8 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
     """
     every = differences(run)
     growth = [one for one in every if one.kind is Kind.GROWTH]
-    found = [one for one in every if one.kind is not Kind.GROWTH and (one.action is None or one.action not in redo)]
+    accepted = [Kind.GROWTH, *([Kind.PLAN] if run.replan else [])]
+    found = [one for one in every if one.kind not in accepted and (one.action is None or one.action not in redo)]
     if not found:
         return growth
     if all(one.planned for one in found):
@@ -119,9 +124,12 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
         if plan is not None:
             check_plan_agrees(plan, run.study)
     listed = "; ".join(map(str, found))
-    if all(one.kind is Kind.ACTION for one in found):
-        options = " ".join(f"--redo {action}" for action in dict.fromkeys(one.action for one in found))
-        accept = f"kvdrift run {options} generates them anew, restore the study file to keep them"
+    if all(one.kind in {Kind.ACTION, Kind.PLAN} for one in found):
+        redone = dict.fromkeys(one.action for one in found if one.kind is Kind.ACTION)
+        planned = any(one.kind is Kind.PLAN for one in found)
+        options = " ".join([*(f"--redo {action}" for action in redone), *(["--replan"] if planned else [])])
+        does = "generates them anew and plans anew" if planned else "generates them anew"
+        accept = f"kvdrift run {options} {does}, restore the study file to keep them"
     else:
         accept = "give the changed study a new name, or use another --store"
     raise PlanError(f"study '{run.study.name}' differs from its store: {listed}; {accept}")
@@ -173,13 +181,15 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
     ]  # fmt: skip
     prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
     stored = Counter((row["stratum"], row["split"]) for row in rows)
-    planned = find_plan(store, study.name, study.model.id) is not None
+    plan = find_plan(store, study.name, study.model.id)
     for stratum, split in ((section.stratum_name, split) for section in study.documents for split in SPLITS):
         asked = run.material.documents[split][stratum]
         what, there = f"{split} documents of {stratum}", stored[stratum, split]
         if len(asked) != there:
-            grows = len(asked) > there and not (planned and split == "development")
-            yield Difference(Kind.GROWTH if grows else Kind.SETTING, what, str(there), str(len(asked)))
+            grows = len(asked) > there and (plan is None or split != "development")
+            note = _kept_documents(plan, run) if plan is not None and grows else ""
+            kind = Kind.GROWTH if grows else Kind.SETTING
+            yield Difference(kind, what, str(there), str(len(asked)), note=note)
         known = [] if stratum in run.material.nominal else asked
         changed = [d for d in known if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
         if changed:
@@ -189,13 +199,24 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
             yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
 
 
+def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
+    """What is said of more evaluation documents where the plan takes no more of them."""
+    asked = run.study.plan.documents
+    if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
+        return ""
+    more = "kvdrift run STUDY.toml --replan plans anew" if asked == "auto" else "a larger plan.documents takes more"
+    return f"; the plan keeps N = {plan.documents_per_stratum}, {more}"
+
+
 def _actions(run: StudyRun) -> Iterator[Difference]:
     """Actions that are new, changed, or no longer in the file."""
     study, store = run.study, run.store
     stored = current_actions(store.read("actions"), study.name)
     units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
     known = stored_identities(store, study.name, study.model.id)
-    lacking = cache(lambda: _lacking(run))  # needed for units of older stores alone
+    lacking = cache(
+        lambda: lacking_actions(store, run.material, _asked_plan(run))
+    )  # needed for units of older stores alone
     for action in run.material.actions:
         row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
         if row is None:
@@ -220,7 +241,17 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
     """Values of ``[plan]`` and ``[windows]`` that are not the frozen ones."""
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     for one in [] if plan is None else plan_differences(plan, run.study):
-        yield Difference(Kind.SETTING, one.what, shown(one.frozen), shown(one.asked), planned=True)
+        kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING
+        yield Difference(kind, one.what, one.before, shown(one.asked), planned=True)
+
+
+def _asked_plan(run: StudyRun) -> FrozenPlan | None:
+    """The plan as the study file has it; as it is frozen where more than its size differs, which is told by itself."""
+    plan = find_plan(run.store, run.study.name, run.study.model.id)
+    try:
+        return plan and grown_plan(plan, run.study)
+    except PlanError:
+        return plan
 
 
 def _identity(
@@ -240,14 +271,6 @@ def _identity(
             text = shown if name == "numerics" else _hash
             before, now = (text(one.columns[name]) for one in (stored, present))
             yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
-
-
-def _lacking(run: StudyRun) -> set[str]:
-    """Actions that lack units; none where the plan disagrees, which is told by itself."""
-    try:
-        return lacking_actions(run.store, run.material)
-    except PlanError:
-        return set()
 
 
 def _hash(sha256: str | None) -> str:

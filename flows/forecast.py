@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from flows.analysis.current import estimates_are_current
-from flows.frozen_plan import FrozenPlan, find_plan
-from flows.generation import Work, pending_development, pending_evaluation, pending_work, stored_units
+from flows.frozen_plan import FrozenPlan, find_plan, grown_plan
+from flows.generation import Work, pending_development, pending_of_plan, pending_work, stored_units
 from flows.material import Material
 from flows.pages import page_of, report_is_current
+from flows.planning.size import NOTHING, evaluated_size, size_bounds
 from flows.study_run import StudyRun
 from schema.errors import InputError
 from schema.store.store import Store
@@ -54,6 +55,7 @@ class Forecast:
 
     Attributes:
         plan: the frozen plan, None before there is one.
+        asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
         estimated: whether the estimates are those of the present events.
@@ -62,6 +64,7 @@ class Forecast:
     """
 
     plan: FrozenPlan | None
+    asked: FrozenPlan | None
     splits: tuple[SplitForecast, SplitForecast]
     underived: int = 0
     estimated: bool = False
@@ -72,6 +75,7 @@ class Forecast:
         """Whether nothing of the study is left to do."""
         return (
             self.plan is not None
+            and self.plan is self.asked
             and not any(split.work for split in self.splits)
             and not self.underived
             and self.estimated
@@ -93,14 +97,16 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     """
     store = stored(run)
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    asked = None if plan is None or run.replan else grown_plan(plan, run.study)
     units = stored_units(store, run.material)
     splits = (
-        _development(store, run.material, redone, units), _evaluation(store, run.material, plan, redone, units)
+        _development(store, run.material, redone, units), _evaluation(store, run.material, asked, redone, units)
     )  # fmt: skip
     if store is None:
-        return Forecast(plan, splits)
+        return Forecast(plan, asked, splits)
     return Forecast(
         plan,
+        asked,
         splits,
         underived=len(store.pending_segments(store.version("events"))),
         estimated=estimates_are_current(store, run.study.name, run.study.model.id),
@@ -128,22 +134,19 @@ def _development(store: Store | None, material: Material, redone: Collection[str
 def _evaluation(
     store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
-    """As the frozen plan says or, before there is one, the most that it may choose."""
+    """As the plan says or, where one is to be made, the most that it may choose."""
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
         documents = {stratum: (min(plan.documents_per_stratum, most),) * 2 for stratum, most in available.items()}
         replicates = plan.replicates, plan.replicates
     else:
-        replicates = planned.replicates_between
-        if planned.replicates != "auto":
-            replicates = planned.replicates, planned.replicates
-        documents = {stratum: (min(planned.documents_at_least, most), most) for stratum, most in available.items()}
-        if planned.documents != "auto":
-            documents = dict.fromkeys(available, (planned.documents,) * 2)
+        evaluated = NOTHING if store is None else evaluated_size(store, material)
+        replicates, per_stratum = size_bounds(material.study, evaluated)
+        documents = dict.fromkeys(available, per_stratum)
     wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
     if plan is not None and store is not None:
-        work = pending_evaluation(store, material, redone, units)
+        work = pending_of_plan(store, material, plan, redone, units)
     else:
         branched = material.measured_actions if planned.estimator != PLAIN else ()
         work = pending_work(store, material, wanted, replicates[1], branched, redone, units)

@@ -1,31 +1,40 @@
-"""The frozen plan: read from the store, and held against the study file that it belongs to."""
+"""The frozen plan: read from the store, and held against the study file that it belongs to.
+
+A plan stays as it was frozen. Larger K and N, and with ``run --replan`` other changes of ``[plan]``, make a later
+revision of it; the newest one is the plan.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256
+from schema.store.revisions import newest_plans
 from schema.store.store import Store
 from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
 
 PRIMARY_FAMILY = "primary"
 
+# What of [plan] may grow, and where a plan has what was chosen for it.
+_SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
+
 
 @dataclass(frozen=True)
 class FrozenPlan:
-    """A plan as it stands in the store; ``content`` is its JSON."""
+    """A revision of a plan as it stands in the store; ``content`` is its JSON."""
 
     study: str
     model: str
     sha256: str
     frozen_at: datetime
     content: dict[str, Any]
+    revision: int = 0
 
     @property
     def replicates(self) -> int:
@@ -44,8 +53,16 @@ class FrozenPlan:
 
     @property
     def seen(self) -> bool:
-        """Whether one of the plan's evaluation documents had been seen when it was frozen; older plans do not know."""
+        """Whether evaluation documents had been seen when the plan was frozen: its own, or of an earlier revision.
+
+        Older plans do not know.
+        """
         return bool(self.content.get("seen", False))
+
+    @property
+    def evaluated(self) -> int:
+        """How many evaluation documents of the study and model had units when the plan was frozen."""
+        return int(self.content.get("evaluated_documents", 0))
 
     @property
     def seed(self) -> int:
@@ -88,18 +105,19 @@ class FrozenPlan:
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """Return the frozen plan of a study and model, None before there is one.
+    """Return the newest revision of the frozen plan of a study and model, None before there is one.
 
     Raises:
         PlanError: the stored plan no longer has its hash.
 
     """
-    for row in store.read("plans").to_pylist():
-        if (row["study"], row["model"]) == (study, model):
-            if frozen_sha256(row["plan"]) != row["plan_sha256"]:
-                raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
-            return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], json.loads(row["plan"]))
-    return None
+    row = newest_plans(store.read("plans")).get((study, model))
+    if row is None:
+        return None
+    if frozen_sha256(row["plan"]) != row["plan_sha256"]:
+        raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
+    content = json.loads(row["plan"])
+    return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], content, row["plan_revision"])
 
 
 def require_plan(store: Store, study: Study) -> FrozenPlan:
@@ -123,13 +141,14 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
         PlanError: ``[plan]`` or ``[windows]`` differ from the frozen ones, or a planned action is missing.
 
     """
-    frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
-    restore = "restore them, or give the changed study a new name"
     if differences := plan_differences(plan, study):
+        frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
         listed = "; ".join(map(str, differences))
-        raise PlanError(f"study '{study.name}': [plan] or [windows] differ from {frozen}: {listed}; {restore}")
-    if plan.content["plan_section_sha256"] != plan_section_sha256(study):  # frozen before settings were recorded
-        raise PlanError(f"study '{study.name}': [plan] or [windows] differ from {frozen}; {restore}")
+        accept = "give the changed study a new name"
+        if all(one.replanned for one in differences):
+            accept = "kvdrift run STUDY.toml --replan plans anew"
+        line = f"[plan] or [windows] differ from {frozen}: {listed}; restore them, or {accept}"
+        raise PlanError(f"study '{study.name}': {line}")
     names = [action.name for action in study.actions]
     for name in plan.actions:
         if name not in names:
@@ -144,32 +163,72 @@ class PlanDifference:
         what: The key, as in ``plan.alpha``.
         frozen: The frozen value, as JSON holds it.
         asked: The study file's value.
+        chosen: The K or N of the plan, where the key is that of one.
 
     """
 
     what: str
     frozen: Any
     asked: Any
+    chosen: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is a larger K or N, which the next revision of the plan has."""
+        return self.chosen is not None and isinstance(self.asked, int) and self.asked > self.chosen
+
+    @property
+    def replanned(self) -> bool:
+        """Whether planning anew takes it; windows are the study's."""
+        return not self.what.startswith("windows.")
+
+    @property
+    def before(self) -> str:
+        """The frozen value, with what was chosen where that is another."""
+        chosen = "" if self.chosen is None or self.chosen == self.frozen else f" ({self.chosen})"
+        return shown(self.frozen) + chosen
 
     def __str__(self) -> str:
-        return f"{self.what}: frozen {shown(self.frozen)}, asked {shown(self.asked)}"
+        return f"{self.what}: frozen {self.before}, asked {shown(self.asked)}"
 
 
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
-    """Compare ``[plan]`` and ``[windows]`` with the frozen ones; [] for a plan that does not record them.
+    """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole where a plan records their hash alone.
 
     A key that the frozen plan does not know had its default.
     """
     frozen = plan.content.get("settings", {})
     if not frozen:
-        return []
+        held, asked = plan.content["plan_section_sha256"], plan_section_sha256(study)
+        return [] if held == asked else [PlanDifference("[plan] or [windows]", f"{held[:12]}…", f"{asked[:12]}…")]
     defaults = {"plan": {key: field.default for key, field in PlanSection.model_fields.items()}, "windows": {}}
     return [
-        PlanDifference(f"{section}.{key}", held, asked)
+        PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
         for section, values in plan_settings(study).items()
         for key, asked in values.items()
         if (held := frozen[section].get(key, defaults[section].get(key, asked))) != asked
     ]
+
+
+def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
+    """Return a plan as a study file has it: itself, or with the larger K and N that are asked for.
+
+    What has grown is not frozen yet; it stands for the next revision as far as K and N go.
+
+    Raises:
+        PlanError: the study file differs in something else, or a planned action is missing.
+
+    """
+    growing = [one for one in plan_differences(plan, study) if one.grows]
+    if not growing:
+        check_plan_agrees(plan, study)
+        return plan
+    settings = plan.content["settings"]
+    asked = {one.what.removeprefix("plan."): one.asked for one in growing}
+    content = plan.content | {_SIZES[one.what]: one.asked for one in growing}
+    grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | asked}})
+    check_plan_agrees(grown, study)
+    return grown
 
 
 def plan_settings(study: Study) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from flows.frozen_plan import find_plan, require_plan
+from flows.frozen_plan import FrozenPlan, require_plan
 from flows.material import Material, replicates_of, stored_identities
 from generator.actions import Action
 from generator.finite.model import finite_model
@@ -64,34 +64,34 @@ def pending_development(
     return pending_work(store, material, documents, planned.development_replicates, branched, redone, units)
 
 
-def pending_evaluation(
-    store: Store, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
-) -> Work:
+def pending_evaluation(store: Store, material: Material) -> Work:
     """Return what the frozen plan asks of the evaluation documents and the store lacks, as ``pending_work`` finds it.
-
-    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
 
     Raises:
         PlanError: there is no plan, or it disagrees with the study file.
 
     """
-    plan = require_plan(store, material.study)
+    return pending_of_plan(store, material, require_plan(store, material.study))
+
+
+def pending_of_plan(
+    store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None
+) -> Work:
+    """Return what a plan asks of the evaluation documents and the store lacks.
+
+    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
+    """
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
     documents = material.of_split("evaluation", plan.documents_per_stratum)
     return pending_work(store, material, documents, plan.replicates, branched, redone, units)
 
 
-def lacking_actions(store: Store, material: Material) -> set[str]:
-    """Return the names of actions that lack units, as far as the study has come: without a plan, all of them.
-
-    Raises:
-        PlanError: the plan disagrees with the study file.
-
-    """
-    if find_plan(store, material.study.name, material.model_id) is None:
+def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -> set[str]:
+    """Return the names of actions that lack units by a plan; without one, all of them."""
+    if plan is None:
         return {action.name for action in material.actions}
     units = stored_units(store, material)
-    work = pending_development(store, material, (), units) + pending_evaluation(store, material, (), units)
+    work = pending_development(store, material, (), units) + pending_of_plan(store, material, plan, (), units)
     return {unit.action.name for _, pending in work for unit in pending}
 
 

@@ -186,7 +186,8 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     Args:
         store: the study's store.
         material: the study with its documents and actions.
-        planned_actions: those of the frozen plan, None before it; an action that is not among them is exploratory.
+        planned_actions: those of the frozen plan, None where one is still to be made; a new action that is not among
+            them was added after it.
 
     Raises:
         InputError: the store holds the study, a document or an action of a name with other properties.
@@ -212,6 +213,8 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     actions = []
     for action in material.actions:
         prespecified = planned_actions is None or action.control or action.name in planned_actions
+        if action.name in there:  # of the plan that was the newest then
+            prespecified = there[action.name]["prespecified"]
         revision = revisions.get((study.name, action.name), -1) + (action.name not in there)
         actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))

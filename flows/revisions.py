@@ -72,7 +72,12 @@ def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
         stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))
         if stored is not None and changes(stored, run.identity(action)):
             return False
-    return any(action.name in lacking_actions(run.store, run.material) for run in runs)
+    return any(action.name in _lacking_actions(run) for run in runs)
+
+
+def _lacking_actions(run: StudyRun) -> set[str]:
+    """Those that lack units by the plan as it is frozen, without what the study file asks of the next revision."""
+    return lacking_actions(run.store, run.material, find_plan(run.store, run.study.name, run.study.model.id))
 
 
 def drop_action(store: Store, name: str, study: str | None = None) -> int:

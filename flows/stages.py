@@ -12,15 +12,16 @@ from flows.analysis.stored import analyze_stored
 from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
-from flows.frozen_plan import check_plan_agrees, find_plan
+from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences
 from flows.generation import Work, generate, pending_development, pending_evaluation
 from flows.material import record_identities, record_material
 from flows.pages import page_of, report_is_current, write_report
-from flows.planning.plan import freeze_plan, make_plan
+from flows.planning.plan import decides_the_same, freeze_plan, make_plan
+from flows.planning.size import evaluated_size
 from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
-from schema.study import FINITE_STATE, POOLED
+from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import Views, open_views, refresh_catalog
 from transforms.pipeline import run_derivation
 
@@ -37,9 +38,7 @@ def prepare(run: StudyRun) -> None:
     store = Store.create(run.location)
     check_agrees(run)
     plan = find_plan(store, run.study.name, run.study.model.id)
-    if plan is not None:
-        check_plan_agrees(plan, run.study)
-    record_material(store, run.material, None if plan is None else plan.actions)
+    record_material(store, run.material, None if plan is None or run.replan else plan.actions)
     record_identities(store, run.material, run.whole_identity)
 
 
@@ -69,27 +68,36 @@ def derive(run: StudyRun) -> int:
 
 
 def plan(run: StudyRun) -> str:
-    """Freeze the plan, made from the development documents, unless it is frozen; return its hash.
+    """Freeze the plan, made from the development documents, unless it is frozen as the study file has it.
+
+    Where the study file asks for a larger K or N, or the run plans anew, a later revision is frozen.
+
+    Returns:
+        The hash of the plan.
 
     Raises:
         PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
 
     """
     study, model = run.study.name, run.study.model.id
-    frozen = find_plan(run.store, study, model)
-    if frozen is None:
-        with open_views(run.store) as views:
-            version = views.versions["events"]
-            units = views.rows("units", study=study, model=model)
-            development = replicate_moments(views, study, model, "development")
-            efficiency = branching_efficiency(views, study, model, "development")
-        names = [document.doc for document in run.material.of_split("development")]
-        units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
-        frozen = freeze_plan(run.store, run.material, make_plan(run.material, development, units, efficiency), version)
-        run.progress.say(
-            f"plan {frozen.sha256[:12]} frozen: K = {frozen.replicates} replicates, "
-            f"N = {frozen.documents_per_stratum} documents per stratum; {frozen.content['reason']}"
-        )
+    before = find_plan(run.store, study, model)
+    grown = None if before is None or run.replan else grown_plan(before, run.study)
+    if before is not None and grown is before:
+        return before.sha256
+    with open_views(run.store) as views:
+        version = views.versions["events"]
+        units = views.rows("units", study=study, model=model)
+        development = replicate_moments(views, study, model, "development")
+        efficiency = branching_efficiency(views, study, model, "development")
+    names = [document.doc for document in run.material.of_split("development")]
+    units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
+    evaluated = evaluated_size(run.store, run.material)
+    content = make_plan(run.material, development, units, efficiency, grown=grown, evaluated=evaluated)
+    if before is not None and decides_the_same(before.content, content):
+        run.progress.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
+        return before.sha256
+    frozen = freeze_plan(run.store, run.material, content, version, before)
+    run.progress.say(_frozen_line(frozen, before, run.study))
     return frozen.sha256
 
 
@@ -143,9 +151,10 @@ def report(run: StudyRun) -> Path:
 
 
 def is_planned(run: StudyRun) -> bool:
-    """Whether the study's plan is frozen."""
+    """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
     store = stored(run)
-    return store is not None and find_plan(store, run.study.name, run.study.model.id) is not None
+    plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 
 
 def is_finished(run: StudyRun) -> bool:
@@ -157,6 +166,18 @@ def branching_efficiency(views: Views, study: str, model: str, split: str) -> di
     """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
     rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
     return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
+
+
+def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> str:
+    """What is said of a plan that was frozen, and of the one that it is a later revision of."""
+    frozen, reason = f"plan {plan.sha256[:12]} frozen", plan.content["reason"]
+    k, n = f"K = {plan.replicates} replicates", f"N = {plan.documents_per_stratum} documents per stratum"
+    if before is None:
+        return f"{frozen}: {k}, {n}; {reason}"
+    changed = "".join(f", {one.what} = {one.asked} (was {one.before})" for one in plan_differences(before, study))
+    sizes = f"{k} (was {before.replicates}), {n} (was {before.documents_per_stratum})"
+    seen = f", planned after {plan.evaluated} evaluation documents were seen" if plan.evaluated else ""
+    return f"{frozen}, revision {plan.revision}{changed}: {sizes}{seen}; {reason}"
 
 
 def _generate(run: StudyRun, work: Work, stage: str) -> int:

@@ -70,7 +70,8 @@ def run_studies(
     for run in runs:
         for difference in check_agrees(run, redo):
             growth = True
-            run.progress.say(str(difference))
+            if not difference.planned:  # what grows in the plan is said when it is frozen
+                run.progress.say(str(difference))
     if redo:
         redo_actions(runs, redo)
     if plan_only and all(map(stages.is_planned, runs)):

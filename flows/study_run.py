@@ -44,6 +44,7 @@ class StudyRun:
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
+        replan: whether the plan is made anew, as a later revision of the one that is there.
 
     """
 
@@ -54,6 +55,7 @@ class StudyRun:
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
     offline: bool = False
+    replan: bool = False
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return what makes the units of an action; its weights are None where they are not known yet.

@@ -27,7 +27,12 @@ _EVENT_BYTES = 18
 
 
 def describe_studies(
-    studies: Sequence[Study], location: str, redo: Sequence[str] = (), *, served: bool = False
+    studies: Sequence[Study],
+    location: str,
+    redo: Sequence[str] = (),
+    *,
+    served: bool = False,
+    replan: bool = False,
 ) -> Iterator[str]:
     """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
 
@@ -39,12 +44,13 @@ def describe_studies(
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
         served: whether endpoints generate; they are not asked.
+        replan: whether the run is to plan anew.
 
     Raises:
         InputError: the run would refuse this.
 
     """
-    runs = [StudyRun(study, location, LocalGenerator(), offline=True) for study in studies]
+    runs = [StudyRun(study, location, LocalGenerator(), offline=True, replan=replan) for study in studies]
     unchecked = [check_study(run, served=served) for run in runs]
     for run in runs:
         check_agrees(run, redo)
@@ -67,10 +73,15 @@ def describe_studies(
 def _plan_line(found: Forecast) -> str:
     if found.plan is None:
         return "  plan: to be made from the development documents; the evaluation stands at the most that it may choose"
-    return (
+    line = (
         f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
         f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
     )
+    if found.asked is None:
+        return f"{line}; to be made anew, so that the evaluation stands at the most that it may choose"
+    if found.asked is not found.plan:
+        return f"{line}; it grows to K = {found.asked.replicates}, N = {found.asked.documents_per_stratum}"
+    return line
 
 
 def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Iterator[str]:
@@ -118,7 +129,7 @@ def _later_lines(found: Forecast) -> Iterator[str]:
     derived = [f"{found.underived} units that are there"] if found.underived else []
     derived += ["those that are generated"] if generated else []
     lacking = [f"derive {' and '.join(derived)}"] if derived else []
-    lacking += [] if found.estimated and not generated else ["estimate"]
+    lacking += [] if found.estimated and not generated and found.asked is found.plan else ["estimate"]
     yield f"  then: {', '.join([*lacking, 'write the report'])}"
 
 

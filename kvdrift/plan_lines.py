@@ -19,9 +19,13 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
     content = with_measured(plan.content)
     family = content.get("family_size") or len(content["primary_endpoints"])
     others = [name for name in plan.actions if name != content["baseline"]]
+    revision = f"revision {plan.revision}, " if plan.revision else ""
+    why = "another study of the store evaluated some of its documents"
+    if plan.evaluated:
+        why = f"planned after {plan.evaluated} evaluation documents were seen"
     facts = {
-        "frozen": f"{plan.frozen_at:%Y-%m-%d %H:%M:%S} UTC, SHA-256 {plan.sha256}",
-        "seen": "yes: another study of the store evaluated some of its documents" if plan.seen else "no",
+        "frozen": f"{plan.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {revision}SHA-256 {plan.sha256}",
+        "seen": f"yes: {why}" if plan.seen else "no",
         "K": f"{plan.replicates} replicates",
         "N": f"{plan.documents_per_stratum} documents of each stratum ({', '.join(content['strata'])})",
         "actions": f"{', '.join(others) or 'none'} against {content['baseline']}",

@@ -14,7 +14,8 @@ import pyarrow as pa
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
 # 4: revisions of actions, the identity of units, a study's settings
-SCHEMA_VERSION = 4
+# 5: revisions of plans
+SCHEMA_VERSION = 5
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -315,19 +316,20 @@ STUDIES = _table(
 
 PLANS = _table(
     "plans",
-    "the frozen plan of a study's evaluation",
-    ("study", "model"),
+    "one revision of the frozen plan of a study's evaluation; the newest is the plan",
+    ("study", "model", "plan_revision"),
     *_GROUP[:2],
     _column("plan_sha256", pa.string(), "SHA-256 of the plan column without what was measured in seconds"),
     _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
     _column("events_version", pa.int64(), "version of the events table it was made from"),
     _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
+    _column("plan_revision", pa.int32(), "revision of the plan, from 0", since=5, default="0"),
 )
 
 RESULTS = _table(
     "results",
     "one estimate with its interval",
-    ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x", "events_version"),
+    ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x", "events_version", "plan_sha256"),
     *_GROUP[:2],
     _column("split", pa.string(), "development or evaluation"),
     _column("stratum", pa.string(), "stratum, or pooled"),
@@ -344,7 +346,7 @@ RESULTS = _table(
     _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
     _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
-    _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+    _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
     _column("inputs_sha256", pa.string(), "SHA-256 of the moments and settings it was made from", null=True, since=4),
 )
@@ -352,7 +354,7 @@ RESULTS = _table(
 CALIBRATION = _table(
     "calibration",
     "one candidate predictor of a contrast, judged on evaluation documents",
-    ("study", "model", "action", "baseline", "observation", "candidate", "events_version"),
+    ("study", "model", "action", "baseline", "observation", "candidate", "events_version", "plan_sha256"),
     *_GROUP[:2],
     _ACTION,
     _column("baseline", pa.string(), "the action that the contrast subtracts"),
@@ -374,7 +376,7 @@ CALIBRATION = _table(
     _column("draws", pa.int32(), "bootstrap draws"),
     _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
-    _column("plan_sha256", pa.string(), "the plan it belongs to", null=True),
+    _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
 )
 

@@ -236,7 +236,10 @@ def view_texts() -> Mapping[str, str]:
 
 
 def _stored_text(table: str) -> str:
-    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions."""
+    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
+
+    Of plans it has all revisions, of what was made under plans only what was made under the newest.
+    """
     declared = TABLES[table].columns
     columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
     text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
@@ -244,6 +247,9 @@ def _stored_text(table: str) -> str:
         if {"study", name, revision} <= set(declared):
             same = f"own.study = {name}s.study and own.{name} = {name}s.action"
             text += f"\nanti join main.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
+    if "plan_sha256" in declared and "plan_revision" not in declared:
+        same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
+        text += f"\nanti join main.superseded_plans as plans on {same}"
     return text
 
 

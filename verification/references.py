@@ -1,7 +1,9 @@
-"""What rows of the small tables say of other tables: that it is there, and as they say; that plans came before."""
+"""What rows of the small tables say of other tables: that it is there, and as they say; what plans came before."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
 
 _NAMED = 3  # units that one fault names
-_CITING = ("study", "model", "events_version", "plan_sha256")
+_CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
 def check_units(store: Store, table: SmallTable, records: Mapping[str, UnitRecord], events: Collection[str]) -> Check:
@@ -78,13 +80,17 @@ def check_owners(records: Mapping[str, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[str, UnitRecord], documents: pa.Table, events_version: int
 ) -> Check:
-    """Plans have their hash, and no unit of an evaluation document was there at the events version they were made from.
+    """Plans have their hash, every revision from 0 on is there, and none hides that it came after evaluation documents.
+
+    No unit of an evaluation document was there at the events version that a first revision was made from. A later one
+    says that it was seen where there was one.
 
     ``records`` are the units' records by the path of their events, at the ``events_version`` that is looked at.
     """
     faults = list(plans.check.faults)
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
     evaluation = {tuple(key) for *key, split in zip(*columns, strict=True) if split == "evaluation"}
+    revisions = {(plan["study"], plan["model"], plan["plan_revision"]) for plan in plans.rows.to_pylist()}
     for plan in plans.rows.to_pylist():
         name = row_name("plans", {key: plan[key] for key in TABLES["plans"].key})
         sha256 = frozen_sha256(plan["plan"])
@@ -92,6 +98,7 @@ def check_plans(
             faults.append(
                 Fault(name, f"plan has SHA-256 {sha256}, must have {plan['plan_sha256']} as plan_sha256 says")
             )
+        faults += [Fault(name, what) for what in _broken_revision(plan, revisions)]
         made_from = plan["events_version"]
         if wrong := _unknown_version(made_from, events_version):
             faults.append(Fault(name, wrong))
@@ -102,32 +109,60 @@ def check_plans(
             and (records[path]["study"], records[path]["model"]) == (plan["study"], plan["model"])
             and tuple(records[path][part] for part in ("study", "model", "doc")) in evaluation
         ]  # fmt: skip
-        if early:
+        if early and not plan["plan_revision"]:
             what = f"events_version is {made_from}, must be one before the first evaluation unit: {_listed(early)}"
             faults.append(Fault(name, what))
-    holds = "hashed right and frozen before the evaluation"
+        elif early and not _is_seen(plan):
+            faults.append(Fault(name, f"it is not marked seen, must be: it was made after {_listed(early)}"))
+    holds = "hashed right, and frozen before the evaluation or marked seen"
     return Check("plans", counted(plans.rows.num_rows, "plan"), holds, tuple(faults))
 
 
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Check:
-    """Rows of ``results`` or ``calibration`` name events versions that are there, and no plan but their study's."""
+    """Rows of ``results`` or ``calibration`` name events versions that are there, and no plan but their study's.
+
+    None that was made under a seen plan is called prespecified.
+    """
     subject = table.check.subject
-    plan_of = {
-        (row["study"], row["model"]): row["plan_sha256"]
-        for row in plans.rows.select(["study", "model", "plan_sha256"]).to_pylist()
-    }
+    plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)  # whether each of them is seen, by its hash
+    for plan in sorted(plans.rows.to_pylist(), key=lambda plan: plan["plan_revision"]):
+        plans_of[plan["study"], plan["model"]][plan["plan_sha256"]] = _is_seen(plan)
     faults = list(table.check.faults)
     cited = table.rows.group_by(list(_CITING)).aggregate([([], "count_all")])
     for row in cited.to_pylist():
         name = f"{row_name(subject, {key: row[key] for key in ('study', 'model')})}, {counted(row['count_all'], 'row')}"
         if wrong := _unknown_version(row["events_version"], events_version):
             faults.append(Fault(name, wrong))
-        plan = plan_of.get((row["study"], row["model"]))
-        if plans.readable and row["plan_sha256"] not in {None, plan}:
-            must = f"must be {plan} as in plans" if plan else "must be null: the study has no plan"
-            faults.append(Fault(name, f"plan_sha256 is {row['plan_sha256']}, {must}"))
+        known, cites = plans_of[row["study"], row["model"]], row["plan_sha256"]
+        if plans.readable and cites is not None and cites not in known:
+            must = f"must be {' or '.join(known)} as in plans" if known else "must be null: the study has no plan"
+            faults.append(Fault(name, f"plan_sha256 is {cites}, {must}"))
+        if known.get(cites) and row["status"] == "prespecified":
+            faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
     holds = "of events versions and plans that are there"
     return Check(subject, counted(table.rows.num_rows, "row"), holds, tuple(faults))
+
+
+def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, str, int]]) -> list[str]:
+    """What is wrong with the revision that a plan has; ``revisions`` are those of all plans."""
+    revision, said = plan["plan_revision"], _content(plan).get("revision", 0)
+    wrong = [] if said == revision else [f"plan_revision is {revision}, must be {said} as its plan says"]
+    if revision and (plan["study"], plan["model"], revision - 1) not in revisions:
+        wrong.append(f"revision {revision - 1} is missing, must be there")
+    return wrong
+
+
+def _is_seen(plan: Mapping[str, Any]) -> bool:
+    return bool(_content(plan).get("seen", False))
+
+
+def _content(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's JSON; {} where it is none, which its hash says."""
+    try:
+        content = json.loads(plan["plan"])
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _unknown_version(version: int, latest: int) -> str | None:

@@ -1,20 +1,25 @@
-"""Whether a study's estimates are those of the store's present events."""
+"""Whether a study's estimates are those of the store's present events and of its plan."""
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.frozen_plan import find_plan
 from schema.store.store import Store
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether the study's results were estimated from the store's present events."""
+    """Whether the study's results were estimated from the store's present events, under its newest plan."""
     return estimated_version(store, study, model) == store.version("events")
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
-    """Return the newest events version that the study's results were estimated from, None where there are none."""
-    results = store.read("results", columns=["study", "model", "events_version"])
-    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    """Return the newest events version that results were estimated from under the newest plan, None without any."""
+    plan = find_plan(store, study, model)
+    results = store.read("results", columns=["study", "model", "events_version", "plan_sha256"])
+    wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
+    same = [pc.is_in(results[name], value_set=pa.array([value], pa.string())) for name, value in wanted.items()]
+    own = results.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))
     newest = pc.max(own["events_version"]).as_py()
     return None if newest is None else int(newest)

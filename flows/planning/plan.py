@@ -1,8 +1,11 @@
-"""Making a plan from development documents, and freezing it before the first evaluation event."""
+"""Making a plan from development documents, and freezing it before the first evaluation event.
+
+A later revision of a plan is made from the same documents. It says whether evaluation documents had been seen by then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +20,8 @@ from flows.frozen_plan import (
     require_plan,
 )
 from flows.material import Material
-from flows.planning.seen import SeenDocuments
+from flows.planning.seen import SeenDocuments, generated_documents
+from flows.planning.size import NOTHING, EvaluatedSize, size_bounds
 from schema.errors import InputError, OperationError, PlanError
 from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from schema.store.store import Store
@@ -29,9 +33,18 @@ from stats.endpoints import Endpoint
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
 
+# What says how a plan came about; two that differ in nothing else decide the same.
+_CIRCUMSTANCES = (MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve")
+
 
 def make_plan(
-    material: Material, development: ReplicateMoments, units: pa.Table, efficiency: Mapping[str, float | None]
+    material: Material,
+    development: ReplicateMoments,
+    units: pa.Table,
+    efficiency: Mapping[str, float | None],
+    *,
+    grown: FrozenPlan | None = None,
+    evaluated: EvaluatedSize = NOTHING,
 ) -> dict[str, Any]:
     """Make the plan's content: K and N from development variance and measured seconds, endpoints, levels.
 
@@ -41,6 +54,9 @@ def make_plan(
         units: rows of ``units`` of the development documents.
         efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
             where it is undefined.
+        grown: what ``grown_plan`` made of the plan that is there, whose actions and endpoints are kept; None to choose
+            anew.
+        evaluated: what evaluation documents have already, where one chooses anew.
 
     Returns:
         The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments
@@ -52,19 +68,23 @@ def make_plan(
 
     """
     study = material.study
-    endpoints = primary_endpoints(study)
+    planned, actions = study.plan, material.measured_actions if grown is None else grown.actions
+    endpoints = primary_endpoints(study, actions)
     document_seconds, replicate_seconds = _costs(units)
-    available = min(section.evaluation for section in study.documents)
-    planned = study.plan
-    fixed_k, fixed_n = planned.replicates, planned.documents
+    if grown is None:
+        replicates, documents = size_bounds(study, evaluated)
+        branched = _branched_actions(material, efficiency)
+    else:
+        replicates, documents = (grown.replicates,) * 2, (grown.documents_per_stratum,) * 2
+        branched = grown.branched_actions
     allocation = allocate(
         development,
         endpoints,
         target=planned.target_half_width,
         document_seconds=document_seconds,
         replicate_seconds=replicate_seconds,
-        replicates=planned.replicates_between if fixed_k == "auto" else (fixed_k, fixed_k),
-        documents=(min(planned.documents_at_least, available), available) if fixed_n == "auto" else (fixed_n, fixed_n),
+        replicates=replicates,
+        documents=documents,
         alpha=planned.alpha,
         family_size=planned.family_size or 0,
     )
@@ -77,11 +97,11 @@ def make_plan(
         "seed": study.study.seed,
         "horizon": study.study.horizon,
         "windows": study.window_values.without_horizon,
-        "actions": material.measured_actions,
+        "actions": actions,
         "baseline": planned.baseline,
         "residual_branching": {
             "estimator": planned.estimator,
-            "actions": _branched_actions(material, efficiency),
+            "actions": branched,
         },
         "replicates": allocation.replicates,
         "documents_per_stratum": allocation.documents_per_stratum,
@@ -102,7 +122,7 @@ def make_plan(
             "level": 1 - planned.alpha / INTERVALS_PER_FAMILY,
         },
         "reachable": allocation.reachable,
-        "reason": allocation.reason,
+        "reason": allocation.reason + ("" if grown else _raised(study, evaluated)),
         "development": {
             "documents": len(development.documents),
             "replicates": int(development.present.sum(axis=2).max()),
@@ -120,17 +140,17 @@ def make_plan(
             "expected_seconds": allocation.seconds,
             "development": {"seconds_per_document": document_seconds, "seconds_per_replicate": replicate_seconds},
             "residual_branching": {
-                "development_efficiency_in_seconds": {name: efficiency.get(name) for name in material.measured_actions}
+                "development_efficiency_in_seconds": {name: efficiency.get(name) for name in actions}
             },
             "cost_curve": [{"seconds": choice.seconds} for choice in allocation.curve],
         },
     }
 
 
-def primary_endpoints(study: Study) -> list[Endpoint]:
-    """One endpoint per primary quantity and action, contrasts against the baseline."""
+def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
+    """One endpoint per primary quantity and action, by default all of the study's, contrasts against the baseline."""
     baseline = study.plan.baseline
-    names = [action.name for action in study.actions]
+    names = [action.name for action in study.actions] if actions is None else actions
     endpoints = []
     for quantity in study.plan.primary:
         if QUANTITIES[quantity].kind == "contrast":
@@ -140,7 +160,21 @@ def primary_endpoints(study: Study) -> list[Endpoint]:
     return endpoints
 
 
-def freeze_plan(store: Store, material: Material, content: dict[str, Any], events_version: int) -> FrozenPlan:
+def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plans have equal settings and lead to the same evaluation and estimates."""
+    first, second = (
+        {name: value for name, value in one.items() if name not in _CIRCUMSTANCES} for one in (content, other)
+    )
+    return first == second
+
+
+def freeze_plan(
+    store: Store,
+    material: Material,
+    content: dict[str, Any],
+    events_version: int,
+    superseded: FrozenPlan | None = None,
+) -> FrozenPlan:
     """Write a plan to the store, or adopt the one that another run of the same study froze first.
 
     Args:
@@ -148,6 +182,7 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
         material: the study with its documents and actions.
         content: what ``make_plan`` returned; the plan says too whether its evaluation documents had been seen.
         events_version: the version of ``events`` that the content was made from.
+        superseded: the plan that this is the next revision of; None for the study's first one.
 
     Returns:
         The study's one frozen plan.
@@ -156,15 +191,19 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
         PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
 
     """
-    study = material.study
-    if (frozen := _adopted(store, study)) is not None:
+    study, revision = material.study, 0 if superseded is None else superseded.revision + 1
+    if (frozen := _adopted(store, study, revision)) is not None:
         return frozen
     evaluation = {document.doc for document in material.of_split("evaluation")}
-    if not evaluation.isdisjoint(store.units(study.name, material.model_id)["doc"].to_pylist()):
+    evaluated = evaluation & generated_documents(store, study.name, material.model_id)
+    if evaluated and not revision:
         raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
     documents = material.of_split("evaluation", content["documents_per_stratum"])
     seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
-    text = frozen_text(content | {"seen": bool(seen)})
+    content = content | {"seen": bool(seen or evaluated)}
+    if revision:
+        content |= {"revision": revision, "evaluated_documents": len(evaluated)}
+    text = frozen_text(content)
     row = {
         "study": study.name,
         "model": material.model_id,
@@ -172,22 +211,31 @@ def freeze_plan(store: Store, material: Material, content: dict[str, Any], event
         "frozen_at": datetime.now(UTC),
         "events_version": events_version,
         "plan": text,
+        "plan_revision": revision,
     }
     try:
         store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
     except InputError:  # another run's plan came first, unless something else is wrong with the row
-        if (frozen := _adopted(store, study)) is not None:
+        if (frozen := _adopted(store, study, revision)) is not None:
             return frozen
         raise
     return require_plan(store, study)
 
 
-def _adopted(store: Store, study: Study) -> FrozenPlan | None:
-    """The plan that is there already, if the study file agrees with it."""
+def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
+    """The plan of this revision or a later one that is there already, if the study file agrees with it."""
     plan = find_plan(store, study.name, study.model.id)
-    if plan is not None:
-        check_plan_agrees(plan, study)
+    if plan is None or plan.revision < revision:
+        return None
+    check_plan_agrees(plan, study)
     return plan
+
+
+def _raised(study: Study, evaluated: EvaluatedSize) -> str:
+    """What is added to the reason of a plan that may not choose less than what evaluation documents have."""
+    if size_bounds(study, evaluated) == size_bounds(study, NOTHING):
+        return ""
+    return f"; evaluation documents have up to K = {evaluated.replicates} and N = {evaluated.documents} already"
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:

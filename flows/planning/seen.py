@@ -1,4 +1,4 @@
-"""What was seen before a plan: its evaluation documents in other studies of the store, and units that were redone.
+"""What was seen before a plan: its evaluation documents, here or in other studies, and units that were redone.
 
 An outcome that someone could have looked at before it was planned is no confirmation of what was planned from it.
 """
@@ -56,6 +56,13 @@ class SeenDocuments:
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
         """Return those of a study's documents that were seen; ``seed`` is the study's."""
         return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
+
+
+def generated_documents(store: Store, study: str, model: str) -> set[str]:
+    """Return the documents of a study and model that have units, superseded ones too."""
+    units = store.read("units", columns=["study", "model", "doc"]).to_pylist()
+    units += store.units(study, model).select(["study", "model", "doc"]).to_pylist()  # rows still to be written too
+    return {row["doc"] for row in units if (row["study"], row["model"]) == (study, model)}
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:

@@ -32,6 +32,10 @@ def run(
         list[str] | None,
         typer.Option("--redo", metavar="ACTION", help="Generate an action anew, as it is now; repeat it for several."),
     ] = None,
+    replan: Annotated[
+        bool,
+        typer.Option("--replan", help="Plan anew, as [plan] is now: a later revision, marked seen after evaluation."),
+    ] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Stop when the plan is frozen, and print it; print one that is there.")
     ] = False,
@@ -68,13 +72,13 @@ def run(
         from schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
-        for line in describe_studies(studies, location, redo or [], served=bool(addresses)):
+        for line in describe_studies(studies, location, redo or [], served=bool(addresses), replan=replan):
             typer.echo(line)
         return
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
-        outcome = run_file(studies, store, addresses, console, limit, redo or [], plan_only=plan_only)
+        outcome = run_file(studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan)
     if plan_only and not outcome.documents_left:
         from flows.frozen_plan import require_plan
         from kvdrift.plan_lines import plan_lines
@@ -111,11 +115,12 @@ def run_file(
     redo: Sequence[str] = (),
     *,
     plan_only: bool = False,
+    replan: bool = False,
 ) -> Outcome:
     """Run the studies of one file, one to a model; without ``addresses`` of services this process generates.
 
     The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
-    units of the actions ``redo`` are superseded first.
+    units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew.
 
     Raises:
         InputError: the study file, the store or a service is not as it must be.
@@ -136,7 +141,7 @@ def run_file(
         pool = EndpointPool(addresses, studies, progress.say)
     local = LocalGenerator()
     made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
-    runs = [StudyRun(study, location, made_by, progress, shared, identify) for study in studies]
+    runs = [StudyRun(study, location, made_by, progress, shared, identify, replan=replan) for study in studies]
     for one in runs:
         check_study(one, served=pool is not None)
     return run_studies(runs, before=None if pool is None else pool.check, redo=redo, plan_only=plan_only)

@@ -59,10 +59,12 @@ def _study_lines(
     for split, total in sorted(Counter(splits.values()).items()):
         wanted = total if split != "evaluation" or plan is None else plan.documents
         yield f"  {split}: {generated[split]} of {wanted} documents generated, {counts[split]} units"
+    revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
+    seen = "; seen" if plan is not None and plan.seen else ""
     yield (
         "  plan: none yet" if plan is None else
-        f"  plan: {plan.sha256[:12]}, frozen {plan.frozen_at:%Y-%m-%d %H:%M} UTC, K = {plan.replicates}, "
-        f"N = {plan.documents_per_stratum} documents of each stratum"
+        f"  plan: {plan.sha256[:12]}, {revision}frozen {plan.frozen_at:%Y-%m-%d %H:%M} UTC, K = {plan.replicates}, "
+        f"N = {plan.documents_per_stratum} documents of each stratum{seen}"
     )  # fmt: skip
     stored = store.read("actions")
     actions = current_actions(stored, study)
@@ -76,7 +78,7 @@ def _study_lines(
     yield f"  derived: {len(units) - left} of {len(units)} units"
     estimated = estimated_version(store, study, model)
     yield (
-        "  estimates: none yet" if estimated is None else
+        f"  estimates: none yet{' under this plan' if revision else ''}" if estimated is None else
         f"  estimates: from events version {estimated} ({'current' if estimated == version else f'now {version}'})"
     )  # fmt: skip
     if any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study):

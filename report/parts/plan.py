@@ -37,13 +37,14 @@ _REST = {
     "study_sha256": "study file SHA-256", "plan_section_sha256": "[plan] and [windows] SHA-256",
 }  # fmt: skip
 
+_OF_REVISION = "evaluation documents of this study had been generated when this revision of the plan was frozen"
 _OF_DOCUMENTS = "another study of this store had evaluated documents of the plan when it was frozen"
 _OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
 
 TEMPLATE = """
 <h2>Plan</h2>
 {% if facts.plan %}
-<p>Frozen {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from events version {{ facts.plan.events_version }}{% endif %}, before the first evaluation event. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
+<p>{% if facts.plan.revision %}Revision {{ facts.plan.revision }}, frozen{% else %}Frozen{% endif %} {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from events version {{ facts.plan.events_version }}{% endif %}, {% if facts.plan.evaluated %}after {{ facts.plan.evaluated }} evaluation documents had been generated{% else %}before the first evaluation event{% endif %}. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
 {{ facts_list(chosen) }}
 {% if tables.plan_endpoints is defined %}{{ table(tables.plan_endpoints) }}{% endif %}
 {% if figures.cost_curve is defined %}
@@ -85,11 +86,12 @@ def section(content: PageContent) -> Section:
     words = "Widest half-width and expected time by number of replicates"
     drawings = () if costs is None else (Drawing("cost_curve", words, lambda: cost_figure(plan)),)
     seen = any(row.standing == SEEN for row in primary)
+    planned_late = _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
     values = {
-        "seen": "" if not seen else _OF_DOCUMENTS if plan.get("seen") else _OF_ACTIONS,
+        "seen": "" if not seen else planned_late if plan.get("seen") else _OF_ACTIONS,
         "chosen": plan_rows(plan, _CHOSEN),
         "rest": plan_rows(plan, _REST),
-        "added": [row["action"] for row in content.facts.actions if not (row["prespecified"] or row["control"])],
+        "added": content.facts.added,
     }
     return Section("plan", "Plan", TEMPLATE, tables, drawings, values)
 
@@ -146,7 +148,7 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
         Column("sd, replicates", "", "standard deviation between replicates of a document"),
         Column("expected half-width", "", "of the interval, at the plan’s K and N"),
     )
-    note = "From development documents, before any evaluation document; the standard deviations decided K and N."
+    note = "From development documents alone; the standard deviations decided K and N."
     return PrintedTable("plan_endpoints", "Planned endpoints and variance components", columns, tuple(rows), note)
 
 

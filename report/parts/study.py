@@ -56,7 +56,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     rows = []
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
-        added = "control" if action["control"] else "" if action["prespecified"] else "added after the plan"
+        added = "control" if action["control"] else "added after the plan" if action["action"] in facts.added else ""
         stored = facts.storage.get(action["action"])
         held = _held(stored) if stored else [MISSING] * 6
         rows.append(table_row(Cell(action["action"], added), action["selector"], action["keep"], *held))
@@ -104,7 +104,8 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
     branched = [total for row in stored for total in row.branchings]
     plan = "none; all estimates are exploratory"
     if facts.plan:
-        plan = f"frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
+        revision = f"revision {facts.plan.revision}, " if facts.plan.revision else ""
+        plan = f"{revision}frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
     rows = [
         ("Model", facts.model),
         ("Device", "; ".join(facts.devices) or "not recorded"),

@@ -126,8 +126,7 @@ def _counted(noun: str, clusters: list[str]) -> str:
 
 def _added(content: PageContent, *actions: str) -> bool:
     """Whether one of the actions was added after the plan."""
-    later = {row["action"] for row in content.facts.actions if not row["prespecified"]}
-    return content.facts.plan is not None and not later.isdisjoint(actions)
+    return not set(content.facts.added).isdisjoint(actions)
 
 
 def _grounds(estimate: Estimate) -> str:

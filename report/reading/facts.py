@@ -59,12 +59,18 @@ class Control:
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """The frozen plan; ``content`` is its JSON."""
+    """The newest revision of the frozen plan; ``content`` is its JSON."""
 
     sha256: str
     frozen_at: str
     events_version: int | None
     content: dict[str, Any]
+    revision: int = 0
+
+    @property
+    def evaluated(self) -> int:
+        """How many evaluation documents had units when it was frozen."""
+        return int(self.content.get("evaluated_documents", 0))
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,12 @@ class Facts:
     def compared(self) -> list[str]:
         """Actions that are not controls, in name order."""
         return [row["action"] for row in self.actions if not row["control"]]
+
+    @property
+    def added(self) -> list[str]:
+        """The actions that the plan does not name, since they were added after it; none without a plan."""
+        planned = self.plan.content.get("actions", self.compared) if self.plan else self.compared
+        return [action for action in self.compared if action not in planned]
 
     @property
     def finite(self) -> bool:
@@ -215,9 +227,10 @@ def _plan(source: StudyRows) -> StoredPlan | None:
     rows = source.of("plans")
     if not rows:
         return None
-    row = rows[0]
+    row = max(rows, key=lambda row: row["plan_revision"])
     frozen_at = row["frozen_at"].strftime("%Y-%m-%d %H:%M:%S UTC") if row["frozen_at"] else ""
-    return StoredPlan(row["plan_sha256"], frozen_at, row["events_version"], json.loads(row["plan"]))
+    content = json.loads(row["plan"])
+    return StoredPlan(row["plan_sha256"], frozen_at, row["events_version"], content, row["plan_revision"])
 
 
 def _libraries(units: list[ViewRow]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import VALUES, EventRows
 from schema.location import filesystem_of, join
 from schema.store.appends import span_of_path
-from schema.store.revisions import newest_revisions
+from schema.store.revisions import newest_plans, newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
@@ -80,9 +80,10 @@ class Intake:
         self._generated = {  # by kvdrift, which knows what made them
             (row["study"], row["model"], row["action"]) for row in store.read("identities").to_pylist()
         }
-        self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the plans of a study name
-        for row in store.read("plans", columns=["study", "plan"]).to_pylist():
-            self._planned[row["study"]].update(json.loads(row["plan"]).get("actions", ()))
+        self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the newest plans of a study name
+        plans = store.read("plans", columns=["study", "model", "plan", "plan_revision"])
+        for (study, _), row in newest_plans(plans).items():
+            self._planned[study].update(json.loads(row["plan"]).get("actions", ()))
         self._units: list[Unit] = []
         self._events = 0
         self._new_documents: list[dict[str, Any]] = []

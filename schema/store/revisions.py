@@ -1,7 +1,8 @@
-"""Revisions of actions: which one is current, and which units a later one supersedes.
+"""Revisions of actions and plans: which one is current, and which units a later revision of an action supersedes.
 
 The rows of ``actions`` say it. A row of a higher revision supersedes the units of all lower ones, in every model of the
 study, and a row that is ``dropped`` has no units of its own. Superseded units stay in the log and out of the views.
+Likewise the row of ``plans`` with the highest revision is the plan of its study and model.
 """
 
 from __future__ import annotations
@@ -57,3 +58,14 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
         for study, action, revision in names
     ]
     return units.filter(pa.array(kept, pa.bool_()))
+
+
+def newest_plans(plans: pa.Table) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the row of the newest revision of each plan, by (study, model).
+
+    Args:
+        plans: Rows of ``plans`` with the columns study, model and plan_revision.
+
+    """
+    rows = sorted(plans.to_pylist(), key=lambda row: row["plan_revision"])
+    return {(row["study"], row["model"]): row for row in rows}

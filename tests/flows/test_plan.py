@@ -118,7 +118,7 @@ def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_
     del plan.content["settings"]
     check_plan_agrees(plan, load_study(write_study(tmp_path)))
     with pytest.raises(
-        PlanError, match=r"\[plan\] or \[windows\] differ from the plan frozen on [^;]*…\); restore them"
+        PlanError, match=r"\[plan\] or \[windows\]: frozen \w{12}…, asked \w{12}…; restore them, or kvdrift run"
     ):
         check_plan_agrees(plan, load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))))
 

@@ -189,6 +189,7 @@ LEFT_OUT = {
     "windows": "parameters",
     "revisions": "what was done",
     "superseded": "what was done",
+    "superseded_plans": "what was to be measured",
 }
 VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
 

@@ -590,22 +590,42 @@ def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
     return list(found.values())
 
 
+def later_plans(analysis: Analysis, row: Row) -> list[Row]:
+    """The later revisions of the plan that a row belongs to; none if it belongs to none."""
+    own = [one for one in analysis.log.plans if (one["study"], one["model"]) == (row["study"], row["model"])]
+    revisions = [one["plan_revision"] for one in own if one["plan_sha256"] == row["plan_sha256"]]
+    return [one for one in own if revisions and one["plan_revision"] > revisions[0]]
+
+
+def under_newest_plan(analysis: Analysis, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not later_plans(analysis, row)]
+
+
+def results(analysis: Analysis) -> list[Row]:
+    return under_newest_plan(analysis, analysis.log.results)
+
+
+def superseded_plans(analysis: Analysis) -> list[Row]:
+    names = ("study", "model", "plan_sha256", "plan_revision")
+    return [{name: row[name] for name in names} for row in analysis.log.plans if later_plans(analysis, row)]
+
+
 def estimates(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
-    rows = newest(analysis.log.results, names)
+    rows = newest(results(analysis), names)
     left_out = {"action_revision", "baseline_revision", "inputs_sha256"}
     return [{name: row[name] for name in row if name not in left_out} for row in rows]
 
 
 def calibration(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "action", "baseline", "observation", "candidate")
-    return newest(analysis.log.calibration, names)
+    return newest(under_newest_plan(analysis, analysis.log.calibration), names)
 
 
 def plan(analysis: Analysis) -> list[Row]:
     rows = []
-    for row in analysis.log.plans:
-        kept = {name: row[name] for name in ("study", "model", "plan_sha256", "frozen_at", "events_version")}
+    for row in under_newest_plan(analysis, analysis.log.plans):
+        kept = {name: row[name] for name in row if name != "plan"}
         rows += [{**kept, "key": key, "value": value} for key, value in leaves(json.loads(row["plan"]), "")]
     return rows
 
@@ -656,13 +676,13 @@ def published(_: Analysis) -> list[Row]:
 EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         table: stored(table)
-        for table in ("events", "documents", "actions", "units", "studies", "plans", "results", "exact_values",
+        for table in ("events", "documents", "actions", "units", "studies", "plans", "exact_values",
                       "identities")
     },
     **{
         function.__name__: function
         for function in (
-            published, superseded, revisions, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
+            published, superseded, superseded_plans, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
             entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,

@@ -239,6 +239,27 @@ def test_what_was_seen_before_its_plan_is_not_called_prespecified(page: Page) ->
     assert "another study of this store had evaluated documents of the plan" in page(views)
 
 
+def test_a_later_revision_of_a_plan_is_said_on_the_page(page: Page) -> None:
+    """It names an action that was added after the first one, and came when 12 documents had been evaluated."""
+    views = make_views(("snapkv-half", "recent-half", "recent-10"))
+    (first,) = views.views["plans"]
+    assert "Actions added after the plan: recent-10" in page(views)
+    content = json.loads(first["plan"])
+    content |= {"seen": True, "revision": 1, "evaluated_documents": 12, "actions": [*content["actions"], "recent-10"]}
+    views.views["plans"].insert(0, first | {"plan_revision": 1, "plan_sha256": "ef" * 32, "plan": json.dumps(content)})
+    for row in views.views["estimates"]:
+        row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
+    html = page(views)
+    assert (
+        "Revision 1, frozen 2026-03-01 09:30:00 UTC from events version 3, after 12 evaluation documents had been"
+        in html
+    )
+    assert "ef" * 32 in html
+    assert "ab" * 32 not in html
+    assert "evaluation documents of this study had been generated when this revision of the plan was frozen" in html
+    assert "dded after the plan" not in html
+
+
 def test_stale_estimates_are_said(page: Page) -> None:
     views = make_views()
     for row in views.views["decomposition"]:

@@ -80,9 +80,12 @@ def test_rows_that_ingest_writes_beside_the_events(tmp_path: Path, run: Run) -> 
 
 
 def test_an_action_that_a_frozen_plan_does_not_name_is_exploratory(tmp_path: Path, run: Run) -> None:
-    plan = {"study": "ext", "model": "org/m", "plan_sha256": "0", "frozen_at": 0, "events_version": 0,
-            "plan": json.dumps({"actions": ["half"]})}  # fmt: skip
-    Store.create(tmp_path / "store").append_rows("plans", pa.Table.from_pylist([plan], schema=PLANS.schema))
+    fixed = {"study": "ext", "model": "org/m", "plan_sha256": "0", "frozen_at": 0, "events_version": 0}
+    plans = [
+        fixed | {"plan": json.dumps({"actions": actions}), "plan_revision": revision}
+        for revision, actions in ((1, ["half"]), (0, ["late"]))
+    ]
+    Store.create(tmp_path / "store").append_rows("plans", pa.Table.from_pylist(plans, schema=PLANS.schema))
     assert run(make_log(actions=["full", "half", "late"])).findings == []
     rows = Store.open(tmp_path / "store").read("actions").to_pylist()
     assert {row["action"]: row["prespecified"] for row in rows} == {"full": True, "half": True, "late": False}

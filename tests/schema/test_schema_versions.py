@@ -262,7 +262,7 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.create, [old] * 6))
     changes = (
-        dict.fromkeys(("events", "actions", "studies", "trajectories", "steps", "results", "calibration"), 2)
+        dict.fromkeys(("events", "actions", "studies", "trajectories", "steps", "plans", "results", "calibration"), 2)
         | {"units": 3}
         | dict.fromkeys(LATER, 0)
     )  # one of ``units`` is the healed row
@@ -283,4 +283,4 @@ def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: py
 
     monkeypatch.setattr(delta, "added_columns", refuse)
     line = refused(Store.create, old)
-    assert re.search(r"cannot upgrade 'actions' to schema version 4 \(.*Permission denied", line)
+    assert re.search(rf"cannot upgrade 'actions' to schema version {PRESENT} \(.*Permission denied", line)

@@ -59,6 +59,7 @@ def test_what_later_versions_added() -> None:
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "studies": {"revision": None, "settings": None},
+        "plans": {"plan_revision": 0},
         "results": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
         "calibration": {**REVISION, "baseline_revision": 0},
     }

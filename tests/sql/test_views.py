@@ -151,6 +151,8 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     connection.execute("create schema stored")
     declared.create("stored." + table)
     connection.execute("create view superseded as select '' as study, '' as action, 0 as action_revision where false")
+    plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
+    connection.execute(f"create view superseded_plans as {plans}")
     staged = connection.sql(view_texts()[table])
     assert (staged.columns, staged.types) == (declared.columns, declared.types)
 

@@ -196,7 +196,7 @@ def test_a_finished_study_is_sound_and_nothing_is_written(study: Store, capsys: 
     assert f"steps: {events:,} rows of {units} units, as their events give" in lines
     assert f"trajectories: {trajectories:,} rows of {units} units, as their events give" in lines
     assert "controls: 20 replicates, exactly 0" in lines  # 10 documents, K = 2
-    assert "plans: 1 plan, hashed right and frozen before the evaluation" in lines
+    assert "plans: 1 plan, hashed right, and frozen before the evaluation or marked seen" in lines
     assert any(re.match(r"views: \d+ views, \d+ promises, as their contracts say", line) for line in lines)
     assert f"verify: {units} of {units} units" in err
     assert contents(study.location) == before
@@ -344,7 +344,7 @@ def test_an_edited_plan(study: Store) -> None:
     assert_found(
         study,
         rf"^plans/{path}: the (file has|content has digest)",
-        rf"^plans \(study=small, model=kvdrift/tiny\): plan has SHA-256 {wrong}, must have {row['plan_sha256']} as",
+        rf"^plans \(study=small, model=kvdrift/tiny, plan_revision=0\): plan has SHA-256 {wrong}, must have {row['plan_sha256']} as",
     )
     forge(study, "plans", path, data, named=f"{content_digest(data)}.parquet")
     assert_found(study, "^plans .*: plan has SHA-256 ")
@@ -531,9 +531,10 @@ def test_units_of_unknown_documents_and_actions(made: Store) -> None:
     )
 
 
-def plan_row(events_version: int) -> dict[str, Any]:
-    text = json.dumps({"replicates": 3})
-    row = {"study": STUDY, "model": MODEL, "frozen_at": 0, "events_version": events_version, "plan": text}
+def plan_row(events_version: int, number: int = 0, /, **content: Any) -> dict[str, Any]:
+    text = json.dumps({"replicates": 3} | content)
+    row = {"study": STUDY, "model": MODEL, "plan_revision": number, "frozen_at": 0, "events_version": events_version}
+    row |= {"plan": text}
     return row | {"plan_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
@@ -552,12 +553,31 @@ def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
     append(made, "plans", plan_row(late))
     assert_found(
         made,
-        rf"^plans \(study=s, model=m/x\): events_version is {late}, must be one before the first .*: events/s/m-x/d1/",
+        rf"^plans \(study=s, model=m/x, plan_revision=0\): events_version is {late}, must be one before the first .*: events/s/m-x/d1/",
     )
     (path,) = made.paths("plans")
     data = edited(made, "plans", path, change_first("events_version", early))
     forge(made, "plans", path, data, named=f"{content_digest(data)}.parquet")
     assert faults(made) == []
+
+
+def test_later_revisions_of_a_plan(made: Store) -> None:
+    """They may come after evaluation documents, which they say, and what is estimated under them says so too."""
+    late = made.version("events")
+    append(made, "plans", plan_row(0), plan_row(late, 1, revision=1, seen=True))
+    seen = plan_row(late, 1, revision=1, seen=True)["plan_sha256"]
+    append(made, "results", result_row(late, plan_row(0)["plan_sha256"]), result_row(late, seen))
+    assert faults(made) == []
+    append(made, "results", result_row(late - 1, seen) | {"status": "prespecified", "family": "primary"})
+    append(made, "plans", plan_row(late, 3, revision=2))
+    named = r"^plans \(study=s, model=m/x, plan_revision=3\): "
+    assert_found(
+        made,
+        rf"{named}plan_revision is 3, must be 2 as its plan says$",
+        rf"{named}revision 2 is missing, must be there$",
+        rf"{named}it is not marked seen, must be: it was made after events/s/m-x/d1/",
+        rf"^results \(study=s, model=m/x\), 1 row: status is prespecified, must be seen as plan {seen} is$",
+    )
 
 
 def test_citations_of_what_is_not_there(made: Store) -> None:

@@ -1,5 +1,5 @@
--- Of every predictor of a contrast, the row made from the newest events of current revisions. The stored table keeps the
--- others.
+-- Of every predictor of a contrast, the row made from the newest events of current revisions, under the newest plan. The
+-- stored table keeps the others.
 select own.*
 from stored.calibration as own
 anti join main.superseded as actions
@@ -8,6 +8,8 @@ anti join main.superseded as baselines
     on own.study = baselines.study
         and own.baseline = baselines.action
         and own.baseline_revision = baselines.action_revision
+anti join main.superseded_plans as plans
+    on own.study = plans.study and own.model = plans.model and own.plan_sha256 = plans.plan_sha256
 qualify row_number() over (
     partition by study, model, action, baseline, observation, candidate
     order by events_version desc

@@ -1,12 +1,21 @@
--- Frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
+-- The newest revisions of frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
 -- (json_tree: DuckDB clients from 1.3 on; the other views of the catalogue from 1.0 on.)
+with
+
+newest as (
+    select *
+    from main.plans
+    anti join main.superseded_plans using (study, model, plan_sha256)
+)
+
 select
-    plans.study,
-    plans.model,
+    newest.study,
+    newest.model,
     substr(leaves.fullkey, 3) as key,
     leaves.atom ->> '$' as value,
-    plans.plan_sha256,
-    plans.frozen_at,
-    plans.events_version
-from main.plans, json_tree(plans.plan) as leaves
+    newest.plan_sha256,
+    newest.frozen_at,
+    newest.events_version,
+    newest.plan_revision
+from newest, json_tree(newest.plan) as leaves
 where leaves.type not in ('OBJECT', 'ARRAY')

@@ -1,0 +1,56 @@
+"""How large an evaluation may be planned: the bounds of a study file, and what evaluation documents have already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flows.material import Material
+from schema.store.store import Store
+from schema.study import Study
+
+Bounds = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EvaluatedSize:
+    """What the evaluation documents of a study and model have of current units, at most.
+
+    Attributes:
+        replicates: of one document and measured action.
+        documents: of one stratum, up to the last one that has units.
+
+    """
+
+    replicates: int = 0
+    documents: int = 0
+
+
+NOTHING = EvaluatedSize()
+
+
+def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
+    """Read from a store how far the evaluation of a study has come."""
+    units = store.units(material.study.name, material.model_id)
+    strata = material.documents["evaluation"].values()
+    places = {document.doc: place for stratum in strata for place, document in enumerate(stratum, 1)}
+    replicates, documents = 0, 0
+    columns = (units[name].to_pylist() for name in ("doc", "action", "first_replicate", "replicates"))
+    for doc, action, first, count in zip(*columns, strict=True):
+        if doc in places:
+            documents = max(documents, places[doc])
+            if action in material.measured_actions:
+                replicates = max(replicates, first + count)
+    return EvaluatedSize(replicates, documents)
+
+
+def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]:
+    """Return the least and the largest K, and the least and the largest N, that a plan may choose.
+
+    Nothing that was evaluated is left out of a plan, since estimates have it: where a study file asks for less, what is
+    there counts.
+    """
+    planned, available = study.plan, min(section.evaluation for section in study.documents)
+    low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
+    few, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
+    k, n = evaluated.replicates, evaluated.documents
+    return (max(low, k), max(high, k)), (max(min(few, many), n), max(many, n))

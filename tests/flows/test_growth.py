@@ -1,0 +1,342 @@
+"""Growth of a finished study's plan, and planning anew: a later revision, exact, marked seen where it came after outcomes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.analysis.current import estimates_are_current
+from flows.analysis.stored import analyze_stored
+from flows.comparison import check_agrees
+from flows.frozen_plan import FrozenPlan, find_plan
+from flows.planning import plan as planning
+from flows.planning.seen import seen_actions
+from flows.study_run import DocumentLimit, StudyRun
+from kvdrift.commands.status import status_lines
+from kvdrift.dry_run import describe_studies
+from kvdrift.plan_lines import plan_lines
+from schema.errors import PlanError
+from sql.catalog import open_views
+from verification.whole_store import verify
+
+STUDY = """
+[study]
+name = "laws"
+horizon = 4
+seed = 3
+
+[model]
+id = "tables"
+kind = "finite-state"
+tables = "tables.json"
+
+[[documents]]
+source = "finite-state"
+stratum = "all"
+development = 2
+evaluation = 3
+
+[[actions]]
+name = "one"
+
+[[actions]]
+name = "two"
+
+[plan]
+baseline = "one"
+primary = ["mismatch", "gap"]
+replicates = 3
+documents = 3
+development_replicates = 2
+draws = 100
+exploratory_draws = 100
+"""
+K = ("replicates = 3\n", "replicates = 5\n")
+N = ("documents = 3\n", "documents = 4\n")
+MORE = ("evaluation = 3", "evaluation = 5")
+AUTO = ("documents = 3\n", 'documents = "auto"\ndocuments_at_least = 2\ntarget_half_width = 0.0001\n')
+VIEWS = ("events", "trajectories", "steps", "moments", "decomposition", "contrasts", "estimates", "calibration")
+
+
+def write_tables(path: Path) -> None:
+    """Systems of two tokens whose kernels have the same law at every history."""
+
+    def kernel(p: float) -> dict[str, list[float]]:
+        histories = ["", *(" ".join(format(n, f"0{length}b")) for length in (1, 2, 3) for n in range(2**length))]
+        return {history: [p, 1 - p] for history in histories}
+
+    systems = {
+        f"s{number}": {
+            "alphabet": 2, "horizon": 4, "reference": kernel(0.5),
+            "actions": {"one": kernel(0.5 + 0.04 * number), "two": kernel(0.8 - 0.03 * number)},
+        }
+        for number in range(8)
+    }  # fmt: skip
+    path.write_text(json.dumps({"systems": systems}))
+
+
+class Said:
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, stage: str, total: int, unit: str) -> None: ...
+
+    def advance(self, done: int) -> None: ...
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("laws")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_tables(folder / "tables.json")
+        finish(study_run(folder, "store"))
+    return folder
+
+
+@pytest.fixture
+def laws(finished_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with the finished study's store, to write to."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished_laws / "store", tmp_path / "store")
+    shutil.copy(finished_laws / "tables.json", tmp_path)
+    return tmp_path
+
+
+def study_run(folder: Path, store: str, *changes: tuple[str, str], replan: bool = False) -> StudyRun:
+    text = STUDY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "study.toml").write_text(text)
+    run = run_of(load_study(folder / "study.toml"), folder / store)
+    return replace(run, replan=replan, progress=Said())
+
+
+def said(run: StudyRun) -> list[str]:
+    assert isinstance(run.progress, Said)
+    return run.progress.lines
+
+
+def plan_of(run: StudyRun) -> FrozenPlan:
+    plan = find_plan(run.store, "laws", "tables")
+    assert plan is not None
+    return plan
+
+
+def values(run: StudyRun) -> dict[str, pa.Table]:
+    """What the views show, but for versions, times, what is said of the plan, and the last bits of sums in views."""
+    left_out = {"status", "plan_sha256", "events_version", "prefill_seconds", "decode_seconds"}
+    with open_views(run.store) as views:
+        found = {view: views.rows(view) for view in VIEWS}
+    return {
+        view: pa.table({name: _rounded(rows[name]) for name in rows.column_names if name not in left_out})
+        for view, rows in found.items()
+    }
+
+
+def _rounded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.round(column, 12).combine_chunks() if column.type == pa.float64() else column.combine_chunks()
+
+
+def statuses(run: StudyRun) -> set[tuple[str, str]]:
+    """Status and plan of the primary estimates and of the calibration, as the views show them."""
+    with open_views(run.store) as views:
+        rows = views.rows("estimates", family="primary").to_pylist() + views.rows("calibration").to_pylist()
+    return {(row["status"], row["plan_sha256"]) for row in rows}
+
+
+def faults(run: StudyRun, last: str = "calibration") -> list[str]:
+    """What ``verify`` finds up to its check of this subject; the views come after."""
+    found = []
+    for check in verify(run.store):
+        found += map(str, check.faults)
+        if check.subject == last:
+            break
+    return found
+
+
+def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> None:
+    """More replicates and documents; the run breaks off after the plan, and again after the first document."""
+    first = plan_of(study_run(laws, "store"))
+    run = study_run(laws, "store", K, N, MORE)
+    assert [str(one) for one in check_agrees(run)] == [
+        "evaluation documents of all: stored 3, asked 5",
+        "plan.replicates: frozen 3, asked 5",
+        "plan.documents: frozen 3, asked 4",
+    ]
+    assert not stages.is_planned(run)
+    lines = list(describe_studies([run.study], run.location))
+    assert lines[1].endswith("K = 3, N = 3 documents of each stratum; it grows to K = 5, N = 4")
+    assert lines[3].startswith(
+        "  evaluation: 4 documents, 9 units besides 9 that are there, 22 trajectories and 2 of the full"
+    )
+    stages.prepare(run)
+    stages.plan(run)
+    plan = plan_of(run)
+    size = "K = 5 replicates (was 3), N = 4 documents per stratum (was 3)"
+    grown = "plan.replicates = 5 (was 3), plan.documents = 4 (was 3)"
+    before = "planned after 3 evaluation documents were seen"
+    assert said(run)[0].startswith(f"plan {plan.sha256[:12]} frozen, revision 1, {grown}: {size}, {before}; ")
+    assert (plan.revision, plan.seen, plan.evaluated) == (1, True, 3)
+    assert f"  seen     yes: {before}" in plan_lines(plan)
+    rows = {row["plan_revision"]: row for row in run.store.read("plans").to_pylist()}
+    assert (rows[0]["plan_sha256"], json.loads(rows[0]["plan"])) == (first.sha256, first.content), "as it was written"
+    assert not estimates_are_current(run.store, "laws", "tables")
+    assert "  estimates: none yet under this plan" in list(status_lines(run.store))
+
+    again = replace(study_run(laws, "store", K, N, MORE), limit=DocumentLimit(1))
+    assert stages.is_planned(again)
+    stages.prepare(again)
+    assert stages.evaluate(again) > 0
+    assert again.limit.left_over == 3
+    again = study_run(laws, "store", K, N, MORE)
+    finish(again)
+    assert said(again)[0].startswith("derived "), "no further revision is made"
+    fresh = study_run(laws, "fresh", K, N, MORE)
+    finish(fresh)
+    ours, theirs = values(again), values(fresh)
+    for view in VIEWS:
+        assert ours[view].num_rows > 0, view
+        assert ours[view].equals(theirs[view]), view
+    assert statuses(again) == {("seen", plan.sha256)}
+    assert {status for status, _ in statuses(fresh)} == {"prespecified"}
+    assert faults(again, "views") == []
+    assert any(
+        f"{plan.sha256[:12]}, revision 1, frozen" in line and "; seen" in line for line in status_lines(again.store)
+    )
+    with open_views(again.store) as views:
+        assert views.rows("superseded_plans")["plan_sha256"].to_pylist() == [first.sha256]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("replicates = 3\n", "replicates = 2\n"), "plan.replicates: frozen 3, asked 2"),
+        (("documents = 3\n", "documents = 2\n"), "plan.documents: frozen 3, asked 2"),
+        (("replicates = 3\n", 'replicates = "auto"\n'), "plan.replicates: frozen 3, asked auto"),
+        (("draws = 100\n", "draws = 100\nalpha = 0.1\n"), "plan.alpha: frozen 0.05, asked 0.1"),
+        (('baseline = "one"', 'baseline = "two"'), "plan.baseline: frozen one, asked two"),
+        (('["mismatch", "gap"]', '["gap"]'), "plan.primary: frozen ['mismatch', 'gap'], asked ['gap']"),
+    ],
+)  # fmt: skip
+def test_another_plan_is_refused_with_the_command_that_accepts_it(
+    laws: Path, change: tuple[str, str], line: str
+) -> None:
+    run = study_run(laws, "store", change)
+    before = run.store.versions()
+    told = refused(check_agrees, run, error=PlanError)
+    assert told.endswith(f": {line}; restore them, or kvdrift run STUDY.toml --replan plans anew")
+    refused(stages.prepare, run, error=PlanError)
+    assert run.store.versions() == before
+    assert check_agrees(replace(run, replan=True)) == []
+
+
+def test_windows_cannot_be_planned_anew(laws: Path) -> None:
+    run = study_run(laws, "store", ("[plan]", "[windows]\nagreement_run = 2\n\n[plan]"), replan=True)
+    told = refused(check_agrees, run, error=PlanError)
+    assert told.endswith(
+        "windows.agreement_run: frozen 16, asked 2; restore them, or give the changed study a new name"
+    )
+
+
+def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path) -> None:
+    """Another baseline and level, fewer replicates than there are, and an action that was explored."""
+    changes = [('baseline = "one"', 'baseline = "two"'), ("draws = 100\n", "draws = 100\nalpha = 0.1\n")]
+    run = study_run(laws, "store", *changes, ("replicates = 3\n", "replicates = 2\n"), replan=True)
+    first, events = plan_of(run), run.store.version("events")
+    finish(run)
+    plan = plan_of(run)
+    assert (plan.revision, plan.seen, plan.replicates, plan.documents_per_stratum) == (1, True, 3, 3)
+    assert plan.content["reason"].endswith("; evaluation documents have up to K = 3 and N = 3 already")
+    assert run.store.version("events") == events
+    assert statuses(run) == {("seen", plan.sha256)}
+    with open_views(run.store) as views:
+        assert set(views.rows("calibration")["baseline"].to_pylist()) == {"two"}
+        assert set(views.rows("estimates", family="primary")["level"].to_pylist()) == {1 - 0.1 / 3}
+        assert {row["value"] for row in views.rows("plan", key="baseline").to_pylist()} == {"two"}
+    results = run.store.read("results")
+    assert set(results["plan_sha256"].to_pylist()) == {first.sha256, plan.sha256}
+    assert set(results["events_version"].to_pylist()) == {events}, "two plans at the same events"
+    assert faults(run) == []
+    assert check_agrees(replace(run, replan=False)) == [], "the study file has the plan now"
+    stages.plan(run)
+    assert said(run)[-1] == f"plan {plan.sha256[:12]} stands: planning anew decides the same"
+    assert analyze_stored(run.store, "laws", "tables") == 0
+
+
+def test_a_plan_made_anew_before_the_evaluation_is_not_seen(laws: Path) -> None:
+    for replan, alpha in ((False, 0.05), (True, 0.1)):
+        run = study_run(laws, "early", ("draws = 100\n", f"draws = 100\nalpha = {alpha}\n"), replan=replan)
+        stages.prepare(run)
+        stages.develop(run)
+        stages.derive(run)
+        stages.plan(run)
+    plan = plan_of(run)
+    assert (plan.revision, plan.seen, plan.content["alpha"]) == (1, False, 0.1)
+    assert seen_actions(run.store, plan) == ()
+    assert stages.evaluate(run) == 9
+    assert faults(run) == []
+
+
+def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(laws: Path) -> None:
+    note = "; the plan keeps N = 3, a larger plan.documents takes more"
+    assert [str(one) for one in check_agrees(study_run(laws, "store", MORE))] == [
+        f"evaluation documents of all: stored 3, asked 5{note}"
+    ]
+    chosen = study_run(laws, "auto", AUTO)
+    for stage in (stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate):
+        stage(chosen)
+    assert plan_of(chosen).documents_per_stratum == 3
+    run = study_run(laws, "auto", AUTO, MORE)
+    note = "; the plan keeps N = 3, kvdrift run STUDY.toml --replan plans anew"
+    assert [str(one) for one in check_agrees(run)] == [f"evaluation documents of all: stored 3, asked 5{note}"]
+    stages.prepare(run)
+    assert stages.plan(run) == plan_of(chosen).sha256
+    assert stages.evaluate(run) == 0
+    assert check_agrees(run) == []
+    again = study_run(laws, "auto", AUTO, MORE, replan=True)
+    lines = list(describe_studies([run.study], run.location, replan=True))
+    assert "to be made anew, so that the evaluation stands at the most that it may choose" in lines[1]
+    assert lines[3].startswith("  evaluation: at most 5 documents, 6 units besides 9 that are there")
+    stages.plan(again)
+    assert plan_of(again).documents_per_stratum == 5
+    assert stages.evaluate(again) == 2 * 3
+    number = study_run(laws, "auto", ("documents = 3\n", "documents = 5\n"), MORE)
+    assert "plan.documents: frozen auto (5), asked 5" in refused(check_agrees, number, error=PlanError)
+
+
+def test_the_same_revision_of_another_run_is_adopted(laws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs look for the plan before either has frozen the revision; the later one goes on with the earlier one's."""
+    run, other = study_run(laws, "store", K), study_run(laws, "store", K)
+    freeze: Callable[..., Any] = planning.freeze_plan
+    found = find_plan
+    late = [find_plan(run.store, "laws", "tables")]
+
+    def overtaken(*arguments: Any) -> Any:
+        stages.plan(other)
+        monkeypatch.setattr(planning, "find_plan", lambda *rest: late.pop() if late else found(*rest))
+        return freeze(*arguments)
+
+    real = stages.freeze_plan
+    monkeypatch.setattr(stages, "freeze_plan", lambda *rest: (monkeypatch.setattr(stages, "freeze_plan", real), overtaken(*rest))[1])  # fmt: skip
+    assert stages.plan(run) == plan_of(other).sha256
+    assert not late
+    assert sorted(run.store.read("plans")["plan_revision"].to_pylist()) == [0, 1]
