@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fixtures.study_files import load_study
 from flows import stages
 from flows.generation import LocalGenerator
 from flows.study_run import DocumentLimit, StudyRun
+from schema.progress import SILENT
 from schema.study import load_studies
 
 
@@ -55,6 +57,25 @@ def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
     again = StudyRun(study, run.location, LocalGenerator())
     assert stages.develop(again) == 3
     assert again.limit.left_over == 0
+
+
+def test_two_threads_that_are_interrupted_are_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C after the first document: what was stored stays, and no thread is left."""
+    monkeypatch.setattr("generator.transformer.model._PAIRS_AT_ONCE", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+    class Interrupting(type(SILENT)):
+        def advance(self, _: int) -> None:
+            raise KeyboardInterrupt
+
+    local = LocalGenerator()
+    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), local, Interrupting())
+    stages.prepare(run)
+    with pytest.raises(KeyboardInterrupt):
+        stages.develop(run)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("generation")]
+    assert stages.develop(StudyRun(run.study, run.location, local)) == 3 * 3  # documents by actions
+    assert len(run.store.units()) == 4 * 3
 
 
 def test_a_limit_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

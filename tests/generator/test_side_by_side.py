@@ -94,6 +94,22 @@ def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:
         assert [len(part) for part in together(other, WORK)] == [1] * len(WORK)
 
 
+def test_threads_get_equally_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts would leave one of two threads without work half of the time."""
+    monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 96)
+    model, work = (
+        random_model("llama"),
+        [(random_document(f"d{i}", 80), [PendingUnit(CONTROL, 0, 16)]) for i in range(18)],
+    )
+    assert [len(part) for part in together(model, work)] == [6, 6, 6]
+    assert [len(part) for part in together(model, work, threads=2)] == [5, 5, 5, 3]
+    large = [
+        (document, [PendingUnit(CONTROL, 0, count)])
+        for (document, _), count in zip(work, (100, 1, 200, 16), strict=False)
+    ]
+    assert [len(part) for part in together(model, large, threads=2)] == [1, 1, 1, 1]
+
+
 @dataclass(frozen=True)
 class Failing(Recent):
     """Fails on prompts of 90 tokens."""
