@@ -149,7 +149,8 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
     def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
         for run in runs:
             develop(run)
-            derive(run)
+            if run.limit.left_over or plan_only or not stages.is_planned(run):
+                derive(run)  # otherwise once, with the evaluation documents
             if not run.limit.left_over:
                 plan(run)
             if not (run.limit.left_over or plan_only):
