@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.shared import made_once
 from fixtures.small_study import write_study
 
 from schema.store.store import Store
@@ -27,20 +27,15 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
     Nothing may be written to this store, which every worker reads.
     """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    folder = shared / "unbroken"
-    with (shared / "unbroken.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "said.json").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            command = [sys.executable, "-m", "kvdrift", "run", write_study(folder), "--store", folder / "store"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-            assert done.returncode == 0, done.stderr
-            assert "report: " in done.stdout
-            (folder / "said.json").write_text(json.dumps([done.stdout, done.stderr]))
+
+    def run(folder: Path) -> None:
+        command = [sys.executable, "-m", "kvdrift", "run", write_study(folder), "--store", folder / "store"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "report: " in done.stdout
+        (folder / "said.json").write_text(json.dumps([done.stdout, done.stderr]))
+
+    folder = made_once(tmp_path_factory, "unbroken", run)
     out, err = json.loads((folder / "said.json").read_text())
     return folder / "store", out, err
 

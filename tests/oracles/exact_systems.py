@@ -6,6 +6,8 @@ corner of residual branching, each a study of its own.
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -24,12 +26,12 @@ from generator.finite.system import FiniteSystem
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
 from schema.retention import Retention
-from schema.store.store import Store
+from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, POOLED
 from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from transforms.pipeline import run_derivation
+from transforms.segments import commit, derive_segment, pending
 
 SYSTEMS, REPLICATES, SEED, MODEL = 50, 2000, 4, "exact"
 # An action mixes the reference with a law of its own, by so much.
@@ -209,55 +211,77 @@ class Measured:
     samples: dict[tuple[str, str, str], Sample]
 
 
-@cache
+_measured: list[Measured] = []
+
+
 def measured() -> Measured:
+    """Return what the fixture ``exact_systems`` has read."""
+    return _measured[0]
+
+
+def read_measured(folder: Path) -> None:
+    """Read what ``write_measured`` has put into this folder, for ``measured``."""
+    if not _measured:
+        _measured.append(pickle.loads((folder / "measured").read_bytes()))  # noqa: S301 - this test run wrote it
+
+
+def write_measured(folder: Path) -> None:
     """Roll every system out by both estimators, derive, and read ``VIEWS``; the same numbers in every run."""
-    samples = {}
-    with TemporaryDirectory() as folder:
-        store = Store.create(Path(folder) / "store")
-        for study in (*random_studies(), *special_studies()):
-            samples.update(_rolled_out(store, study))
-        run_derivation(store.location)
+    studies = (*random_studies(), *special_studies())
+    units = [(study, unit) for study in studies for unit in _rolled_out(study)]
+    with TemporaryDirectory() as place:
+        store = Store.create(Path(place) / "store")
+        _append_rows(store, studies)
+        store.append_units([unit for _, unit in units])
+        version = store.version("events")
+        commit(store, [derive_segment(store, segment) for segment in pending(store, version)], version, covered=True)
         with open_views(store, kept=_KEPT) as opened:
-            return Measured({view: opened.rows(view).to_pylist() for view in VIEWS}, samples)
+            rows = {view: opened.rows(view).to_pylist() for view in VIEWS}
+    samples = {
+        (study.name, unit.record["doc"], unit.record["action"]): _sample(unit)
+        for study, unit in units
+        if unit.record["estimator"] == PLAIN
+    }
+    (folder / "measured").write_bytes(pickle.dumps(Measured(rows, samples)))
 
 
 # The views that the others are computed from, kept because they are most of the work.
 _KEPT = ("moments", "position_moments", "lag_moments", "depth_moments", "swrb")
 
 
-def _rolled_out(store: Store, study: ExactStudy) -> dict[tuple[str, str, str], Sample]:
-    named = {"study": study.name, "model": MODEL}
-    parameters = {**named, **vars(study.windows), "seed": SEED, "study_sha256": "0" * 64}
-    store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
+def _rolled_out(study: ExactStudy) -> Iterator[Unit]:
     model = FiniteModel(MODEL, {system.name: system for system in study.systems})
-    pending = [
+    pending_units = [
         PendingUnit(Action(name, FINITE_STATE, Full(), Retention(None)), 0, REPLICATES, estimator)
         for name in study.actions
         for estimator in (PLAIN, SWRB)
     ]
-    documents, exact, units = [], [], []
     for stratum, systems in study.strata.items():
         for system in systems:
             document = system_document(system, stratum)
-            documents.append(
-                {
-                    **named, "doc": document.doc, "split": "evaluation", "stratum": stratum, "cluster": document.doc,
-                    "source": FINITE_STATE, "prompt_tokens": 0, "answers": [],
-                }
-            )  # fmt: skip
-            exact += exact_value_rows(study.name, MODEL, system)
-            units += generate_units(model, study.name, document, pending, system.horizon, SEED)
-    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
-    store.append_units(units)
-    return {
-        (study.name, unit.record["doc"], unit.record["action"]): Sample(
-            {
-                name: unit.events[name].to_numpy().reshape(REPLICATES, -1)
-                for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
-            }
-        )
-        for unit in units
-        if unit.record["estimator"] == PLAIN
-    }
+            yield from generate_units(model, study.name, document, pending_units, system.horizon, SEED)
+
+
+def _append_rows(store: Store, studies: Iterable[ExactStudy]) -> None:
+    """Append what there is of the studies beside events: themselves, their documents and the exact values."""
+    parameters, documents, exact = [], [], []
+    for study in studies:
+        named = {"study": study.name, "model": MODEL}
+        parameters.append({**named, **vars(study.windows), "seed": SEED, "study_sha256": "0" * 64})
+        for stratum, systems in study.strata.items():
+            for system in systems:
+                doc = system_document(system, stratum).doc
+                documents.append(
+                    {
+                        **named, "doc": doc, "split": "evaluation", "stratum": stratum, "cluster": doc,
+                        "source": FINITE_STATE, "prompt_tokens": 0, "answers": [],
+                    }
+                )  # fmt: skip
+                exact += exact_value_rows(study.name, MODEL, system)
+    for table, rows in ((STUDIES, parameters), (DOCUMENTS, documents), (EXACT_VALUES, exact)):
+        store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
+
+
+def _sample(unit: Unit) -> Sample:
+    names = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+    return Sample({name: unit.events[name].to_numpy().reshape(REPLICATES, -1) for name in names})

@@ -35,6 +35,8 @@ from oracles.exact_systems import (
 from generator.finite.paths import pair_paths
 from schema.tables import PLAIN, SWRB
 
+pytestmark = pytest.mark.usefixtures("exact_systems")
+
 RISKS = ("risk", "occurrence", "occupation", "divergence_probability")
 Laws = dict[str, Law]
 

@@ -38,6 +38,8 @@ from schema.windows import Windows
 from sql.catalog import view_texts
 from sql.contracts import contracts
 
+pytestmark = pytest.mark.usefixtures("exact_systems")
+
 COMPARED = (*DOCUMENT_VIEWS, *ACTION_VIEWS, *CONTRAST_VIEWS)
 NO_ESTIMATES = {
     "moments": {"replicates"},
