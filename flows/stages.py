@@ -23,6 +23,7 @@ from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import Views, open_views, refresh_catalog
+from sql.materialization import materialize_moments
 from transforms.pipeline import run_derivation
 
 
@@ -63,6 +64,7 @@ def derive(run: StudyRun) -> int:
     done = run_derivation(run.location).segments
     if done:
         run.progress.say(f"derived {done} new segments")
+        materialize_moments(run.store)
         refresh_catalog(run.store)
     return done
 

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
 # 4: revisions of actions, the identity of units, a study's settings
-# 5: revisions of plans
+# 5: revisions of plans, moments of documents
 SCHEMA_VERSION = 5
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -283,6 +285,25 @@ BRANCHING_DEPTHS = _table(
     since=2,
 )
 
+_PROFILE = pa.list_(pa.float64())
+
+DOCUMENT_MOMENTS = _table(
+    "document_moments",
+    "the moments of one document under one action, computed once from its steps; views compute those that are lacking",
+    ("study", "model", "doc", "action", "action_revision", "moments_version"),
+    *_GROUP,
+    _revision(),
+    _column("moments_version", pa.int64(), "version of this table that the row came with; the newest row counts"),
+    _column("replicates", pa.int32(), "replicates behind the means"),
+    *(_column(f"scalar_{name}", pa.float64(), text, null=True) for name, text in SCALAR_MOMENTS.items()),
+    *(_column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H") for name, text in POSITION_MOMENTS.items()),
+    _column("cohort_paths", pa.int64(), "replicates in the cohort"),
+    *(_column(f"lag_{name}", _PROFILE, f"{text}, at j = 1..T") for name, text in LAG_MOMENTS.items()),
+    _column("depth_observed", _PROFILE, "Z_L at L = 1..H"),
+    _column("depth_capacity", _PROFILE, "W_L at L = 1..H"),
+    since=5,
+)
+
 EXACT_VALUES = _table(
     "exact_values",
     "one quantity of one finite-state system, by enumeration",
@@ -383,7 +404,7 @@ CALIBRATION = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, EXACT_VALUES, STUDIES,
-        IDENTITIES, PLANS, RESULTS, CALIBRATION,
+        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, DOCUMENT_MOMENTS,
+        EXACT_VALUES, STUDIES, IDENTITIES, PLANS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

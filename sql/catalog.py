@@ -8,8 +8,6 @@ Nothing depends on variables, macros or extensions, so what is persisted means t
 from __future__ import annotations
 
 import functools
-import graphlib
-import re
 import uuid
 from dataclasses import dataclass
 from importlib import resources
@@ -22,8 +20,10 @@ from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
-from sql.contracts import Contract, contract, contracts, stored_tables, view_files
-from sql.quoting import literal, quoted
+from sql.contracts import Contract, contract, contracts
+from sql.quoting import file_pattern, literal, parquet_files, quoted
+from sql.stored_moments import NO_MOMENTS, StoredMoments, stored_moments
+from sql.view_texts import WAITING, qualified_texts, view_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from schema.store.store import Store
 
-__all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "write_catalog"]
+__all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "view_texts", "write_catalog"]
 
 CATALOG_NAME = "catalog.duckdb"
 
@@ -43,8 +43,8 @@ CATALOG_STORAGE = "v1.0.0"
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
-    "results", "calibration", "plans", "branching_depths", "branchings", "steps", "trajectories", "units", "events",
-    "exact_values", "identities", "actions", "documents", "studies",
+    "results", "calibration", "plans", "document_moments", "branching_depths", "branchings", "steps", "trajectories",
+    "units", "events", "exact_values", "identities", "actions", "documents", "studies",
 )  # fmt: skip
 
 # What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).
@@ -119,7 +119,12 @@ class Views:
 
 
 def open_views(
-    store: Store, versions: Mapping[str, int] | None = None, *, threads: int = 1, kept: Sequence[str] = ()
+    store: Store,
+    versions: Mapping[str, int] | None = None,
+    *,
+    threads: int = 1,
+    kept: Sequence[str] = (),
+    materialized: bool = True,
 ) -> Views:
     """All views over ``store`` in a new in-memory connection.
 
@@ -130,6 +135,7 @@ def open_views(
             estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
         kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
             views that depend on them, each of which would compute them again.
+        materialized: take the moments of documents that the store has; False computes all of them from steps.
 
     Returns:
         The views, each stored table pinned to one version: commits made meanwhile do not show.
@@ -149,15 +155,17 @@ def open_views(
     pinned = {table: (versions or {}).get(table, -1) for table in PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
     store.check_made_from_events(pinned)
+    moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        _create_views(connection)
+        _create_views(connection, moments)
         for table, version in pinned.items():
             if is_local(store.location):
                 sources = _parquet_sources(store, table, version)
             else:
                 sources = _dataset_source(connection, store, table, version)
             _create_stored_view(connection, table, sources)
+        _insert_waiting(connection, moments)
         _keep(connection, kept)
     except duckdb.Error as error:
         connection.close()
@@ -186,12 +194,15 @@ def write_catalog(store: Store) -> Path:
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    files = {table: _parquet_sources(store, table, store.version(table)) for table in PINNING}
+    versions = {table: store.version(table) for table in PINNING}
+    files = {table: _parquet_sources(store, table, version) for table, version in versions.items()}
+    moments = stored_moments(store, versions)
     try:
         with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
-            _create_views(connection)
+            _create_views(connection, moments)
             for table, sources in files.items():
                 _create_stored_view(connection, table, sources)
+            _insert_waiting(connection, moments)
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
@@ -227,33 +238,7 @@ def describe_views() -> tuple[Contract, ...]:
     return tuple(contracts().values())
 
 
-@functools.cache
-def view_texts() -> Mapping[str, str]:
-    """The SQL text of every view by name, each after the views that it reads."""
-    texts = {table: _stored_text(table) for table in stored_tables()} | view_files(".sql")
-    reads = {name: re.findall(r"\bmain\.(\w+)", text) for name, text in texts.items()}
-    return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
-
-
-def _stored_text(table: str) -> str:
-    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
-
-    Of plans it has all revisions, of what was made under plans only what was made under the newest.
-    """
-    declared = TABLES[table].columns
-    columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
-    text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
-    for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
-        if {"study", name, revision} <= set(declared):
-            same = f"own.study = {name}s.study and own.{name} = {name}s.action"
-            text += f"\nanti join main.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
-    if "plan_sha256" in declared and "plan_revision" not in declared:
-        same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
-        text += f"\nanti join main.superseded_plans as plans on {same}"
-    return text
-
-
-def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
     """Create all views over stored tables that are empty; ``_create_stored_view`` puts the files in their place.
 
     DuckDB resolves a view when it is created, with every view that it reads: over the real tables it would look at
@@ -261,13 +246,16 @@ def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
     table stands in each view's place first, and the views that read others are created before those.
     """
     _create_empty_tables(connection)
-    columns = _view_columns()
-    for name, declared in columns.items():
-        connection.execute(f"create table {quoted(name)} ({declared})")
-    for name, text in reversed([*view_texts().items()]):
-        connection.execute(f"drop table {quoted(name)}")
-        connection.execute(f"create view {quoted(name)} as {text}")
-        connection.execute(f"comment on view {quoted(name)} is {literal(contract(name).description)}")
+    texts = qualified_texts(stored=moments.stored, waiting=moments.waiting is not None)
+    for name, declared in _view_columns().items():
+        if name in texts:
+            connection.execute(f"create table {name} ({declared})")
+    for name, text in reversed([*texts.items()]):
+        connection.execute(f"drop table {name}")
+        connection.execute(f"create view {name} as {text}")
+        schema, _, view = name.partition(".")
+        if schema == "main":
+            connection.execute(f"comment on view {name} is {literal(contract(view).description)}")
 
 
 @functools.cache
@@ -276,10 +264,15 @@ def _view_columns() -> Mapping[str, str]:
     found = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
-        for name, text in view_texts().items():
+        for name, text in qualified_texts(stored=True, waiting=True).items():
             found[name] = _declaration(connection.sql(text))
-            connection.execute(f"create table {quoted(name)} ({found[name]})")
+            connection.execute(f"create table {name} ({found[name]})")
     return found
+
+
+def _insert_waiting(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
+    if moments.waiting is not None:
+        connection.execute(f"insert into {WAITING} {moments.waiting}")
 
 
 def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
@@ -289,6 +282,8 @@ def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
     """Create what views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema stored")
+    connection.execute("create schema computed")
+    connection.execute(f"create table {WAITING} (study varchar, model varchar, doc varchar, action varchar)")
     _create_published(connection)
     for name, table in TABLES.items():
         connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")
@@ -296,10 +291,11 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
 
 def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
     """Compute views, and put tables of their rows in their place."""
-    for name, text in view_texts().items():
+    for name in view_texts():
         if name in views:
+            connection.execute(f"create table kept as from {quoted(name)}")
             connection.execute(f"drop view {quoted(name)}")
-            connection.execute(f"create table {quoted(name)} as {text}")
+            connection.execute(f"alter table kept rename to {quoted(name)}")
             connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
 
 
@@ -341,9 +337,7 @@ def _parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequen
     """
     sources: dict[str, Sequence[str]] = {}
     for missing, files in store.files_by_missing_columns(table, version).items():
-        # Folder names mean nothing here (no Hive keys), and all of these files have the same columns.
-        paths = ", ".join(literal(_without_patterns(file)) for file in files)
-        sources[f"read_parquet([{paths}], hive_partitioning = false, union_by_name = false)"] = missing
+        sources[parquet_files(files)] = missing
     return sources
 
 
@@ -364,7 +358,7 @@ def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
     with resources.as_file(resources.files("sql") / "published.csv") as file:
-        rows = f"from read_csv({literal(_without_patterns(str(file)))}, header = true, columns = {{{columns}}})"
+        rows = f"from read_csv({literal(file_pattern(str(file)))}, header = true, columns = {{{columns}}})"
         connection.execute(f"create table stored.published as {rows}")
 
 
@@ -384,8 +378,3 @@ def one_line(error: duckdb.Error) -> KvdriftError:
         lines.append(line)
     message = " ".join(" ".join(lines).split())
     return OperationError(message) if isinstance(error, duckdb.IOException) else InputError(message)
-
-
-def _without_patterns(path: str) -> str:
-    """The path as a pattern that only it matches: DuckDB reads every path as a glob pattern."""
-    return re.sub(r"[*?\[]", lambda found: f"[{found.group()}]", path)

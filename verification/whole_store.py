@@ -20,11 +20,13 @@ from verification.files import check_small_table
 from verification.findings import Check, Fault, counted
 from verification.identities import check_identities
 from verification.logs import check_leftovers, check_logs
+from verification.moments import check_moments
 from verification.references import check_citations, check_owners, check_plans, check_units
 from verification.segments import check_segments, covered_versions
 
 _SMALL = (
-    "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "results", "calibration",
+    "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "results",
+    "calibration",
 )  # fmt: skip
 
 
@@ -61,6 +63,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     for table in ("results", "calibration"):
         yield check_citations(small[table], small["plans"], versions["events"])
     readable = segments.readable and all(table.readable for table in small.values())
+    if readable:
+        yield check_moments(store, versions)
     yield _check_views(store, versions, progress, readable=readable)
     yield check_leftovers(store)
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():

@@ -26,10 +26,12 @@ def derive(
 def _once(location: str, runner: str) -> str:
     from schema.store.store import Store
     from sql.catalog import refresh_catalog
+    from sql.materialization import materialize_moments
     from transforms.pipeline import run_derivation
 
-    report = run_derivation(location, runner=runner)
-    refresh_catalog(Store.open(location))
+    report, store = run_derivation(location, runner=runner), Store.open(location)
+    materialize_moments(store)
+    refresh_catalog(store)
     if not report.segments:
         return f"nothing to derive: events version {report.events_version} is covered"
     rate = report.events / max(report.seconds, 1e-9)
@@ -42,14 +44,21 @@ def _once(location: str, runner: str) -> str:
 def _watching(location: str, interval: float) -> str:
     from schema.store.store import Store
     from sql.catalog import refresh_catalog
+    from sql.materialization import LEAST_STEPS, materialize_moments
     from transforms.watch import watch
 
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))
 
+    waiting = 0
+
     def batch_done(batch: DerivationReport) -> None:
-        refresh_catalog(Store.open(location))
+        nonlocal waiting
+        store, waiting = Store.open(location), waiting + batch.events
+        if waiting >= LEAST_STEPS and materialize_moments(store):
+            waiting = 0
+        refresh_catalog(store)
         typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
         for failure in batch.failures:
             typer.echo(f"kvdrift: {failure}", err=True)

@@ -51,6 +51,7 @@ from schema.store.appends import (
 )
 from schema.store.commits import Commit, transactions
 from schema.store.delta import DeltaFolder
+from schema.store.moment_rows import append_moments, files_since
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.projections import UnitRows, check_derived, check_units
 from schema.store.revisions import current_units
@@ -294,6 +295,43 @@ class Store:
         given = conform(TABLES[table], rows)
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
+
+    def append_moments(self, rows: pa.Table, version: int, covered: Mapping[str, int] | None = None) -> bool:
+        """Append rows to ``document_moments`` that were computed when it had a version.
+
+        Args:
+            rows: Rows of the declared schema.
+            version: The version of ``document_moments`` that they follow.
+            covered: Version by table; with these rows the moments of all documents at these versions are there.
+
+        Returns:
+            Whether they were appended; False where the table has gone on since.
+
+        Raises:
+            InputError: The rows are not of the declared schema.
+
+        """
+        given = conform(TABLES["document_moments"], rows)
+        self._prepare("document_moments")
+        return append_moments(self._folder, given, version, covered)
+
+    def files_since_moments(self, versions: Mapping[str, int]) -> dict[str, list[str]] | None:
+        """Find out what the rows of ``document_moments`` do not cover; reads logs and no data.
+
+        Args:
+            versions: Version by table, of all tables.
+
+        Returns:
+            Absolute paths or URLs of later files of ``trajectories`` and ``documents``, by table; None where there are
+            no moments, or where some of what they cover is not there.
+
+        """
+        found = files_since(self._folder, versions)
+        return None if found is None else {table: self._absolute(table, paths) for table, paths in found.items()}
+
+    def row_count(self, table: str) -> int:
+        """Return the number of rows of a table, which its log has."""
+        return self._load(table).count_rows()
 
     def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
         """Return the relative paths of the events files that lack a file of one of their ``derived_tables``.

@@ -179,6 +179,7 @@ LEFT_OUT = {
     "events": "single steps",
     "exact_values": "the truth itself (test_finite_enumeration)",
     "identities": "what was done",
+    "document_moments": "equal to moments, which are here: test_materialization",
     "plan": "what is to be measured",
     "plans": "what is to be measured",
     "published": "numbers of the paper",

@@ -677,7 +677,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         table: stored(table)
         for table in ("events", "documents", "actions", "units", "studies", "plans", "exact_values",
-                      "identities")
+                      "identities", "document_moments")
     },
     **{
         function.__name__: function

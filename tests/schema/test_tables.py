@@ -13,7 +13,7 @@ from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
     pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),
-    pa.list_(pa.string()),
+    pa.list_(pa.string()), pa.list_(pa.float64()),
 }  # fmt: skip
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -75,7 +75,13 @@ def test_a_column_of_the_same_name_has_the_same_type_everywhere() -> None:
 
 
 def one_row(schema: pa.Schema, *, null: bool) -> pa.Table:
-    values = {pa.string(): "ü", pa.bool_(): True, pa.timestamp("us", tz="UTC"): 1, pa.list_(pa.string()): ["a", "b"]}
+    values = {
+        pa.string(): "ü",
+        pa.bool_(): True,
+        pa.timestamp("us", tz="UTC"): 1,
+        pa.list_(pa.string()): ["a", "b"],
+        pa.list_(pa.float64()): [0.5],
+    }
     return pa.table(
         {
             field.name: pa.array([None if null and field.nullable else values.get(field.type, 3)], field.type)

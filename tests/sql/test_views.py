@@ -23,7 +23,7 @@ from sql.catalog import Views, open_views, view_texts
 from sql.contracts import contracts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from schema.store.store import Store
@@ -44,6 +44,13 @@ class PlainFolder:
         """There is one version of each table."""
         assert table in TABLES
         return 0
+
+    def check_made_from_events(self, versions: Mapping[str, int]) -> None:
+        """Files are of no events here."""
+
+    def files_since_moments(self, versions: Mapping[str, int]) -> None:  # noqa: ARG002 - as a store has it
+        """No moments are stored: all are computed."""
+        return
 
     def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
         """All files of the table, none of which lacks a column."""

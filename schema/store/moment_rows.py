@@ -1,0 +1,78 @@
+"""The table ``document_moments``, and which files of trajectories and documents its rows were made from.
+
+A commit that completes the rows says at which versions of both tables, and by a digest which files these had: a log
+that lost commits and went on has other files at the same version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from schema.errors import InputError
+from schema.store.commits import Commit, transactions
+from schema.store.delta import DeltaFolder
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.snapshot import Snapshot
+
+TABLE = "document_moments"
+MADE_FROM = ("trajectories", "documents")
+
+
+def append_moments(folder: DeltaFolder, rows: pa.Table, version: int, covered: Mapping[str, int] | None) -> bool:
+    """Append rows, unless the table has gone on since a version of its own; return whether it did not.
+
+    ``covered`` has a version by table: with these rows all moments of these versions are there.
+    """
+    marks: list[tuple[str, int]] = []
+    for table, at in () if covered is None else ((table, covered[table]) for table in MADE_FROM):
+        marks += [(_version_id(table), at), (_files_id(table), _digest(folder.load(table, at).paths()))]
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        if loaded.version != version:
+            return None
+        data = encode_parquet(rows)
+        file = StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows)
+        folder.put(TABLE, file.path, data)
+        return Commit([file], transactions([(TABLE, version + 1), *marks]))
+
+    return bool(folder.commit(TABLE, attempt))
+
+
+def files_since(folder: DeltaFolder, versions: Mapping[str, int]) -> dict[str, list[str]] | None:
+    """Return the files that tables have at versions and that no moments cover, as relative paths by table.
+
+    Returns:
+        None where there are no moments, or some of what they cover is not there.
+
+    """
+    loaded, found = folder.load(TABLE, versions[TABLE]), {}
+    for table in MADE_FROM:
+        version, digest = (loaded.transaction_version(of(table)) for of in (_version_id, _files_id))
+        if version is None or version > versions[table]:
+            return None
+        try:
+            before = folder.load(table, version).paths()
+        except InputError:  # a log that is shorter now
+            return None
+        present = folder.load(table, versions[table]).paths() if version != versions[table] else before
+        if _digest(before) != digest or not set(before).issubset(present):
+            return None
+        found[table] = sorted(set(present).difference(before))
+    return found
+
+
+def _version_id(table: str) -> str:
+    return f"kvdrift.moments-{table}"
+
+
+def _files_id(table: str) -> str:
+    return f"kvdrift.moments-{table}-files"
+
+
+def _digest(paths: Sequence[str]) -> int:
+    """The first 60 bits of a SHA-256: what fits a transaction's version. The names of files have digests of content."""
+    return int(hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:15], 16)

@@ -1,0 +1,87 @@
+"""The SQL text of every view: of the files, of stored tables, and of moments that are stored or computed.
+
+The moments of documents are views over steps, which are large. A store may have rows of them that were computed once
+(``sql.materialization``); then each of these views has the stored rows and, for documents that wait for theirs, what
+its file computes. So the texts of the files stand a second time in the schema ``computed``, over waiting documents.
+"""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from schema.tables import TABLES
+from sql.contracts import stored_tables, view_files
+from sql.quoting import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WAITING: Final = "computed.waiting"
+"""The documents and actions (study, model, doc, action) whose stored moments, if any, are not the present ones."""
+
+_MATERIALIZED = ("moments", "position_moments", "lag_moments", "depth_moments")
+_LIMITED = ("steps", "analyzed_trajectories")  # what these read of waiting documents alone
+_KEYS = "using (study, model, doc, action)"
+
+
+def view_texts() -> Mapping[str, str]:
+    """The SQL text of every view by name, each after the views that it reads, as the files have them."""
+    return {name.removeprefix("main."): text for name, text in qualified_texts().items()}
+
+
+@functools.cache
+def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[str, str]:
+    """The SQL text of every view by schema and name, each after the views that it reads.
+
+    Args:
+        stored: Whether the views of moments have stored rows; otherwise they are the texts of their files.
+        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
+
+    """
+    files = view_files(".sql")
+    texts = {f"main.{table}": _stored_text(table) for table in stored_tables()}
+    texts |= {f"main.{name}": text for name, text in files.items()}
+    if stored:
+        texts |= {f"main.{name}": materialized_text(name) for name in _MATERIALIZED}
+    if waiting:
+        texts |= computed_texts()
+        for name in _MATERIALIZED:
+            texts[f"main.{name}"] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
+    reads = {name: set(re.findall(r"\b(?:main|computed)\.\w+", text)) & texts.keys() for name, text in texts.items()}
+    return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
+
+
+def computed_texts() -> Mapping[str, str]:
+    """The views of moments over waiting documents, and what they read, by schema and name."""
+    files, own = view_files(".sql"), ("trajectory_moments", *_MATERIALIZED)
+    moved = re.compile(rf"\bmain\.({'|'.join((*own, *_LIMITED))})\b")
+    texts = {name: f"from main.{name} semi join {WAITING} {_KEYS}" for name in _LIMITED}
+    texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
+    return {f"computed.{name}": text for name, text in texts.items()}
+
+
+def materialized_text(name: str) -> str:
+    """The text of a file of ``sql/materialized``."""
+    return (resources.files("sql") / "materialized" / f"{name}.sql").read_text("utf-8")
+
+
+def _stored_text(table: str) -> str:
+    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
+
+    Of plans it has all revisions, of what was made under plans only what was made under the newest.
+    """
+    declared = TABLES[table].columns
+    columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
+    text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
+    for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
+        if {"study", name, revision} <= set(declared):
+            same = f"own.study = {name}s.study and own.{name} = {name}s.action"
+            text += f"\nanti join main.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
+    if "plan_sha256" in declared and "plan_revision" not in declared:
+        same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
+        text += f"\nanti join main.superseded_plans as plans on {same}"
+    return text

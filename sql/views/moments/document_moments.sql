@@ -1,0 +1,14 @@
+-- The newest stored moments of each document and action. Those of documents that got trajectories since are still here;
+-- the views of moments leave them out and compute them from steps.
+with
+
+newest as (
+    select study, model, doc, action, action_revision, max(moments_version) as moments_version
+    from stored.document_moments
+    group by study, model, doc, action, action_revision
+)
+
+select own.*
+from stored.document_moments as own
+semi join newest using (study, model, doc, action, action_revision, moments_version)
+anti join main.superseded using (study, action, action_revision)

@@ -1,0 +1,234 @@
+"""Stored moments of documents: equal to the last bit to what the views compute, and taken only where they still are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures.stored_units import make_unit
+
+from schema.store.store import Store, Unit
+from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
+from sql.catalog import Views, open_views, view_texts, write_catalog
+from sql.materialization import materialize_moments
+from sql.stored_moments import stored_moments
+from sql.view_texts import materialized_text
+from transforms.pipeline import run_derivation
+from verification.moments import check_moments
+
+KEYS = {"study": "s", "model": "org/model"}
+WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
+           "second_block_last": 4, "agreement_run": 2, "saturation_threshold": 0.9}  # fmt: skip
+LOGS = {"document_moments", "revisions"}
+
+
+def append(store: Store, table: str, *rows: dict[str, object]) -> None:
+    schema = {"studies": STUDIES, "documents": DOCUMENTS, "actions": ACTIONS}[table].schema
+    store.append_rows(table, pa.Table.from_pylist([dict.fromkeys(schema.names) | row for row in rows], schema=schema))
+
+
+def add_documents(store: Store, *docs: str) -> None:
+    given = KEYS | {"split": "evaluation", "stratum": "all"}
+    append(store, "documents", *(given | {"doc": doc, "cluster": doc} for doc in docs))
+
+
+def add_actions(store: Store, revision: int, *names: str) -> None:
+    fixed = {"study": "s", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False}
+    fixed |= {"prespecified": True, "dropped": False, "action_revision": revision}
+    append(store, "actions", *(fixed | {"action": name} for name in names))
+
+
+def generate(store: Store, *units: Unit) -> None:
+    store.append_units(units)
+    run_derivation(store.location)
+
+
+def views_of(store: Store, *, materialized: bool) -> dict[str, pa.Table]:
+    with open_views(store, materialized=materialized) as views:
+        return {view: views.rows(view) for view in view_texts() if view not in LOGS}
+
+
+def assert_as_computed(store: Store) -> None:
+    """All views have the same bits with stored moments and without, also those of the catalogue."""
+    stored, computed = (views_of(store, materialized=flag) for flag in (True, False))
+    for view, rows in computed.items():
+        assert stored[view].equals(rows), view
+
+
+def waiting(store: Store) -> set[tuple[str, str]]:
+    """Documents and actions whose moments are computed."""
+    with open_views(store) as views:
+        return {(row["doc"], row["action"]) for row in views.table("from computed.waiting").to_pylist()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two documents under two actions, with their moments stored."""
+    made = Store.create(tmp_path / "it's a [store]* {x}")
+    append(made, "studies", KEYS | WINDOWS | {"seed": 1, "study_sha256": "0"})
+    add_documents(made, "d0", "d1")
+    add_actions(made, 0, "one", "two")
+    generate(made, *(make_unit(doc, action=action) for doc in ("d0", "d1") for action in ("one", "two")))
+    assert materialize_moments(made, 1) == 4
+    return made
+
+
+def test_stored_moments_are_those_that_are_computed(store: Store) -> None:
+    assert stored_moments(store, store.versions()).waiting is None
+    assert views_of(store, materialized=True)["moments"].num_rows == 4
+    assert_as_computed(store)
+    assert materialize_moments(store, 1) == 0, "nothing waits"
+
+
+def test_the_views_read_no_steps(store: Store) -> None:
+    for file in store.files("steps"):
+        pq.write_table(STEPS.schema.empty_table(), file)
+    with open_views(store) as views:
+        assert views.rows("steps").num_rows == 0
+        for view in ("decomposition", "contrasts", "generation_clock", "branch_clock", "entry", "depth_moments"):
+            assert views.rows(view).num_rows > 0, view
+
+
+def test_what_got_replicates_or_is_new_is_computed_until_its_moments_are_stored(store: Store) -> None:
+    add_documents(store, "d2")
+    generate(store, make_unit("d1", action="one", first=4), make_unit("d2", action="two"))
+    assert waiting(store) == {("d1", "one"), ("d2", "two")}
+    assert_as_computed(store)
+    assert materialize_moments(store, 1 << 20) == 0, "too few steps"
+    assert materialize_moments(store, 1) == 2
+    assert waiting(store) == set()
+    assert_as_computed(store)
+
+
+def test_a_document_that_becomes_known_after_its_trajectories(store: Store) -> None:
+    generate(store, make_unit("late", action="one"))
+    assert materialize_moments(store, 1) == 0, "without its row in documents it has no moments"
+    generate(store, make_unit("d1", action="two", first=4))
+    assert materialize_moments(store, 1) == 1
+    add_documents(store, "late")
+    assert waiting(store) == {("late", "one")}
+    assert_as_computed(store)
+
+
+def test_redone_and_dropped_actions(store: Store) -> None:
+    add_actions(store, 1, "one")
+    assert_as_computed(store)
+    generate(store, make_unit("d0", action="one", action_revision=1))
+    assert_as_computed(store)
+    assert materialize_moments(store, 1) == 1
+    assert_as_computed(store)
+    dropped = [
+        row | {"action_revision": 1, "dropped": True}
+        for row in store.read("actions").to_pylist()
+        if row["action"] == "two"
+    ]
+    append(store, "actions", *dropped)
+    assert_as_computed(store)
+
+
+def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate(store, *(make_unit(doc, action="one", first=4) for doc in ("d0", "d1")))
+    cover, append_moments = [], Store.append_moments
+    monkeypatch.setattr("sql.materialization.materialized_text", _small_batches)
+
+    def broken(store: Store, rows: pa.Table, version: int, covered: object = None) -> bool:
+        cover.append(covered)
+        if len(cover) > 1:
+            raise KeyboardInterrupt
+        return append_moments(store, rows, version, None)
+
+    monkeypatch.setattr(Store, "append_moments", broken)
+    with pytest.raises(KeyboardInterrupt):
+        materialize_moments(store, 1)
+    assert [one is None for one in cover] == [True, False], "the last batch covers"
+    assert waiting(store) == {("d0", "one"), ("d1", "one")}
+    assert_as_computed(store)
+    monkeypatch.setattr(Store, "append_moments", append_moments)
+    assert materialize_moments(store, 1) == 2
+    assert waiting(store) == set()
+    assert_as_computed(store)
+
+
+def _small_batches(name: str) -> str:
+    return materialized_text(name).replace("1 << 25", "10")
+
+
+def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate(store, make_unit("d1", action="one", first=4))
+    append_moments = Store.append_moments
+
+    def late(store: Store, rows: pa.Table, version: int, covered: object = None) -> bool:
+        monkeypatch.setattr(Store, "append_moments", append_moments)
+        assert materialize_moments(store, 1) == 1
+        return append_moments(store, rows, version, covered)
+
+    monkeypatch.setattr(Store, "append_moments", late)
+    assert materialize_moments(store, 1) == 0
+    assert_as_computed(store)
+    assert store.row_count("document_moments") == 5
+
+
+def test_a_version_before_the_moments_is_computed(store: Store) -> None:
+    pinned = store.versions()
+    with open_views(store) as views:
+        before = views.rows("moments")
+    generate(store, make_unit("d1", action="one", first=4))
+    assert materialize_moments(store, 1) == 1
+    with open_views(store, pinned) as views:
+        assert views.rows("moments").equals(before)
+    later = store.versions() | {"trajectories": pinned["trajectories"], "steps": pinned["steps"]}
+    with open_views(store, later) as views:
+        assert views.rows("moments").equals(before)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_moments_of_a_commit_that_was_lost_are_not_taken(store: Store, again: bool) -> None:  # noqa: FBT001
+    """The log of trajectories loses its newest commit, and goes on with other rows to the same version."""
+    generate(store, make_unit("d1", action="one", first=4))
+    assert materialize_moments(store, 1) == 1
+    for table in ("events", "units", "trajectories", "steps"):
+        max(Path(store.location, table, "_delta_log").glob("*.json")).unlink()
+    shorter = Store(store.location)
+    if again:
+        generate(shorter, make_unit("d0", action="one", first=4))
+        assert shorter.version("trajectories") == store.version("trajectories")
+    assert not stored_moments(shorter, shorter.versions()).stored
+    assert_as_computed(shorter)
+    assert materialize_moments(shorter, 1) == 4
+    assert stored_moments(shorter, shorter.versions()).stored
+    assert_as_computed(shorter)
+
+
+def test_a_log_of_another_generator_keeps_none(tmp_path: Path) -> None:
+    made = Store.create(tmp_path / "store")
+    add_documents(made, "d0")
+    generate(made, make_unit("d0", action="one"))
+    assert materialize_moments(made, 1) == 0
+
+
+def test_a_catalogue_has_the_moments(store: Store) -> None:
+    import duckdb  # noqa: PLC0415 - a plain client
+
+    generate(store, make_unit("d1", action="one", first=4))
+    with (
+        duckdb.connect(str(write_catalog(store)), read_only=True) as client,
+        open_views(store, materialized=False) as own,
+    ):
+        for view in ("moments", "position_moments", "lag_moments", "depth_moments"):
+            rows = Views(client, {}).rows(view)
+            assert rows.equals(own.rows(view)), view
+
+
+def test_verify_compares_them_with_steps(store: Store) -> None:
+    versions = store.versions()
+    assert check_moments(store, versions).faults == ()
+    with open_views(store) as views:
+        rows = views.table("select * exclude (moments_version), 9 as moments_version from document_moments")
+    wrong = pa.Table.from_pylist(
+        [row | {"scalar_entry": 0.25} for row in rows.to_pylist()], schema=DOCUMENT_MOMENTS.schema
+    )
+    assert store.append_moments(wrong, versions["document_moments"], versions)
+    (fault,) = check_moments(store, store.versions()).faults
+    assert str(fault).startswith("view moments (study=s, model=org/model, doc=d0, action=one): entry is stored as 0.25")
