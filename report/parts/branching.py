@@ -73,7 +73,7 @@ TEMPLATE = """
 
 def section(content: PageContent) -> Section | None:
     """What residual branching says, costs and gains; None where no action was branched."""
-    risks = {row["action"]: row for row in content.pooled("swrb_risk")}
+    risks = {row["action"]: row for row in content.residual_risks}
     actions = [action for action in content.actions if action in risks]
     if not actions:
         return None

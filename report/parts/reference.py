@@ -46,7 +46,7 @@ PROVENANCE = """
 def definitions(content: PageContent) -> Section:
     """What the page's symbols mean."""
     lags = not content.facts.finite or content.windows.early_last >= 1
-    branched = bool(content.pooled("swrb_risk"))
+    branched = bool(content.residual_risks)
     return Section("definitions", "Definitions", DEFINITIONS, values={"lags": lags, "branched": branched})
 
 

@@ -115,12 +115,15 @@ def section(content: PageContent) -> Section | None:
 def read_systems(content: PageContent) -> Systems:
     """The systems of the page's split in natural order, and the paper's where they are of the same kind."""
     source, split = content.source, content.split
+    exact_values = source.of("exact_values", x=None)
+    if not exact_values:
+        return Systems()
     rows = [row for row in source.of("swrb", split=split) if row["exact_risk"] is not None]
     if not rows:
         return Systems()
     gains = {(row["action"], row["doc"]): row["variance_ratio"] for row in source.of("swrb_efficiency", split=split)}
     enumerated: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for row in source.of("exact_values", x=None):
+    for row in exact_values:
         enumerated[row["action"], row["doc"]][row["quantity"]] = row["value"]
     found: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for row in rows:

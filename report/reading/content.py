@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from report.reading.estimates import ReportedEstimates, read_estimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
@@ -56,6 +57,11 @@ class PageContent:
         """The study's horizon and windows."""
         return self.facts.windows
 
+    @cached_property
+    def residual_risks(self) -> list[ViewRow]:
+        """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed where nothing was branched."""
+        return self.pooled("swrb_risk") if self.facts.branched else []
+
     def pooled(self, view: str, **equal: object) -> list[ViewRow]:
         """Rows of ``view`` that pool the strata of the page's split."""
         return self.source.of(view, split=self.split, stratum=POOLED, **equal)
@@ -79,7 +85,7 @@ def read_content(
     if not facts.compared:
         raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")
     split = _split(source)
-    estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None)
+    estimates = read_estimates(source, split, facts.compared, planned=facts.plan is not None, branched=facts.branched)
     published = read_published(source, facts)
     chosen, reason = _baseline(facts, estimates, baseline)
     return PageContent(

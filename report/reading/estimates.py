@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
-from stats.quantities import ALL_QUANTITIES
+from stats.quantities import ALL_QUANTITIES, QUANTITIES
 from stats.registry import Quantity
 
 PRIMARY = "primary"
@@ -140,10 +140,13 @@ class ReportedEstimates:
         return any(row.has_interval for row in self.all())
 
 
-def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned: bool) -> ReportedEstimates:
+def read_estimates(
+    source: StudyRows, split: str, actions: list[str], *, planned: bool, branched: bool
+) -> ReportedEstimates:
     """Read the estimates of a split; a quantity that ``estimates`` lacks for some action is a point of its view.
 
-    Unless the study is ``planned``, nothing counts as prespecified.
+    Unless the study is ``planned``, nothing counts as prespecified. Unless something was ``branched``, the views of
+    residual branching have no rows, and are not computed.
     """
     wanted = set(actions)
     analyzed = ReportedEstimates(
@@ -153,7 +156,7 @@ def read_estimates(source: StudyRows, split: str, actions: list[str], *, planned
     )
     points: list[Estimate] = []
     by_view: dict[str, list[Quantity]] = defaultdict(list)
-    for quantity in ALL_QUANTITIES.values():
+    for quantity in (ALL_QUANTITIES if branched else QUANTITIES).values():
         if quantity.view is not None:
             by_view[quantity.view].append(quantity)
     for view, quantities in by_view.items():

@@ -84,6 +84,7 @@ class Facts:
         storage: what each action keeps and costs.
         devices: device and dtype of the units.
         libraries: versions that the units were generated with.
+        branched: whether any unit is of residual branching.
 
     """
 
@@ -100,6 +101,7 @@ class Facts:
     plan: StoredPlan | None
     devices: list[str]
     libraries: dict[str, str]
+    branched: bool
 
     @property
     def compared(self) -> list[str]:
@@ -174,6 +176,7 @@ def read_facts(source: StudyRows) -> Facts:
         plan=_plan(source),
         devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
         libraries=_libraries(units),
+        branched=any(unit["estimator"] == SWRB for unit in units),
     )
 
 
