@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from schema.location import is_local
 from schema.progress import SILENT, Progress
+from schema.store.durability import sync
+from schema.store.parquet_files import replace_file
 from schema.store.store import Store
 
 if TYPE_CHECKING:
@@ -60,7 +62,12 @@ def write_report(
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
         inputs = {table: views.versions[table] for table in _TABLES}
-    (folder / _INPUTS).write_text(json.dumps(inputs), encoding="utf-8")
+    parts = [folder / "figures", folder / "tables"]
+    for path in (page, *(file for part in parts for file in part.iterdir()), *parts):
+        sync(path)
+    # It says that the page is there: after all that it speaks of.
+    replace_file(folder / _INPUTS, json.dumps(inputs).encode())
+    sync(folder)
     progress.advance(1)
     return page
 

@@ -124,10 +124,10 @@ def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[AnalysisPart]
 
 def estimate_study(
     store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
-) -> int:
-    """Bootstrap the documents of an analysis, and append the estimates to ``results``.
+) -> tuple[pa.Table, bool]:
+    """Bootstrap the documents of an analysis.
 
-    Where the store holds replicates of residual branching, their estimates are appended too.
+    Where the store holds replicates of residual branching, their estimates are there too.
 
     Args:
         store: the study's store.
@@ -137,7 +137,7 @@ def estimate_study(
         run: estimates the parts of an analysis.
 
     Returns:
-        The number of estimates; 0 where those of an earlier events version stand.
+        Rows of ``results``, and whether they are new: those of an earlier events version may stand.
 
     """
     moments = document_moments(views, analysis.study, analysis.model, analysis.split)
@@ -145,13 +145,10 @@ def estimate_study(
     revisions = action_revisions(views, analysis.study)
     sha256 = inputs_sha256(analysis, moments, branching, revisions)
     rows = standing_rows(store, sha256, events_version)
-    new = rows is None
-    if rows is None:
-        estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(branching, analysis)]
-        rows = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, sha256)
-    # One commit for all of it: a row of this events version says that the analysis is done.
-    store.append_rows("results", rows)
-    return int(rows.num_rows) if new else 0
+    if rows is not None:
+        return rows, False
+    estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(branching, analysis)]
+    return _result_rows(Estimates.join(estimates), analysis, events_version, revisions, sha256), True
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.current import estimates_are_current
 from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
@@ -50,11 +52,15 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         progress.begin("bootstrap", len(analyses), "analyses")
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
         count = calibrate_study(store, views, frozen, version, seen) if frozen is not None else 0
+        rows = []
         for analysis in analyses:
-            new = estimate_study(store, views, analysis, version, run)
+            estimates, new = estimate_study(store, views, analysis, version, run)
             if not new:
                 progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
-            count += new
+            count += estimates.num_rows if new else 0
+            rows.append(estimates)
             progress.advance(1)
+        # One commit for all of it: a row of this events version says that the analysis is done.
+        store.append_rows("results", pa.concat_tables(rows))
     refresh_catalog(store)
     return count

@@ -198,7 +198,9 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"16 segments of events are not derived: kvdrift derive"):
         analyze_stored(store, STUDY, MODEL)
     run_derivation(store.location)
+    before = store.version("results")
     count = analyze_stored(store, STUDY, MODEL)
+    assert store.version("results") == before + 1, "a kill between two commits would leave a split that nobody misses"
     rows = store.read("results").to_pylist()
     assert len(rows) == count
     counted = {(row["split"], row["stratum"]): row["documents"] for row in rows}
