@@ -24,7 +24,7 @@ from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
 from schema.store.parquet_files import StoredFile, replace_file
 from schema.store.small_tables import KEYED
-from schema.store.store import Store
+from schema.store.store import ESTIMATED_TABLES, Store
 from schema.store.table_log import RELIED_ON, TableLog, said_of_commit
 from schema.tables import TABLES
 from sql.catalog import CATALOG_NAME, refresh_catalog
@@ -46,6 +46,8 @@ class _Aside:
 
     def take(self, path: Path) -> None:
         target = self._folder / path.relative_to(self._store)
+        while target.exists():  # a table after its log file
+            target = target.with_name(f"{target.name}-whole")
         make_folder(target.parent)
         path.rename(target)
         sync(target.parent)
@@ -86,8 +88,11 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     yield from _project_units(store, aside, faulty="units" in {fault.where.partition(" ")[0] for fault in faults})
     yield from _derive_again(store, aside, {fault.where for fault in faults})
     if Path(store.location, CATALOG_NAME).exists():
-        refresh_catalog(store)
-        yield f"{CATALOG_NAME}: written again"
+        try:
+            refresh_catalog(store)
+            yield f"{CATALOG_NAME}: written again"
+        except KvdriftError as error:  # a file is missing that nothing gives again
+            yield f"{CATALOG_NAME}: not written again: {error}"
 
 
 def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator[str]:
@@ -192,14 +197,18 @@ def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str
 
 
 def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Iterator[str]:
-    """Take derived rows away whose events are lost or whose files are damaged, and derive what lacks rows."""
+    """Take rows away whose events are lost or whose files are damaged, and derive what lacks rows.
+
+    Estimates are made again by the next run or analysis.
+    """
     events = set(store.paths("events"))
-    for table in DERIVED_TABLES:
+    for table in (*DERIVED_TABLES, *ESTIMATED_TABLES):
         gone = []
         for file in store.stored_files(table):
             path = Path(store.location, table, file.path)
             whole = path.is_file() and path.stat().st_size == file.size and f"{table}/{file.path}" not in faulty
-            if not whole or (file.path not in events and span_of_path(file.path) is not None):
+            ahead = table in DERIVED_TABLES and file.path not in events and span_of_path(file.path) is not None
+            if not whole or ahead:
                 gone.append(file.path)
         if gone:
             store.withdraw_files(table, gone)

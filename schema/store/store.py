@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "StoredFile", "Unit"]
 
+ESTIMATED_TABLES = ("results", "calibration")
 _DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
 
 
@@ -401,9 +402,16 @@ class Store:
         return self._folder.commit(table, attempt)
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
-        """Take files of a derived table out of view, to be derived again; return how many were visible."""
-        if table not in _DERIVED:
-            raise InputError(f"files of '{table}' are not derived; {nearest(table, _DERIVED)}")
+        """Take files of a table that can be made again out of view; return how many were visible.
+
+        Raises:
+            InputError: The table's rows are made from nothing else.
+
+        """
+        if table not in (*_DERIVED, *ESTIMATED_TABLES):
+            raise InputError(
+                f"rows of '{table}' cannot be made again; {nearest(table, (*_DERIVED, *ESTIMATED_TABLES))}"
+            )
         return self._folder.remove(table, set(paths))
 
     def covered_version(self, table: str, app_id: str) -> int | None:

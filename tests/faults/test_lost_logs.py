@@ -190,6 +190,8 @@ def test_the_command_mends_and_says_so(location: Path, capsys: pytest.CaptureFix
     derived = min((location / "steps").rglob("*.parquet"))
     derived.write_bytes(derived.read_bytes()[:-10])
     (location / "catalog.duckdb").write_bytes(b"torn")
+    estimates = min((location / "results").glob("*.parquet"))
+    estimates.unlink()
     code, out, _ = call(capsys, "verify", location)
     assert code == 1
     assert "fault: units/_delta_log/" in out
@@ -197,8 +199,21 @@ def test_the_command_mends_and_says_so(location: Path, capsys: pytest.CaptureFix
     said = [line for line in out.splitlines() if line.startswith("repaired ")]
     assert (code, out.splitlines()[-1]) == (0, f"{location}: sound")
     assert any(re.match(r"repaired units: log file \d+.json is empty: it is set aside", line) for line in said)
-    assert "repaired steps: 1 file damaged or without events, set aside" in said
+    assert {f"repaired {table}: 1 file damaged or without events, set aside" for table in ("steps", "results")} <= set(
+        said
+    )
     assert "repaired catalog.duckdb: written again" in said
+
+
+def test_units_whose_rows_are_lost_are_read_from_their_events(location: Path) -> None:
+    """Log file and data of ``units``: the table is set aside, and made again."""
+    before = rows(location)
+    newest(location, "units").write_bytes(bytes(9))
+    for path in (location / "units").glob("*.parquet"):
+        path.unlink()
+    assert any(line.startswith("units: set aside, and ") for line in repair(Store(location)))
+    use(location)
+    assert rows(location) == before
 
 
 def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:

@@ -11,7 +11,7 @@ from fixtures.house import PACKAGES, ROOT
 
 from generator.transformer.local_folders import EMBEDDED_ID
 
-ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError)\b")
+ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError|DamagedStoreError)\b")
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
 DOCUMENTS = (
     "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/adding-a-selector.md", "docs/finite-state-systems.md",
