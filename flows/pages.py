@@ -54,7 +54,7 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    with open_views(store, kept=MOMENT_VIEWS) as views:
+    with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,

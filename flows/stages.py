@@ -86,7 +86,7 @@ def plan(run: StudyRun) -> str:
     grown = None if before is None or run.replan else grown_plan(before, run.study)
     if before is not None and grown is before:
         return before.sha256
-    with open_views(run.store) as views:
+    with open_views(run.store, checked=True) as views:
         version = views.versions["events"]
         units = views.rows("units", study=study, model=model)
         development = replicate_moments(views, study, model, "development")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
+def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
     """Open the views of a store at its present versions; ``.sql(query)`` gives a DuckDB relation.
 
     All cores work on a query. Stored estimates are computed on one core, so that they have the same last bits in every
@@ -24,15 +24,17 @@ def open(store: str | Path) -> Views:  # noqa: A001 - kvdrift.open reads like th
 
     Args:
         store: folder or URL of a store.
+        checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
 
     Raises:
         schema.errors.InputError: there is no store.
+        schema.errors.DamagedStoreError: the store is damaged.
 
     """
     from schema.store.store import Store
     from sql.catalog import open_views
 
-    return open_views(Store.open(store), threads=os.cpu_count() or 1)
+    return open_views(Store.open(store), threads=os.cpu_count() or 1, checked=checked)
 
 
 def run(study: str | Path, store: str | Path | None = None) -> Path:

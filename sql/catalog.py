@@ -125,6 +125,7 @@ def open_views(
     threads: int = 1,
     kept: Sequence[str] = (),
     materialized: bool = True,
+    checked: bool = False,
 ) -> Views:
     """All views over ``store`` in a new in-memory connection.
 
@@ -136,13 +137,15 @@ def open_views(
         kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
             views that depend on them, each of which would compute them again.
         materialized: take the moments of documents that the store has; False computes all of them from steps.
+        checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
 
     Returns:
         The views, each stored table pinned to one version: commits made meanwhile do not show.
 
     Raises:
         InputError: an unknown table, version or view, a damaged file, or ``threads`` below 1.
-        DamagedStoreError: commits are damaged or lost, or rows have lost the events that they were made from.
+        DamagedStoreError: commits are damaged or lost, rows have lost the events that they were made from, or
+            a file that was to be checked is damaged.
 
     """
     if threads < 1:
@@ -155,6 +158,8 @@ def open_views(
     pinned = {table: (versions or {}).get(table, -1) for table in PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
     store.check_made_from_events(pinned)
+    if checked:
+        store.check_files(pinned)
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from schema.errors import InputError, first_line
-from schema.store.appends import DERIVED, UNIT_FOOTER, conform
-from schema.store.parquet_files import content_digest
+from schema.store.appends import UNIT_FOOTER, conform
+from schema.store.checked_files import READ_ERRORS, damage_of, parse
 from schema.store.store import Store, StoredFile
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 
-# What Arrow raises for bytes that are no Parquet file, or none that it knows.
-_READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
-
-DERIVED_TABLES = tuple(table for tables in DERIVED.values() for table in tables)
-
 UnitRecord = dict[str, Any]  # a unit's values by column of ``units``, as in the footer of its events file
-
-_NAMED_DIGEST = re.compile(r"(?:^|-)([0-9a-f]{16})\.parquet$")  # of events files, and of small tables' not compacted
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,10 @@ class TableFiles:
             data = self._store.read_bytes(self.table, path)
         except InputError:
             return Reading(where, faults=(Fault(where, "the file is missing or cannot be read, must be there"),))
-        damage = _damage(self.table, file, data)
+        damage = damage_of(self.table, file, data)
         try:
-            rows, footer = _parse(data)
-        except _READ_ERRORS as error:
+            rows, footer = parse(data)
+        except READ_ERRORS as error:
             reason = f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
             return Reading(where, faults=(Fault(where, damage or reason),))
         faults = [Fault(where, damage)] if damage else []
@@ -110,24 +101,6 @@ class TableFiles:
         return conform(table, rows)
 
 
-def _damage(table: str, file: StoredFile, data: bytes) -> str | None:
-    """How a file's bytes are other than the ones that were committed, as far as log and name tell."""
-    if len(data) != file.size:
-        return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
-    named = None if table in DERIVED_TABLES else _NAMED_DIGEST.search(file.path)
-    if named and named[1] != (digest := content_digest(data)):
-        return f"the content has digest {digest}, must have {named[1]} as its name says"
-    return None
-
-
-def _parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
-    """The rows and the key-value metadata of a Parquet file."""
-    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-        rows = parquet.read()
-        rows.validate(full=True)  # Parquet's reader takes any bytes for text
-        return rows, dict(parquet.metadata.metadata or {})
-
-
 def _unit_record(footer: Mapping[bytes, bytes]) -> UnitRecord | None:
     try:
         record = json.loads(footer[UNIT_FOOTER.encode()])
@@ -141,11 +114,11 @@ def read_unnamed(store: Store, table: str, path: str) -> Reading:
     where = f"{table}/{path}"
     try:
         data = store.read_bytes(table, path)
-        if _damage(table, StoredFile(path, len(data), 0), data):
+        if damage_of(table, StoredFile(path, len(data), 0), data):
             return Reading(where)
-        rows, footer = _parse(data)
+        rows, footer = parse(data)
         return Reading(where, conform(TABLES[table], rows), _unit_record(footer))
-    except (InputError, *_READ_ERRORS):
+    except (InputError, *READ_ERRORS):
         return Reading(where)
 
 

@@ -20,16 +20,17 @@ import pyarrow.compute as pc
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.store.appends import span_of_path
+from schema.store.checked_files import DERIVED_TABLES
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
 from schema.store.parquet_files import StoredFile, replace_file
 from schema.store.small_tables import KEYED
 from schema.store.store import ESTIMATED_TABLES, Store
 from schema.store.table_log import RELIED_ON, TableLog, said_of_commit
-from schema.tables import TABLES
+from schema.tables import IDENTITIES, TABLES
 from sql.catalog import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from verification.files import DERIVED_TABLES, read_unnamed
+from verification.files import read_unnamed
 from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
 from verification.segments import unit_of
@@ -86,6 +87,7 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     yield from _restore_rows(store, lost)
     yield from _restore_units(store)
     yield from _project_units(store, aside, faulty="units" in {fault.where.partition(" ")[0] for fault in faults})
+    yield from _identify_again(store)
     yield from _derive_again(store, aside, {fault.where for fault in faults})
     if Path(store.location, CATALOG_NAME).exists():
         try:
@@ -194,6 +196,18 @@ def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str
     again = Store(store.location)
     again.make_tables()
     yield f"units: set aside, and {counted(again.reconcile(), 'row')} made from the events files"
+
+
+def _identify_again(store: Store) -> Iterator[str]:
+    """Append the identities that are lost, from the units that they made."""
+    key = list(IDENTITIES.key)
+    with suppress(InputError):  # a damaged file is named by the check after the repair
+        known = {tuple(row.values()) for row in store.read("identities", columns=key).to_pylist()}
+        made = store.read("units", columns=IDENTITIES.columns)
+        rows = {tuple(row[name] for name in key): row for row in made.to_pylist() if row["selector_sha256"] is not None}
+        lost = [row for of, row in rows.items() if of not in known]
+        if lost and store.append_rows("identities", pa.Table.from_pylist(lost, schema=IDENTITIES.schema)):
+            yield f"identities: {counted(len(lost), 'row')} made again from the units"
 
 
 def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Iterator[str]:

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from schema.errors import InputError
 from schema.progress import Progress
 from schema.store.appends import DERIVED, Span, conform_unit, span_of_path, unit_name, unit_path, with_defaults
+from schema.store.checked_files import DERIVED_TABLES
 from schema.store.store import Store, Unit
 from schema.tables import GROUP_KEY, TABLES
 from transforms.segments import COVERED, derived_rows
-from verification.files import DERIVED_TABLES, Reading, TableFiles, UnitRecord
+from verification.files import Reading, TableFiles, UnitRecord
 from verification.findings import Check, Fault, counted
 
 # A derivation elsewhere may add up in another order: a sum of n terms that are not negative is then off by at most

@@ -35,7 +35,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
     if estimates_are_current(store, study, model):
         return 0
     frozen = find_plan(store, study, model)
-    with open_views(store, kept=MOMENT_VIEWS) as views:
+    with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
         # What is estimated is what these views show, whatever other writers commit meanwhile.
         version = views.versions["events"]
         if pending := store.pending_segments(version, views.versions):

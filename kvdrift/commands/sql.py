@@ -28,6 +28,9 @@ def sql(
         str, typer.Option("--format", metavar="FORMAT", help="table, csv, json, parquet or latex.")
     ] = "table",
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
+    checked: Annotated[
+        bool, typer.Option("--checked", help="Check first that no file is damaged, once a file.")
+    ] = False,
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.
 
@@ -40,7 +43,7 @@ def sql(
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     opened = Store.open(store)
-    with read_only(kvdrift.open(opened.location), opened) as views:
+    with read_only(kvdrift.open(opened.location, checked=checked), opened) as views:
         if query is None:
             prompt(views)
         else:

@@ -29,13 +29,14 @@ Schema versions
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, nearest
-from schema.location import join
+from schema.location import is_local, join
 from schema.store.appends import (
     DERIVED,
     UNIT_FOOTER,
@@ -49,6 +50,7 @@ from schema.store.appends import (
     unit_name,
     unit_path,
 )
+from schema.store.checked_files import first_damaged
 from schema.store.commits import Commit, transactions
 from schema.store.delta import DeltaFolder
 from schema.store.moment_rows import append_moments, files_since
@@ -61,7 +63,6 @@ from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow.dataset as pads
 
@@ -364,6 +365,21 @@ class Store:
         done = {table: set(self.paths(table, versions.get(table))) for table in _DERIVED}
         check_derived(self._folder, done, set(events))
         check_units(self._folder, versions.get("units"), events)
+
+    def check_files(self, versions: Mapping[str, int]) -> None:
+        """Check that the files of a local store are as they were committed; each file is read once and remembered.
+
+        Args:
+            versions: What is looked at, by table.
+
+        Raises:
+            DamagedStoreError: A file is missing or damaged.
+
+        """
+        if is_local(self.location):
+            files = {table: self.stored_files(table, version) for table, version in versions.items()}
+            if damage := first_damaged(Path(self.location), files):
+                raise self._folder.damaged(damage)
 
     def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
         """Put a derived file in place as a whole; it is not visible before ``commit_files``.
