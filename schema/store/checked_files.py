@@ -54,7 +54,7 @@ def parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]]) -> str | None:
     """Read the files, by table, that were not found whole before; say what is wrong with the first that is damaged."""
     memory = store / MEMORY
-    known = set(memory.read_text(encoding="utf-8").splitlines()) if memory.is_file() else set[str]()
+    known = set(memory.read_text(encoding="utf-8", errors="replace").splitlines()) if memory.is_file() else set[str]()
     found = []
     for table, file in ((table, file) for table, own in files.items() for file in own):
         path = store / table / file.path
