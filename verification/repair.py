@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.store.appends import span_of_path
-from schema.store.checked_files import DERIVED_TABLES
+from schema.store.checked_files import DERIVED_TABLES, first_damaged
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
 from schema.store.parquet_files import StoredFile, replace_file
@@ -35,6 +35,7 @@ from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
 from verification.segments import unit_of
 
+MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
 
 
@@ -88,6 +89,7 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     yield from _restore_units(store)
     yield from _project_units(store, aside, faulty="units" in {fault.where.partition(" ")[0] for fault in faults})
     yield from _identify_again(store)
+    yield from _drop_moments(store, aside, lost=MOMENTS in lost)
     yield from _derive_again(store, aside, {fault.where for fault in faults})
     if Path(store.location, CATALOG_NAME).exists():
         try:
@@ -196,6 +198,16 @@ def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str
     again = Store(store.location)
     again.make_tables()
     yield f"units: set aside, and {counted(again.reconcile(), 'row')} made from the events files"
+
+
+def _drop_moments(store: Store, aside: _Aside, *, lost: bool) -> Iterator[str]:
+    """Set the stored moments aside where rows of theirs are lost; the next derivation computes them again."""
+    folder = Path(store.location, MOMENTS)
+    damaged = first_damaged(folder.parent, {MOMENTS: store.stored_files(MOMENTS)}) is not None
+    if lost or damaged:
+        aside.take(folder)
+        Store(store.location).make_tables()
+        yield f"{MOMENTS}: set aside, to be computed again"
 
 
 def _identify_again(store: Store) -> Iterator[str]:

@@ -27,10 +27,9 @@ from schema.errors import DamagedStoreError, InputError, OperationError, first_l
 from schema.location import absolute, filesystem_of, is_local, join
 from schema.store.commits import Commit, added_file
 from schema.store.durability import make_folder
-from schema.store.local_disk import LocalDisk
 from schema.store.parquet_files import replace_file
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
-from schema.store.table_log import lost_commits
+from schema.store.table_log import LocalDisk, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The log of a table on a local disk, as files: what is newest, what is damaged, and what commits say of other tables.
+"""The logs of tables on a local disk, as files: what is newest, what is damaged, what commits say of other tables.
 
 delta-rs takes an empty log file for an empty commit, one that was cut at the end of a line for a whole one, and a log
 that has lost its newest file for the log as it was before. So each commit of the store says of itself how many lines
@@ -16,8 +16,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
-from schema.store.durability import sync
+from schema.store.commits import Commit
+from schema.store.durability import sync, sync_names
+from schema.tables import TABLES
 
 CHECKPOINT_EVERY = 100  # versions
 
@@ -155,6 +158,43 @@ class TableLog:
             for table, at in _said(self.file(version)).get("seen", {}).items():
                 found[table] = max(at, found.get(table, at))
         return found
+
+
+class LocalDisk:
+    """The logs of a store's tables; commits are durable before they are acknowledged, as ``durability`` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.logs = {table: TableLog(folder / table) for table in TABLES}
+
+    def prepare_commit(self, table: str, commit: Commit) -> dict[str, Any]:
+        """Make durable what a commit names and relies on; return what it is to say of itself.
+
+        Raises:
+            OSError: The disk refuses.
+
+        """
+        sync_names(self._folder / table, (file.path for file in commit.files))
+        seen = {}
+        for other in RELIED_ON:
+            if other != table and (version := self.logs[other].newest()) >= 0:
+                self.logs[other].sync()
+                seen[other] = version
+        return said_of_commit(len(commit.files) + len(commit.transactions), seen)
+
+    def make_durable(self, table: str) -> None:
+        """Make every commit of a table durable, and put them together in a checkpoint when there are many.
+
+        Raises:
+            OSError: The disk refuses.
+            DeltaError: The checkpoint cannot be written.
+
+        """
+        log = self.logs[table]
+        log.sync()
+        if log.needs_checkpoint():
+            DeltaTable(str(self._folder / table)).create_checkpoint()
+            log.sync_checkpoint()
 
 
 def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(store: Path) -> dict[str, list[str]]:
     """All rows, each once where it was estimated again, without what is of the run."""
     found = {}
-    for table in TABLES:
+    for table in TABLES.keys() - {"document_moments"}:  # means that results are made from, at times in two parts
         stored = Store.open(store).read(table).to_pylist()
         texts = [json.dumps({name: row[name] for name in row if name not in OF_THE_RUN}, default=str) for row in stored]
         found[table] = sorted(set(texts) if table in {"results", "calibration"} else texts)

@@ -24,7 +24,7 @@ from verification.logs import check_leftovers, check_logs
 from verification.repair import repair
 
 DERIVED = ("trajectories", "steps")
-ESTIMATED = ("results", "calibration")
+COMPUTED = ("results", "calibration", "document_moments")
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "torn": lambda data: data[: len(data) // 2],
@@ -45,9 +45,9 @@ def newest(location: Path, table: str) -> Path:
 
 
 def rows(location: Path) -> dict[str, list[str]]:
-    """All rows in one order, but of what is estimated anew."""
+    """All rows in one order, but of what is computed anew."""
     store = Store.open(location)
-    tables = {table: store.read(table) for table in TABLES if table not in ESTIMATED}
+    tables = {table: store.read(table) for table in TABLES if table not in COMPUTED}
     return {
         table: sorted(json.dumps(row, sort_keys=True, default=str) for row in found.to_pylist())
         for table, found in tables.items()
