@@ -85,12 +85,13 @@ def test_both_estimators_mean_one_risk(tmp_path: Path) -> None:
         assert row["mismatch"] == pytest.approx(row["occurrence"] + row["occupation"], abs=1e-12)
 
 
-def test_the_estimator_belongs_to_the_plan(tmp_path: Path) -> None:
-    done = run(tmp_path)
+def test_the_estimator_belongs_to_the_plan(finished: Path, tmp_path: Path) -> None:
+    as_planned = load_study(write_study(tmp_path))
     changed = load_study(write_study(tmp_path, SWRB))
+    assert (as_planned.plan.estimator, changed.plan.estimator) == ("plain", "swrb")
+    assert stages.evaluate(run_of(as_planned, finished)) == 0
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
-        stages.evaluate(run_of(changed, done.location))
-    assert done.study.plan.estimator == "plain"
+        stages.evaluate(run_of(changed, finished))
 
 
 @pytest.mark.parametrize(
