@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fixtures.report_views import Page, build
-from matplotlib.figure import Figure
+from fixtures.report_views import Page, build, pdf_of_these_alone
 
 
 @pytest.fixture
@@ -24,12 +23,7 @@ def page(tmp_path: Path, undrawn: None) -> Page:  # noqa: ARG001 - by its effect
 
 
 @pytest.fixture
-def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pdf() -> Iterator[None]:
     """For tests that read a page's SVG: its PDF files, most of the work, are not written."""
-    savefig = Figure.savefig
-
-    def only_svg(figure: Figure, file: Any, **options: Any) -> None:
-        if options["format"] == "svg":
-            savefig(figure, file, **options)
-
-    monkeypatch.setattr(Figure, "savefig", only_svg)
+    with pdf_of_these_alone():
+        yield

@@ -71,6 +71,7 @@ def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_
             assert [float(row["estimate"]) if row["estimate"] else None] == found
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "moved_pairs"]
 )

@@ -21,6 +21,7 @@ from fixtures.report_views import (
     estimate_rows,
     make_views,
     number,
+    pdf_of_these_alone,
     records,
 )
 
@@ -80,7 +81,8 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("branched")
-    return folder, build(folder, branched_views(), latex=True)
+    with pdf_of_these_alone("swrb_efficiency", "swrb_windows"):
+        return folder, build(folder, branched_views(), latex=True)
 
 
 def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
@@ -250,7 +252,8 @@ def published_systems() -> list[Row]:
 @pytest.fixture(scope="module")
 def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("finite")
-    return folder, build(folder, finite_views(), SYSTEMS, latex=True)
+    with pdf_of_these_alone("swrb_systems"):
+        return folder, build(folder, finite_views(), SYSTEMS, latex=True)
 
 
 def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
