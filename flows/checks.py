@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
 import pyarrow.compute as pc
 
+from flows.forecast import stored
 from flows.material import Material
 from flows.study_run import StudyRun
+from generator.events import library_versions
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
+from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import local_configuration, local_folder
 from generator.transformer.model_checks import check_model, check_placement
 from schema.errors import ControlError, InputError, OperationError
@@ -46,13 +50,30 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         named = local_folder(model.id) is None and not model.id.startswith((".", "/", "~"))
         if run.offline and named and local_configuration(model.id, model.revision) is None:
             unchecked.append("configuration and weights of the model")
-        elif not check_model(
+        elif not _has_made_units(run) and not check_model(
             model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
         ):
             unchecked.append("weights of the model")
     if run.material.nominal:  # the material refuses the rest
         unchecked.append("prompts, which need the model's tokenizer")
     return unchecked
+
+
+def _has_made_units(run: StudyRun) -> bool:
+    """Whether units of the store were made from the very files that the model has, by the installed libraries.
+
+    Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
+    """
+    model, found = run.study.model, stored(run)
+    if found is None or not (run.offline or local_folder(model.id) is not None):
+        return False
+    weights = model_identity(model.id, model.revision).weights_sha256
+    if weights is None:
+        return False
+    libraries = json.dumps(library_versions(), sort_keys=True)
+    units = found.units(run.study.name, model.id)
+    same = pc.and_(pc.equal(units["weights_sha256"], weights), pc.equal(units["versions"], libraries))
+    return bool(pc.any(same).as_py())
 
 
 def check_controls(store: Store, material: Material) -> int:

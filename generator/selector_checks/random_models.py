@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from generator.transformer.configuration import quiet
+from generator.transformer.configuration import library, quiet
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.document import Document
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (library().LlamaConfig, library().LlamaForCausalLM),
+    "qwen2": (library().Qwen2Config, library().Qwen2ForCausalLM),
+    "qwen3": (library().Qwen3Config, library().Qwen3ForCausalLM),
 }
 VOCABULARY = 96
 EOS_TOKENS = (5, 17, 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -10,17 +11,23 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from generator.transformer.local_folders import ARCHITECTURES, model_source
+from generator.transformer.local_folders import ARCHITECTURES, local_configuration, model_source
 from schema.errors import InputError, first_line
 
-if sys.flags.optimize >= 2:
-    # transformers extends docstrings when it defines a class, and fails where ``python -OO`` has dropped them.
-    vars(transformers.utils)["auto_docstring"] = lambda defined=None, **_: defined or (lambda decorated: decorated)
-
 _ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
+
+
+@functools.cache
+def library() -> Any:
+    """Transformers, imported on the first call: it takes seconds, and what is left to do shows without it."""
+    import transformers  # noqa: PLC0415
+
+    if sys.flags.optimize >= 2:
+        # transformers extends docstrings when it defines a class, and fails where ``python -OO`` has dropped them.
+        vars(transformers.utils)["auto_docstring"] = lambda defined=None, **_: defined or (lambda decorated: decorated)
+    return transformers
 
 
 def read_configuration(model_id: str, revision: str | None) -> Any:
@@ -32,7 +39,7 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
     source = model_source(model_id)
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+            return library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise InputError(f"model.id = '{model_id}': cannot load its configuration: {first_line(error)}") from error
 
@@ -43,7 +50,8 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
     Raises:
         InputError: There is no such model, or its configuration cannot be read.
     """
-    return int(read_configuration(model_id, revision).max_position_embeddings)
+    stated = (local_configuration(model_id, revision) or {}).get("max_position_embeddings")
+    return stated if type(stated) is int else int(read_configuration(model_id, revision).max_position_embeddings)
 
 
 def check_supported(config: Any, model_id: str) -> None:
@@ -80,7 +88,7 @@ def eos_tokens(generation: Any, config: Any) -> tuple[int, ...]:
 def quiet() -> Iterator[None]:
     """Keep transformers from showing progress bars, advice and warnings inside the block."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    library().utils.logging.disable_progress_bar()
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

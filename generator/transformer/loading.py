@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
 
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import eos_tokens, quiet
+from generator.transformer.configuration import eos_tokens, library, quiet
 from generator.transformer.decoder import torch_threads
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import model_source
@@ -68,7 +67,7 @@ def load_model(
 
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:
-    loader: Any = transformers.AutoModelForCausalLM
+    loader: Any = library().AutoModelForCausalLM
     try:
         with quiet():
             network, loaded = loader.from_pretrained(

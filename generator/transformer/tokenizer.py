@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import transformers
-
-from generator.transformer.configuration import quiet, read_configuration
+from generator.transformer.configuration import library, quiet, read_configuration
 from generator.transformer.local_folders import EMBEDDED_ID, model_source
 from schema.errors import InputError
 
@@ -41,7 +39,7 @@ def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int
 def _tokenizer(model_id: str, revision: str | None) -> Any:
     source = model_source(model_id)
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        tokenizer: Any = library().AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return None
     # Where there are no files, some architectures' tokenizers are made up: they know special tokens only.

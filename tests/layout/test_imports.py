@@ -14,6 +14,7 @@ import pytest
 from fixtures.command import call
 from fixtures.house import PACKAGES, ROOT
 from fixtures.random_models import save_random_model
+from fixtures.small_study import write_study
 from importlinter.cli import lint_imports
 
 HEAVY = ("torch", "transformers", "matplotlib")
@@ -87,6 +88,12 @@ def test_commands_load_only_what_they_use(finished: Path) -> None:
         [[str(finished) if word == "STORE" else word for word in c] for c in commands]
     ):
         assert loaded.isdisjoint(HEAVY), command
+
+
+def test_nothing_to_do_shows_without_transformers(finished: Path, tmp_path: Path) -> None:
+    command = ["run", str(write_study(tmp_path)), "--store", str(finished)]
+    for _, loaded in modules_after([[*command, "--dry-run"], command]):
+        assert loaded.isdisjoint({"transformers", "matplotlib", "prefect"})
 
 
 @pytest.mark.parametrize(
