@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ _QUIET = {
 }
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_LEAST_DISK = 8 << 20  # bytes; its database takes about one when it is new
 
 
 @contextmanager
@@ -120,5 +122,10 @@ def _wait_for(server: object, thread: threading.Thread) -> None:
     end = time.monotonic() + _START_SECONDS
     while not getattr(server, "started", False):
         if not thread.is_alive() or time.monotonic() > end:
+            home = Path(os.environ.get("PREFECT_HOME", Path.home()))
+            if shutil.disk_usage(home).free < _LEAST_DISK:
+                raise OperationError(
+                    f"the disk is full: the orchestration server has no space for its database in {home}"
+                )
             raise OperationError("the orchestration server did not start; set PREFECT_API_URL to use another one")
         time.sleep(0.02)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schema.location import is_local
+from schema.location import folder_name, is_local
 from schema.progress import SILENT, Progress
 from schema.store.durability import sync
 from schema.store.parquet_files import replace_file
@@ -88,7 +88,7 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("report")
-    return base / study if model is None else base / study / model_folder(model)
+    return base / folder_name(study) if model is None else base / folder_name(study) / model_folder(model)
 
 
 def model_folder(model: str) -> str:

@@ -38,7 +38,11 @@ def table_text(rows: pa.Table) -> str:
 
 
 def csv_text(rows: pa.Table) -> str:
-    """Return rows as CSV, names in the first line."""
+    """Return rows as CSV, names in the first line; lists and structs are JSON in one field."""
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_nested(field.type):
+            texts = [None if value is None else _json(value) for value in rows.column(number).to_pylist()]
+            rows = rows.set_column(number, field.name, pa.array(texts, pa.string()))
     sink = pa.BufferOutputStream()
     pa.csv.write_csv(rows, sink, pa.csv.WriteOptions(quoting_style="needed"))
     return str(sink.getvalue().to_pybytes().decode())
@@ -46,7 +50,7 @@ def csv_text(rows: pa.Table) -> str:
 
 def json_text(rows: pa.Table) -> str:
     """Return rows as a JSON list of objects."""
-    return json.dumps(rows.to_pylist(), default=str, ensure_ascii=False, indent=1) + "\n"
+    return _json(rows.to_pylist(), indent=1) + "\n"
 
 
 def latex_text(rows: pa.Table) -> str:
@@ -71,6 +75,10 @@ def _table(rows: pa.Table) -> Table:
     for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         table.add_row(*(_text(value).replace("[", r"\[") for value in row))
     return table
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False, indent=indent)
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

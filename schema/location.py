@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
 
 from schema.errors import InputError, first_line
+
+_LONGEST_NAME: Final = 200  # bytes; file systems take 255
 
 
 def is_local(location: str | Path) -> bool:
@@ -46,3 +51,26 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{location}: not a URL that can be read ({first_line(error)})") from None
     return filesystem, path
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a file's, if something is there: reading a pipe waits, and a device may have no end.
+
+    Raises:
+        InputError: it is a folder, a pipe, a socket or a device.
+
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; give a file")
+
+
+def folder_name(name: str) -> str:
+    """A name as the name of one folder: itself, or where it is none, what is left of it and a digest.
+
+    Names come from study files and from logs that others made, and must not lead out of the folder that they are in.
+    """
+    usual = name.isprintable() and not re.search(r"[/\\:]", name) and not name.startswith(".")
+    if usual and name == name.strip() and 0 < len(name.encode()) <= _LONGEST_NAME:
+        return name
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
+    return f"{plain or 'x'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from schema.errors import InputError, nearest
+from schema.location import check_regular
 from schema.retention import Retention
 from schema.tables import PLAIN
 from schema.windows import Windows
@@ -306,6 +307,7 @@ def load_studies(path: Path) -> list[Study]:
             key, the nearest known one.
 
     """
+    check_regular(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

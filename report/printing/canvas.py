@@ -106,6 +106,10 @@ def drawing() -> Iterator[None]:
         yield
 
 
+# Characters that names may have and an XML document may not, as it says in section 2.2 of XML 1.0.
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure in inches, on the Agg canvas: no window system, no global state."""
     figure: Figure = library().figure.Figure(figsize=(width, height), layout="constrained")
@@ -117,7 +121,7 @@ def save(figure: Figure, name: str, folder: Path, description: str) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figure.set_layout_engine("none")  # both files have the same layout, found once
-    svg = text.getvalue()
+    svg = _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.getvalue())
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
     unnamed = {"CreationDate": None, "Creator": None, "Producer": None}
     figure.savefig(folder / f"{name}.pdf", format="pdf", metadata=unnamed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ _STANDINGS = {
     SEEN: "primary endpoints that were planned after their outcomes had been seen, family-adjusted",
     EXPLORATORY: "exploratory, pointwise",
 }
+
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # but +0.5 is a number
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,20 @@ class CellColumn:
 
 
 def write_records(path: Path, records: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Write records as CSV; None is an empty field, floats keep every digit."""
+    """Write records as CSV; None is an empty field, floats keep every digit.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front: names may be of others.
+    """
     names = list(columns or (records[0] if records else ()))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({name: _as_text(value) for name, value in record.items()} for record in records)
     path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
+
+
+def _as_text(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def table_row(*cells: Cell | str, group: str = "") -> TableRow:

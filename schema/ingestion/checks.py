@@ -112,9 +112,17 @@ class SortedRows:
         return int(values[len(values) - 1 - np.argmax(counts[::-1])])
 
 
-def find_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
-    """Find the kinds of errors that some rows have; ``horizon`` is H of each group."""
+def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
+    """Find the kinds of errors that some rows have.
+
+    Args:
+        given: N rows.
+        horizon: H of each group.
+        control: Whether each group is of a full-retention control.
+
+    """
     found = [*_flaws(given.rows), *_key_errors(given, horizon), *_value_errors(given.rows), *_eos_errors(given)]
+    found.append(_moved(given.rows, control))
     return [anomaly for anomaly in found if anomaly.rows.size]
 
 
@@ -130,7 +138,6 @@ def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
     ours = control[rows.group]
     first = moved & ~ours & (rows.t == 1)
     found = [
-        ("control", moved & ours, "a full-retention control has delta {:g}, f {:g}, which should be 0"),
         ("first position", first, "delta is {:g}, f {:g}; both are 0 if eviction follows prefill"),
         ("before divergence", apart, "delta is {:g}, f {:g}; they are equal before the first mismatch"),
     ]
@@ -172,6 +179,14 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
             Anomaly("type", misfit, _says(f"{name} {wanted}")),
         ]
     return found
+
+
+def _moved(rows: EventRows, control: Flags) -> Anomaly:
+    """A control that moved would be a fault of the store for ever, since events are never taken away."""
+    moved = (rows.delta != 0) | (rows.f != 0) | np.not_equal(rows.x_token, rows.y_token)
+    text = "a full-retention control has delta {:g}, f {:g}, tokens {} and {}; must be 0, 0 and two equal tokens"
+    says = _says(text, rows.delta, rows.f, rows.x_token, rows.y_token)
+    return Anomaly("control", np.flatnonzero(moved & control[rows.group]), says)
 
 
 def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:

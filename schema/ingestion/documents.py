@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from schema.document import SPLITS
 from schema.errors import InputError, first_line, nearest
+from schema.location import check_regular
 from schema.study import POOLED
 from schema.tables import DOCUMENTS
 
@@ -82,6 +83,7 @@ def read_documents(path: Path) -> DocumentRows:
         InputError: The file cannot be read, or a row has an error; the line names the path and the row.
 
     """
+    check_regular(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schema.errors import InputError, first_line
+from schema.location import check_regular
 from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
@@ -244,6 +245,7 @@ _READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, Unico
 
 
 def _format(path: Path) -> str:
+    check_regular(path)
     try:
         with path.open("rb") as source:
             head = source.read(8)

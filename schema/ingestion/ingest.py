@@ -210,7 +210,7 @@ class _Filing:
         given = SortedRows.of(rows)
         horizon = self._horizons(given)[self._model_of_group]
         wrong = np.zeros(len(given.unit_first) - 1, dtype=np.bool_)
-        for error in find_errors(given, horizon):
+        for error in find_errors(given, horizon, self._control):
             wrong[given.unit_of(error.rows)] = True
             self._report.findings += self._by_unit(given, error)
         for unit, group in enumerate(given.unit_group.tolist()):

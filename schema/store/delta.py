@@ -55,6 +55,8 @@ class DeltaFolder:
         self._local = is_local(self.location)
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
+        if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
+            raise InputError(f"{self.location}: a store's path cannot hold a '?'")
         self._files, self._root = filesystem_of(self.location)
         self._disk = LocalDisk(Path(self.location)) if self._local else None
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.

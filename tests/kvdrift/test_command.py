@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import json
 import shutil
 import subprocess
@@ -161,6 +162,8 @@ class TestSql:
         _, latex, _ = call(capsys, "sql", finished, "select 'a_b & c%' as \"x_y\"", "--format", "latex")
         assert r"a\_b \& c\%" in latex
         assert r"x\_y" in latex
+        _, nested, _ = call(capsys, "sql", finished, "select [1, 2] as a, {'b': 'c,d'} as e", "--format", "csv")
+        assert [*csv_module.reader(nested.splitlines())][1] == ["[1, 2]", '{"b": "c,d"}']
         call(capsys, "sql", finished, self.QUERY, "--format", "parquet", "-o", tmp_path / "x.parquet")
         assert pq.read_table(tmp_path / "x.parquet").num_rows == len(rows)
 

@@ -6,6 +6,7 @@ follow from (λ, C, H); intervals are the point ± a fixed part of it.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -299,7 +300,7 @@ def test_nulls_are_dashes(page: Page) -> None:
 @pytest.mark.usefixtures("no_pdf")
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     odd = "<b>&half$x$</b>"
-    views = make_views(("_plain", odd), strata=('<i>S</i> q"1',))
+    views = make_views(("_plain", odd), strata=('<i>S</i> q"1\x01',))
     html = build(tmp_path, views, token_text=lambda token: f"<i>&{token}")
     checker = check(html)
     assert odd not in html
@@ -310,6 +311,17 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     svg = (tmp_path / "figures" / "entry_cdf.svg").read_text(encoding="utf-8")
     assert "_plain" in svg
     assert "&lt;b&gt;&amp;half$x$&lt;/b&gt;" in svg
+    for file in (tmp_path / "figures").glob("*.svg"):
+        ET.parse(file)  # noqa: S314 - our own: it is well formed
+
+
+def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet(tmp_path: Path) -> None:
+    build(tmp_path, make_views(("=cmd|' /C calc'!A0", "@half")))
+    rows = [line for file in (tmp_path / "tables").glob("*.csv") for line in csv.reader(file.open(encoding="utf-8"))]
+    cells = {cell for row in rows for cell in row}
+    assert {"'=cmd|' /C calc'!A0", "'@half"} < cells
+    assert not [cell for cell in cells if cell.startswith(("=", "@"))]
+    assert any(cell.startswith("-0.") for cell in cells), "negative numbers stay numbers"
 
 
 def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:

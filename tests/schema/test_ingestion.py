@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -489,14 +490,23 @@ def test_what_the_definitions_allow_is_let_in(run: Run) -> None:
 
 def test_remarks_keep_nothing_out(run: Run) -> None:
     log = edit(LOG, {"delta": 0.1, "f": 0.1}, **(AT | {"t": 1}))
-    log = edit(log, {"delta": 0.001}, **(AT | {"action": "full", "t": 2}))
     report = run(edit(log, {"f": 0.9}, **(AT | {"t": 2, "doc": "d2"})))
     assert report.findings == []
     assert report.taken.units == 8
-    control, first, apart = sorted(report.remarks, key=lambda line: ("control" not in line, "eviction" not in line))
-    assert "action=full, replicate=2, t=2: a full-retention control has delta 0.001" in control
+    first, apart = sorted(report.remarks, key=lambda line: "eviction" not in line)
     assert "doc=d1, action=half, replicate=2, t=1: delta is 0.1, f 0.1; both are 0 if eviction follows prefill" in first
     assert "doc=d2, action=half, replicate=2, t=2" in apart
+
+
+@pytest.mark.parametrize("values", [{"delta": 0.001}, {"f": 0.001}, {"y_token": 77}])
+def test_a_control_that_moved_is_kept_out(run: Run, values: dict[str, float]) -> None:
+    report = run(edit(LOG, values, **(AT | {"action": "full", "t": 2})))
+    (finding,) = report.findings
+    assert (
+        str(finding).split(": ", 1)[1].startswith("study=ext, model=org/m, doc=d1, action=full, replicate=2, t=2: a ")
+    )
+    assert finding.text.endswith("must be 0, 0 and two equal tokens")
+    assert (report.taken.units, report.kept_out.units) == (7, 1)
 
 
 # The command
@@ -560,6 +570,17 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "files:         12, 10 not or not wholly readable" in out
     assert "went in:       15 units" in out
     assert "kept out:      1 units, 48 events" in out
+
+
+def test_pipes_and_devices_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Reading one waits for ever, reading the other never ends."""
+    os.mkfifo(tmp_path / "pipe")
+    store, log = tmp_path / "store", write(tmp_path / "log.parquet", LOG)
+    for arguments in ((tmp_path / "pipe",), ("/dev/zero",), (log, "--documents", "/dev/zero")):
+        code, _, err = command(capsys, *arguments, "--store", store)
+        assert code == 2
+        assert err.endswith("is no regular file; give a file\n")
+        assert err.count("\n") == 1
 
 
 def test_no_readable_file_makes_no_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

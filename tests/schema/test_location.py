@@ -8,7 +8,7 @@ import pytest
 from fixtures.refusals import refused
 
 import schema
-from schema.location import absolute, filesystem_of, is_local, join
+from schema.location import absolute, filesystem_of, folder_name, is_local, join
 
 
 def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +42,29 @@ def test_no_other_module_looks_for_a_scheme() -> None:
     assert [source.relative_to(root).as_posix() for source in sources if '"://"' in source.read_text()] == [
         "schema/location.py"
     ]
+
+
+def test_names_as_folders(tmp_path: Path) -> None:
+    for name in ("quickstart", "my study, v2", "größe", "a.b-c_d"):
+        assert folder_name(name) == name
+    odd = (
+        "../../../x",
+        "/etc",
+        "..",
+        ".",
+        "",
+        ".hidden",
+        "a/b",
+        "a\\b",
+        "c:x",
+        "a\nb",
+        "a\0b",
+        " x",
+        "x" * 300,
+        "a-b/",
+    )
+    made = [folder_name(name) for name in odd]
+    assert len(set(made)) == len(odd)
+    for name in made:
+        (tmp_path / name).mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(made)

@@ -474,6 +474,7 @@ def test_places_that_are_no_store(tmp_path: Path) -> None:
     fails(file / "below", "cannot make a store here", make=True)
     fails("/proc/store", "cannot make a store here", make=True)
     fails(tmp_path / "a%20b", "cannot hold a '%'", make=True)
+    fails(tmp_path / "a?b", "cannot hold a '?'", make=True)
     fails("nonsense://bucket/store", "not a URL that can be read")
     assert file.read_text() == "mine"
     assert "no table 'event'; did you mean 'events'" in refused(Store.create(tmp_path / "store").version, "event")
