@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,13 @@ def test_its_files_are_there(drawn: tuple[Path, str]) -> None:
     folder, html = drawn
     for name in ("swrb_efficiency", "swrb_windows"):
         assert ET.parse(folder / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
-        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        pdf = (folder / "figures" / f"{name}.pdf").read_bytes()
+        assert pdf.startswith(b"%PDF")
+        packed = re.findall(rb"stream\r?\n(\x78.*?)endstream", pdf, re.DOTALL)
+        streams = [zlib.decompressobj().decompress(text) for text in packed]
+        fonts = [stream for stream in streams if stream.startswith(b"\0\1\0\0")]
+        assert fonts
+        assert not any(table in font[:400] for font in fonts for table in (b"GDEF", b"GPOS", b"GSUB", b"MATH"))
     assert "mathdefault" not in html  # ticks of logarithmic axes are plain numbers
     for name in ("swrb_risk", "swrb_efficiency", "swrb_efficiency_by_stratum", "swrb_costs", "swrb_windows"):
         check_latex((folder / "tables" / f"{name}.tex").read_text(encoding="utf-8"))
