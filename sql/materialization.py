@@ -14,7 +14,7 @@ from schema.tables import DOCUMENT_MOMENTS
 from sql.catalog import open_views
 from sql.quoting import quoted
 from sql.stored_moments import stored_moments
-from sql.view_texts import WAITING, computed_texts, materialized_text
+from sql.view_texts import WAITING, computed_texts, materialized_text, moments_definition
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,7 +58,7 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
             query = f"select {columns} from (select {version + 1} as moments_version, * from stored.rows)"  # noqa: S608
             rows = views.table(query).cast(DOCUMENT_MOMENTS.schema)
             covered = versions if batch == batches[-1] else None
-            if not store.append_moments(rows, version, covered):
+            if not store.append_moments(rows, version, moments_definition(), covered):
                 break
             count, version = count + rows.num_rows, version + 1
         return count

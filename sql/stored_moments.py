@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from schema.location import is_local
 from sql.quoting import parquet_files
+from sql.view_texts import moments_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,7 @@ def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
         InputError: The store is damaged.
 
     """
-    new = store.files_since_moments(versions) if is_local(store.location) else None
+    new = store.files_since_moments(versions, moments_definition()) if is_local(store.location) else None
     if new is None:
         return NO_MOMENTS
     keys, queries = "select distinct study, model, doc, action", []

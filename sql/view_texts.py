@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import graphlib
+import hashlib
+import json
 import re
 from importlib import resources
 from typing import TYPE_CHECKING, Final
@@ -26,6 +28,7 @@ WAITING: Final = "computed.waiting"
 _MATERIALIZED = ("moments", "position_moments", "lag_moments", "depth_moments")
 _LIMITED = ("steps", "analyzed_trajectories")  # what these read of waiting documents alone
 _KEYS = "using (study, model, doc, action)"
+_READS = re.compile(r"\b(?:main|computed)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
@@ -51,7 +54,7 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
         texts |= computed_texts()
         for name in _MATERIALIZED:
             texts[f"main.{name}"] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
-    reads = {name: set(re.findall(r"\b(?:main|computed)\.\w+", text)) & texts.keys() for name, text in texts.items()}
+    reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
 
 
@@ -62,6 +65,20 @@ def computed_texts() -> Mapping[str, str]:
     texts = {name: f"from main.{name} semi join {WAITING} {_KEYS}" for name in _LIMITED}
     texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
     return {f"computed.{name}": text for name, text in texts.items()}
+
+
+@functools.cache
+def moments_definition() -> str:
+    """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read."""
+    texts = qualified_texts(stored=True, waiting=True)
+    found: dict[str, str] = {}
+    todo = [f"computed.{name}" for name in _MATERIALIZED]
+    while todo:
+        name = todo.pop()
+        if name in texts and name not in found:
+            found[name] = texts[name]
+            todo += _READS.findall(texts[name])
+    return hashlib.sha256(json.dumps([sorted(found.items()), materialized_text("rows")]).encode()).hexdigest()
 
 
 def materialized_text(name: str) -> str:

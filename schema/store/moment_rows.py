@@ -1,7 +1,8 @@
 """The table ``document_moments``, and which files of trajectories and documents its rows were made from.
 
-A commit that completes the rows says at which versions of both tables, and by a digest which files these had: a log
-that lost commits and went on has other files at the same version.
+A commit that completes the rows says at which versions of both tables, and by a digest which files these had and what
+computed them: a log that lost commits and went on has other files at the same version, and another release of kvdrift
+may have another moment.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ TABLE = "document_moments"
 MADE_FROM = ("trajectories", "documents")
 
 
-def append_moments(folder: DeltaFolder, rows: pa.Table, version: int, covered: Mapping[str, int] | None) -> bool:
+def append_moments(
+    folder: DeltaFolder, rows: pa.Table, version: int, covered: Mapping[str, int] | None, definition: str
+) -> bool:
     """Append rows, unless the table has gone on since a version of its own; return whether it did not.
 
-    ``covered`` has a version by table: with these rows all moments of these versions are there.
+    ``covered`` has a version by table: with these rows all moments of these versions are there, as ``definition`` says.
     """
     marks: list[tuple[str, int]] = []
     for table, at in () if covered is None else ((table, covered[table]) for table in MADE_FROM):
-        marks += [(_version_id(table), at), (_files_id(table), _digest(folder.load(table, at).paths()))]
+        marks += [(_version_id(table), at), (_files_id(table), _digest(definition, folder.load(table, at).paths()))]
 
     def attempt(loaded: Snapshot) -> Commit | None:
         if loaded.version != version:
@@ -42,11 +45,11 @@ def append_moments(folder: DeltaFolder, rows: pa.Table, version: int, covered: M
     return bool(folder.commit(TABLE, attempt))
 
 
-def files_since(folder: DeltaFolder, versions: Mapping[str, int]) -> dict[str, list[str]] | None:
+def files_since(folder: DeltaFolder, versions: Mapping[str, int], definition: str) -> dict[str, list[str]] | None:
     """Return the files that tables have at versions and that no moments cover, as relative paths by table.
 
     Returns:
-        None where there are no moments, or some of what they cover is not there.
+        None where there are no moments of this definition, or some of what they cover is not there.
 
     """
     loaded, found = folder.load(TABLE, versions[TABLE]), {}
@@ -59,7 +62,7 @@ def files_since(folder: DeltaFolder, versions: Mapping[str, int]) -> dict[str, l
         except InputError:  # a log that is shorter now
             return None
         present = folder.load(table, versions[table]).paths() if version != versions[table] else before
-        if _digest(before) != digest or not set(before).issubset(present):
+        if _digest(definition, before) != digest or not set(before).issubset(present):
             return None
         found[table] = sorted(set(present).difference(before))
     return found
@@ -73,6 +76,6 @@ def _files_id(table: str) -> str:
     return f"kvdrift.moments-{table}-files"
 
 
-def _digest(paths: Sequence[str]) -> int:
+def _digest(definition: str, paths: Sequence[str]) -> int:
     """The first 60 bits of a SHA-256: what fits a transaction's version. The names of files have digests of content."""
-    return int(hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:15], 16)
+    return int(hashlib.sha256(json.dumps([definition, *paths]).encode()).hexdigest()[:15], 16)

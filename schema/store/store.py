@@ -298,12 +298,15 @@ class Store:
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
 
-    def append_moments(self, rows: pa.Table, version: int, covered: Mapping[str, int] | None = None) -> bool:
+    def append_moments(
+        self, rows: pa.Table, version: int, definition: str, covered: Mapping[str, int] | None = None
+    ) -> bool:
         """Append rows to ``document_moments`` that were computed when it had a version.
 
         Args:
             rows: Rows of the declared schema.
             version: The version of ``document_moments`` that they follow.
+            definition: What computed them, as text.
             covered: Version by table; with these rows the moments of all documents at these versions are there.
 
         Returns:
@@ -315,20 +318,21 @@ class Store:
         """
         given = conform(TABLES["document_moments"], rows)
         self._prepare("document_moments")
-        return append_moments(self._folder, given, version, covered)
+        return append_moments(self._folder, given, version, covered, definition)
 
-    def files_since_moments(self, versions: Mapping[str, int]) -> dict[str, list[str]] | None:
+    def files_since_moments(self, versions: Mapping[str, int], definition: str) -> dict[str, list[str]] | None:
         """Find out what the rows of ``document_moments`` do not cover; reads logs and no data.
 
         Args:
             versions: Version by table, of all tables.
+            definition: What computes moments now; rows of another definition do not count.
 
         Returns:
             Absolute paths or URLs of later files of ``trajectories`` and ``documents``, by table; None where there are
             no moments, or where some of what they cover is not there.
 
         """
-        found = files_since(self._folder, versions)
+        found = files_since(self._folder, versions, definition)
         return None if found is None else {table: self._absolute(table, paths) for table, paths in found.items()}
 
     def row_count(self, table: str) -> int:

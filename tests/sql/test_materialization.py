@@ -14,7 +14,7 @@ from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
 from sql.catalog import Views, open_views, view_texts, write_catalog
 from sql.materialization import materialize_moments
 from sql.stored_moments import stored_moments
-from sql.view_texts import materialized_text
+from sql.view_texts import materialized_text, moments_definition
 from transforms.pipeline import run_derivation
 from verification.moments import check_moments
 
@@ -133,11 +133,11 @@ def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: p
     cover, append_moments = [], Store.append_moments
     monkeypatch.setattr("sql.materialization.materialized_text", _small_batches)
 
-    def broken(store: Store, rows: pa.Table, version: int, covered: object = None) -> bool:
+    def broken(store: Store, rows: pa.Table, version: int, definition: str, covered: object = None) -> bool:
         cover.append(covered)
         if len(cover) > 1:
             raise KeyboardInterrupt
-        return append_moments(store, rows, version, None)
+        return append_moments(store, rows, version, definition, None)
 
     monkeypatch.setattr(Store, "append_moments", broken)
     with pytest.raises(KeyboardInterrupt):
@@ -159,15 +159,26 @@ def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.Monke
     generate(store, make_unit("d1", action="one", first=4))
     append_moments = Store.append_moments
 
-    def late(store: Store, rows: pa.Table, version: int, covered: object = None) -> bool:
+    def late(store: Store, rows: pa.Table, version: int, definition: str, covered: object = None) -> bool:
         monkeypatch.setattr(Store, "append_moments", append_moments)
         assert materialize_moments(store, 1) == 1
-        return append_moments(store, rows, version, covered)
+        return append_moments(store, rows, version, definition, covered)
 
     monkeypatch.setattr(Store, "append_moments", late)
     assert materialize_moments(store, 1) == 0
     assert_as_computed(store)
     assert store.row_count("document_moments") == 5
+
+
+def test_moments_of_another_definition_are_not_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an update of kvdrift that computes a moment otherwise."""
+    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: "another")
+    monkeypatch.setattr("sql.materialization.moments_definition", lambda: "another")
+    assert not stored_moments(store, store.versions()).stored
+    assert_as_computed(store)
+    assert materialize_moments(store, 1) == 4
+    assert stored_moments(store, store.versions()).stored
+    assert_as_computed(store)
 
 
 def test_a_version_before_the_moments_is_computed(store: Store) -> None:
@@ -229,6 +240,6 @@ def test_verify_compares_them_with_steps(store: Store) -> None:
     wrong = pa.Table.from_pylist(
         [row | {"scalar_entry": 0.25} for row in rows.to_pylist()], schema=DOCUMENT_MOMENTS.schema
     )
-    assert store.append_moments(wrong, versions["document_moments"], versions)
+    assert store.append_moments(wrong, versions["document_moments"], moments_definition(), versions)
     (fault,) = check_moments(store, store.versions()).faults
     assert str(fault).startswith("view moments (study=s, model=org/model, doc=d0, action=one): entry is stored as 0.25")

@@ -48,7 +48,7 @@ class PlainFolder:
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
         """Files are of no events here."""
 
-    def files_since_moments(self, versions: Mapping[str, int]) -> None:  # noqa: ARG002 - as a store has it
+    def files_since_moments(self, versions: Mapping[str, int], definition: str) -> None:  # noqa: ARG002 - as a store has it
         """No moments are stored: all are computed."""
         return
 
