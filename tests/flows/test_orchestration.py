@@ -99,4 +99,6 @@ def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
     """Prefect walks through dataclasses that tasks are given: documents and model are not fields of the run."""
     run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
     _ = run.material
-    assert set(run.__dataclass_fields__) == {"study", "location", "made_by", "progress", "limit", "identify", "offline"}
+    assert set(run.__dataclass_fields__) == {
+        "study", "location", "made_by", "progress", "limit", "identify", "offline", "replan",
+    }  # fmt: skip

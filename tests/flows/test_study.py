@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert plan is not None
     assert f"SHA-256 {plan.sha256}" in out
     assert len(Store.open(location).paths("events")) == 4 * 3  # development documents alone
-    _kill(study, location, "events", 15)
+    _kill(study, location, "events", 13)
     run = run_of(load_study(study), location)
     stages.prepare(run)
     assert stages.evaluate(run) > 0, "killed too late"
@@ -110,15 +111,16 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
 
 
 def _kill(study: Path, location: Path, table: str, enough: int) -> None:
-    """Run the command until the table has so many files, with ad hoc SQL meanwhile, and kill it."""
+    """Run the command until the table has so many files, halt it for ad hoc SQL beside it, and kill it."""
     command = Command("run", study, "--store", location)
     while command.running:
         if len(list((location / table).rglob("*.parquet"))) >= enough:
+            command.signal(signal.SIGSTOP)
             with kvdrift.open(location) as views:
                 assert views.sql("select count(*) from events").fetchall()
             command.kill()
             break
-        time.sleep(0.02)
+        time.sleep(0.01)
     command.end()
 
 
