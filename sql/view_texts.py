@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 WAITING: Final = "computed.waiting"
 """The documents and actions (study, model, doc, action) whose stored moments, if any, are not the present ones."""
 
-_MATERIALIZED = ("moments", "position_moments", "lag_moments", "depth_moments")
+MATERIALIZED: Final = ("moments", "position_moments", "lag_moments", "depth_moments")
+"""The views that have stored rows where the store keeps moments."""
+
 _LIMITED = ("steps", "analyzed_trajectories")  # what these read of waiting documents alone
 _KEYS = "using (study, model, doc, action)"
 _READS = re.compile(r"\b(?:main|computed)\.\w+")
@@ -49,10 +51,10 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
     texts = {f"main.{table}": _stored_text(table) for table in stored_tables()}
     texts |= {f"main.{name}": text for name, text in files.items()}
     if stored:
-        texts |= {f"main.{name}": materialized_text(name) for name in _MATERIALIZED}
+        texts |= {f"main.{name}": materialized_text(name) for name in MATERIALIZED}
     if waiting:
         texts |= computed_texts()
-        for name in _MATERIALIZED:
+        for name in MATERIALIZED:
             texts[f"main.{name}"] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
     reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
@@ -60,7 +62,7 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
 
 def computed_texts() -> Mapping[str, str]:
     """The views of moments over waiting documents, and what they read, by schema and name."""
-    files, own = view_files(".sql"), ("trajectory_moments", *_MATERIALIZED)
+    files, own = view_files(".sql"), ("trajectory_moments", *MATERIALIZED)
     moved = re.compile(rf"\bmain\.({'|'.join((*own, *_LIMITED))})\b")
     texts = {name: f"from main.{name} semi join {WAITING} {_KEYS}" for name in _LIMITED}
     texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
@@ -72,7 +74,7 @@ def moments_definition() -> str:
     """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read."""
     texts = qualified_texts(stored=True, waiting=True)
     found: dict[str, str] = {}
-    todo = [f"computed.{name}" for name in _MATERIALIZED]
+    todo = [f"computed.{name}" for name in MATERIALIZED]
     while todo:
         name = todo.pop()
         if name in texts and name not in found:

@@ -13,9 +13,9 @@ from schema.store.store import Store
 from sql.catalog import open_views
 from sql.contracts import contract
 from sql.stored_moments import stored_moments
+from sql.view_texts import MATERIALIZED
 from verification.findings import Check, Fault, counted
 
-_VIEWS = ("moments", "position_moments", "lag_moments", "depth_moments")
 _TOLERANCE = 1e-12  # several threads add in another order than the one that computed what is stored
 
 
@@ -31,7 +31,7 @@ def check_moments(store: Store, versions: Mapping[str, int]) -> Check:
             open_views(store, versions, threads=threads) as stored,
             open_views(store, versions, threads=threads, materialized=False) as computed,
         ):
-            for view in _VIEWS:
+            for view in MATERIALIZED:
                 faults += _differences(view, stored.rows(view), computed.rows(view))
     except KvdriftError as error:
         faults.append(Fault("document_moments", f"they cannot be compared with steps ({error})"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,14 +37,14 @@ def sql(
 
     Queries read: what writes, or reaches a file outside the store or the network, is refused.
     """
-    import kvdrift
     from schema.store.store import Store
+    from sql.catalog import open_views
     from sql.read_only import read_only
 
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     opened = Store.open(store)
-    with read_only(kvdrift.open(opened.location, checked=checked), opened) as views:
+    with read_only(open_views(opened, threads=os.cpu_count() or 1, checked=checked), opened) as views:
         if query is None:
             prompt(views)
         else:

@@ -15,6 +15,7 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
+from fixtures.table_systems import table_system, write_systems
 
 from flows import stages
 from flows.analysis.current import estimates_are_current
@@ -71,20 +72,9 @@ VIEWS = ("events", "trajectories", "steps", "moments", "decomposition", "contras
 
 
 def write_tables(path: Path) -> None:
-    """Systems of two tokens whose kernels have the same law at every history."""
-
-    def kernel(p: float) -> dict[str, list[float]]:
-        histories = ["", *(" ".join(format(n, f"0{length}b")) for length in (1, 2, 3) for n in range(2**length))]
-        return {history: [p, 1 - p] for history in histories}
-
-    systems = {
-        f"s{number}": {
-            "alphabet": 2, "horizon": 4, "reference": kernel(0.5),
-            "actions": {"one": kernel(0.5 + 0.04 * number), "two": kernel(0.8 - 0.03 * number)},
-        }
-        for number in range(8)
-    }  # fmt: skip
-    path.write_text(json.dumps({"systems": systems}))
+    """Eight systems, each with actions of its own."""
+    laws = ({"one": 0.5 + 0.04 * number, "two": 0.8 - 0.03 * number} for number in range(8))
+    write_systems(path, [table_system(4, 0.5, actions) for actions in laws])
 
 
 class Said:

@@ -17,6 +17,7 @@ from fixtures.random_models import VOCABULARY, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
+from fixtures.table_systems import table_system, write_systems
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -125,14 +126,9 @@ class Own(ScoringSelector):
 
 
 def write_tables(path: Path, *, actions: Sequence[float] = (0.1, 0.2), reference: float = 0.5) -> None:
-    """Systems whose kernels have the same law at every history; each action is that far from the reference."""
-
-    def kernel(p: float) -> dict[str, list[float]]:
-        return {history: [p, 1 - p] for history in ("", "0", "1")}
-
-    made = {name: kernel(reference + shift) for name, shift in zip(("one", "two"), actions, strict=True)}
-    system = {"alphabet": 2, "horizon": 2, "reference": kernel(reference), "actions": made}
-    path.write_text(json.dumps({"systems": {f"s{number}": system for number in range(6)}}))
+    """Six equal systems; each action is that far from the reference."""
+    laws = {name: reference + shift for name, shift in zip(("one", "two"), actions, strict=True)}
+    write_systems(path, [table_system(2, reference, laws)] * 6)
 
 
 def finite_run(folder: Path, store: str = "store") -> StudyRun:
