@@ -15,7 +15,7 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from schema.tables import TABLES
+from schema.tables import GROUP_KEY, TABLES
 from sql.contracts import stored_tables, view_files
 from sql.quoting import quoted
 
@@ -28,8 +28,10 @@ WAITING: Final = "computed.waiting"
 MATERIALIZED: Final = ("moments", "position_moments", "lag_moments", "depth_moments")
 """The views that have stored rows where the store keeps moments."""
 
-_LIMITED = ("steps", "analyzed_trajectories")  # what these read of waiting documents alone
-_KEYS = "using (study, model, doc, action)"
+READ_BY_COMPUTED: Final = {"steps": GROUP_KEY, "analyzed_trajectories": GROUP_KEY, "windows": ("study", "model")}
+"""What the schema ``computed`` has of views that are computed from, with their columns of names."""
+
+_KEYS = f"using ({', '.join(GROUP_KEY)})"
 _READS = re.compile(r"\b(?:main|computed)\.\w+")
 
 
@@ -63,8 +65,11 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
 def computed_texts() -> Mapping[str, str]:
     """The views of moments over waiting documents, and what they read, by schema and name."""
     files, own = view_files(".sql"), ("trajectory_moments", *MATERIALIZED)
-    moved = re.compile(rf"\bmain\.({'|'.join((*own, *_LIMITED))})\b")
-    texts = {name: f"from main.{name} semi join {WAITING} {_KEYS}" for name in _LIMITED}
+    moved = re.compile(rf"\bmain\.({'|'.join((*own, *READ_BY_COMPUTED))})\b")
+    texts = {
+        name: f"from main.{name}" + (f" semi join {WAITING} {_KEYS}" if names == GROUP_KEY else "")
+        for name, names in READ_BY_COMPUTED.items()
+    }
     texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
     return {f"computed.{name}": text for name, text in texts.items()}
 
