@@ -7,10 +7,8 @@ Nothing depends on variables, macros or extensions, so what is persisted means t
 
 from __future__ import annotations
 
-import functools
 import uuid
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,9 +19,10 @@ from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.contracts import Contract, contract, contracts
-from sql.quoting import file_pattern, literal, parquet_files, quoted
+from sql.empty_views import create_views, stored_types
+from sql.quoting import literal, parquet_files, quoted
 from sql.stored_moments import NO_MOMENTS, StoredMoments, stored_moments
-from sql.view_texts import WAITING, qualified_texts, view_texts
+from sql.view_texts import WAITING, view_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,7 +162,7 @@ def open_views(
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        _create_views(connection, moments)
+        create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
             if is_local(store.location):
                 sources = _parquet_sources(store, table, version)
@@ -204,7 +203,7 @@ def write_catalog(store: Store) -> Path:
     moments = stored_moments(store, versions)
     try:
         with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
-            _create_views(connection, moments)
+            create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
             for table, sources in files.items():
                 _create_stored_view(connection, table, sources)
             _insert_waiting(connection, moments)
@@ -243,55 +242,9 @@ def describe_views() -> tuple[Contract, ...]:
     return tuple(contracts().values())
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
-    """Create all views over stored tables that are empty; ``_create_stored_view`` puts the files in their place.
-
-    DuckDB resolves a view when it is created, with every view that it reads: over the real tables it would look at
-    each of their files many times. Likewise it would resolve a view again for each view that reads it. So an empty
-    table stands in each view's place first, and the views that read others are created before those.
-    """
-    _create_empty_tables(connection)
-    texts = qualified_texts(stored=moments.stored, waiting=moments.waiting is not None)
-    for name, declared in _view_columns().items():
-        if name in texts:
-            connection.execute(f"create table {name} ({declared})")
-    for name, text in reversed([*texts.items()]):
-        connection.execute(f"drop table {name}")
-        connection.execute(f"create view {name} as {text}")
-        schema, _, view = name.partition(".")
-        if schema == "main":
-            connection.execute(f"comment on view {name} is {literal(contract(view).description)}")
-
-
-@functools.cache
-def _view_columns() -> Mapping[str, str]:
-    """The columns of every view with their types, as a table is declared; found out once in a process."""
-    found = {}
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        _create_empty_tables(connection)
-        for name, text in qualified_texts(stored=True, waiting=True).items():
-            found[name] = _declaration(connection.sql(text))
-            connection.execute(f"create table {name} ({found[name]})")
-    return found
-
-
 def _insert_waiting(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
     if moments.waiting is not None:
         connection.execute(f"insert into {WAITING} {moments.waiting}")
-
-
-def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in zip(relation.columns, relation.types, strict=True))
-
-
-def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create what views read: stored tables without rows, and the paper's numbers."""
-    connection.execute("create schema stored")
-    connection.execute("create schema computed")
-    connection.execute(f"create table {WAITING} (study varchar, model varchar, doc varchar, action varchar)")
-    _create_published(connection)
-    for name, table in TABLES.items():
-        connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
@@ -311,8 +264,7 @@ def _create_stored_view(
 
     ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
     """
-    declared = connection.from_arrow(TABLES[table].schema.empty_table())
-    types = {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
+    types = stored_types(table)
     parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
     rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
     connection.execute(f"drop table stored.{quoted(table)}")
@@ -356,15 +308,6 @@ def _dataset_source(
     name = f"stored_{table}"
     connection.register(name, store.dataset(table, version))
     return {quoted(name): ()}
-
-
-def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
-    """The paper's numbers as the table ``stored.published``: a copy, so that a catalogue needs no file of ours."""
-    kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
-    columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
-    with resources.as_file(resources.files("sql") / "published.csv") as file:
-        rows = f"from read_csv({literal(file_pattern(str(file)))}, header = true, columns = {{{columns}}})"
-        connection.execute(f"create table stored.published as {rows}")
 
 
 def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:

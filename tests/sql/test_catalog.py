@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.awkward_logs import awkward_log
 
-from schema.errors import InputError
+from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
@@ -114,6 +114,16 @@ with duckdb.connect() as connection:
     print(connection.sql("select count(*) from study.contrasts").fetchall()[0][0])
 assert "sql" not in sys.modules and "schema" not in sys.modules
 """
+
+
+def test_views_need_a_temporary_folder_with_space(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_views(store).close()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    for needs_it in (open_views, write_catalog):
+        with pytest.raises(OperationError, match=r"no temporary file can be written \(.*\); set TMPDIR to a folder"):
+            needs_it(store)
 
 
 def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""All views over stored tables without rows, in which ``sql.catalog`` puts a store's files.
+
+DuckDB takes a fifth of a second to resolve all views when they are created. So they are created once in a process, as
+a small database that DuckDB copies into the connections, which resolves nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from schema.errors import OperationError
+from schema.tables import TABLES
+from sql.contracts import contract
+from sql.quoting import file_pattern, literal, quoted
+from sql.view_texts import WAITING, qualified_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting: bool) -> None:
+    """Create all views over stored tables that are empty, the tables ``stored.NAME``.
+
+    Args:
+        connection: A connection to an empty database.
+        stored: Whether the views of moments have stored rows.
+        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
+
+    Raises:
+        OperationError: No temporary file can be written.
+
+    """
+    try:
+        with tempfile.NamedTemporaryFile(prefix="kvdrift-", suffix=".duckdb") as file:
+            file.write(_empty_database(stored=stored, waiting=waiting))
+            file.flush()
+            connection.execute(f"attach {literal(file.name)} as empty_views (read_only)")
+            (own,) = connection.execute("select current_database()").fetchone() or ("memory",)
+            connection.execute(f"copy from database empty_views to {quoted(own)}")
+            connection.execute("detach empty_views")
+    except OSError as error:
+        reason = error.strerror or error
+        raise OperationError(
+            f"no temporary file can be written ({reason}); set TMPDIR to a folder with space"
+        ) from error
+
+
+@functools.cache
+def stored_types(table: str) -> Mapping[str, str]:
+    """DuckDB's type of each column that a stored table declares."""
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        declared = connection.from_arrow(TABLES[table].schema.empty_table())
+        return {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
+
+
+@functools.cache
+def _empty_database(*, stored: bool, waiting: bool) -> bytes:
+    """The content of a DuckDB file with all views.
+
+    DuckDB would resolve a view again for each view that reads it. So an empty table stands in each view's place first,
+    and the views that read others are created before those.
+    """
+    texts = qualified_texts(stored=stored, waiting=waiting)
+    with tempfile.TemporaryDirectory(prefix="kvdrift-") as folder:
+        path = Path(folder, "views.duckdb")
+        with duckdb.connect(str(path), config={"threads": 1}) as connection:
+            connection.execute("begin")
+            _create_empty_tables(connection)
+            for name, declared in _view_columns().items():
+                if name in texts:
+                    connection.execute(f"create table {name} ({declared})")
+            for name, text in reversed([*texts.items()]):
+                connection.execute(f"drop table {name}")
+                connection.execute(f"create view {name} as {text}")
+                schema, _, view = name.partition(".")
+                if schema == "main":
+                    connection.execute(f"comment on view {name} is {literal(contract(view).description)}")
+            connection.execute("commit")
+        return path.read_bytes()
+
+
+@functools.cache
+def _view_columns() -> Mapping[str, str]:
+    """The columns of every view with their types, as a table is declared; found out once in a process."""
+    found = {}
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        _create_empty_tables(connection)
+        for name, text in qualified_texts(stored=True, waiting=True).items():
+            found[name] = _declaration(connection.sql(text))
+            connection.execute(f"create table {name} ({found[name]})")
+    return found
+
+
+def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in zip(relation.columns, relation.types, strict=True))
+
+
+def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create what views read: stored tables without rows, and the paper's numbers."""
+    connection.execute("create schema stored")
+    connection.execute("create schema computed")
+    connection.execute(f"create table {WAITING} (study varchar, model varchar, doc varchar, action varchar)")
+    _create_published(connection)
+    for name, table in TABLES.items():
+        connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")
+
+
+def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
+    """The paper's numbers as the table ``stored.published``: a copy, so that a catalogue needs no file of ours."""
+    kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
+    columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
+    with resources.as_file(resources.files("sql") / "published.csv") as file:
+        rows = f"from read_csv({literal(file_pattern(str(file)))}, header = true, columns = {{{columns}}})"
+        connection.execute(f"create table stored.published as {rows}")
