@@ -276,11 +276,12 @@ def _units_of(source: Store) -> list[Unit]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["analysis", "derivation"])
+@pytest.mark.parametrize("name", ["analysis", "derivation", "scale"])
 def test_benchmarks_print_a_table_or_an_object(name: str) -> None:
     """Half a minute each: every part runs in a process of its own."""
     sizes = [f"--{size}={value}" for size, value in dataclasses.asdict(SIZES).items()]
-    command = [sys.executable, "-m", f"benchmarks.{name}", *sizes, *(["--draws=200"] if name == "analysis" else [])]
+    options = {"analysis": [*sizes, "--draws=200"], "derivation": sizes, "scale": ["--events", "4e5", "8e5"]}
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options[name]]
     found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert found["benchmark"] == name

@@ -1,0 +1,203 @@
+"""Large logs: from events to the decomposition at two sizes, against one DuckDB query over the events.
+
+    python -m benchmarks.scale                            # 10 and 100 million events: some five minutes, 3 GB of disk
+    python -m benchmarks.scale --events 10e6 --json
+    python -m benchmarks.scale --events 1e9 --folder DIR  # 25 GB of disk
+
+Measured for each size, each part in a process of its own:
+
+- the writing of a synthetic log: three actions, 64 replicates, 1,024 positions;
+- ``kvdrift derive``: trajectories and steps, then the moments of documents;
+- the views, opened as ``kvdrift sql`` does; then ``decomposition``, ``contrasts`` and ``entry``;
+- the bootstrap of every quantity of the decomposition, with 2,000 draws;
+- DuckDB: R, O, E and C of each action by one query over the files of events, as one would write it by hand. It knows
+  nothing of strata, incomplete trajectories or revisions.
+
+Rates are events per second. Targets at 1,000 million events on two cores: derivation, moments and views in 15 minutes
+and 4 GiB, ``decomposition`` in a second.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+import kvdrift
+from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
+from benchmarks.synthetic_study import Sizes, write_study
+from flows.analysis.estimation import Analysis, document_moments, in_sequence, parts_of
+from schema.errors import OperationError
+from schema.store.store import Store
+from sql.catalog import MOMENT_VIEWS, open_views
+from sql.materialization import materialize_moments
+from sql.quoting import parquet_files
+from stats.intervals import Request
+from stats.moments import DocumentMoments
+from transforms.pipeline import run_derivation
+
+QUANTITIES = ("mismatch", "occurrence", "exposure", "mismatch_rate")
+DRAWS = 2_000
+
+BY_HAND = """
+with
+
+pairs as (
+    select
+        doc,
+        action,
+        replicate,
+        max(t) as horizon,
+        min(t) filter (where x_token <> y_token) as tau,
+        count(*) filter (where x_token <> y_token) as mismatches
+    from {events}
+    group by doc, action, replicate
+),
+
+documents as (
+    select
+        doc,
+        action,
+        avg(mismatches / horizon) as mismatch,
+        avg(if(tau is null, 0, 1) / horizon) as occurrence,
+        avg(if(tau is null, 0, horizon - tau) / horizon) as exposure,
+        avg(if(tau is null, 0, mismatches - 1) / horizon) as occupation
+    from pairs
+    group by doc, action
+)
+
+select
+    action,
+    avg(mismatch) as mismatch,
+    avg(occurrence) as occurrence,
+    avg(exposure) as exposure,
+    avg(occupation) / avg(exposure) as mismatch_rate
+from documents
+group by action
+order by action
+"""
+
+Cells = list[tuple[Any, ...]]  # an action and its quantities
+
+
+def sizes_for(events: int) -> Sizes:
+    """Return the sizes of a study of one stratum with at least so many events."""
+    shape = Sizes(strata=1, documents=1, replicates=64, horizon=1024)
+    return Sizes(strata=1, documents=-(-events // shape.events), replicates=64, horizon=1024)
+
+
+def write(location: str, sizes: Sizes) -> None:
+    """Write the log."""
+    write_study(location, sizes, derived=False)
+
+
+def derive(location: str) -> None:
+    """Derive what is there."""
+    run_derivation(location)
+
+
+def moments(location: str) -> int:
+    """Store the moments of documents; returns the number of rows."""
+    return materialize_moments(Store.open(location))
+
+
+def open_alone(location: str) -> None:
+    """Open the views."""
+    kvdrift.open(location).close()
+
+
+def decomposition(location: str) -> Cells:
+    """Open the views and return the decomposition."""
+    with kvdrift.open(location) as views:
+        query = f"select action, {', '.join(QUANTITIES)} from decomposition where stratum = 'pooled' order by action"  # noqa: S608
+        return views.sql(query).fetchall()
+
+
+def three_views(location: str) -> None:
+    """Open the views and fetch three of them."""
+    with kvdrift.open(location) as views:
+        for name in ("decomposition", "contrasts", "entry"):
+            views.rows(name)
+
+
+def read_moments(location: str) -> DocumentMoments:
+    """Read the moments of documents."""
+    with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
+        study = views.rows("studies").to_pylist()[0]
+        return document_moments(views, study["study"], study["model"], "evaluation")
+
+
+def bootstrap(location: str) -> int:
+    """Estimate the quantities with their intervals; returns the number of intervals."""
+    analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
+    return sum(len(rows) for rows in in_sequence(parts_of(analysis, read_moments(location))))
+
+
+def by_hand(location: str) -> Cells:
+    """Compute the decomposition from events."""
+    with duckdb.connect(":memory:") as connection:
+        events = parquet_files(Store.open(location).files("events"))
+        return connection.execute(BY_HAND.format(events=events)).fetchall()
+
+
+def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+    """Measure one size in a new store of a folder; return the table's rows, and facts beside their targets."""
+    sizes, location = sizes_for(events), str(folder / f"events-{events}")
+    parts: dict[str, Measured[Any]] = {"write the log": measure(write, location, sizes)}
+    each: dict[str, Callable[[str], Any]] = {"derive": derive, "moments": moments, "open the views": open_alone}
+    parts |= {name: measure(part, location) for name, part in each.items()}
+    views = measure(decomposition, location)
+    parts["decomposition, opened"] = views
+    parts["three views, opened"] = measure(three_views, location)
+    parts["bootstrap, opened"] = measure(bootstrap, location)
+    peer = measure(by_hand, location)
+    check_equal(views.value, peer.value)
+
+    million = f"{sizes.events / 1e6:,.0f} M"
+    rows = [part.row(f"{million}: {name}", sizes.events / part.seconds) for name, part in parts.items()]
+    ratio = peer.seconds / views.seconds
+    rows.append(peer.row(f"{million}: DuckDB over events", sizes.events / peer.seconds))
+    rows.append(views.row(f"{million}: decomposition again", None, "DuckDB over events", ratio))
+    derived = [parts[name] for name in ("derive", "moments", "three views, opened")]
+    facts = {
+        f"{million}_derived_and_viewed": f"{sum(part.seconds for part in derived):.0f} s, "
+        f"peak {max(mib(part.peak_bytes) for part in derived):,.0f} MiB"
+    }
+    return rows, facts
+
+
+def check_equal(ours: Cells, theirs: Cells) -> None:
+    """Check that the view and the query have the same numbers.
+
+    Raises:
+        OperationError: They differ by more than the order of sums explains.
+
+    """
+    named = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
+    numbers = ((a, b) for one, other in zip(ours, theirs, strict=True) for a, b in zip(one[1:], other[1:], strict=True))
+    if not ours or any(one != other for one, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):
+        raise OperationError(f"the view has {ours}, the query {theirs}")
+
+
+def main() -> None:
+    """Run the benchmark at the sizes asked for."""
+    parser = benchmark_parser("scale", "Measure large logs, against one DuckDB query over the events.")
+    parser.add_argument(
+        "--events", type=lambda text: int(float(text)), nargs="+", default=[10_000_000, 100_000_000],
+        metavar="N", help="sizes; 10e6 100e6 by default",
+    )  # fmt: skip
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write and leave the stores")
+    options = parser.parse_args()
+    rows, facts = list[BenchmarkRow](), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as temporary:
+        for events in options.events:
+            more, said = measure_size(options.folder or Path(temporary), events)
+            rows, facts = rows + more, facts | said
+    show("scale", rows, "events", facts, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
