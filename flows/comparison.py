@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from flows.forecast import stored
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
 from flows.generation import lacking_actions
 from flows.material import stored_identities
@@ -22,7 +23,7 @@ from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import ActionIdentity, changes
 from schema.document import SPLITS
-from schema.errors import InputError, PlanError
+from schema.errors import PlanError
 from schema.store.revisions import current_actions
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
@@ -84,9 +85,8 @@ def differences(run: StudyRun) -> list[Difference]:
         InputError: Something in the study file cannot be done, or the store is damaged.
 
     """
-    try:
-        store = run.store
-    except InputError:
+    store = stored(run)
+    if store is None:
         return []
     rows = [row for row in store.read("studies").to_pylist() if row["study"] == run.study.name]
     if not rows:

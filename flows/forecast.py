@@ -15,7 +15,7 @@ from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
 from flows.study_run import StudyRun
-from schema.errors import InputError
+from schema.errors import MissingStoreError
 from schema.store.store import Store
 from schema.tables import PLAIN
 
@@ -115,10 +115,15 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
 
 
 def stored(run: StudyRun) -> Store | None:
-    """Return the study's store, None before there is one."""
+    """Return the study's store, None before there is one.
+
+    Raises:
+        InputError: there is a store of a newer version, or one that is damaged.
+
+    """
     try:
         return run.store
-    except InputError:
+    except MissingStoreError:
         return None
 
 

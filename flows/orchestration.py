@@ -6,14 +6,16 @@ parent; this one ends with the study, whatever ends it, and starts in a fraction
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from schema.errors import OperationError
@@ -42,7 +44,7 @@ def orchestration(home: Path) -> Iterator[None]:
 
     Args:
         home: where our own server keeps its database: one per store, so that studies running at once do not lock each
-            other out.
+            other out. A second run beside this store's first keeps one of its own, as long as it runs.
 
     Raises:
         OperationError: our own server does not start.
@@ -52,9 +54,31 @@ def orchestration(home: Path) -> Iterator[None]:
         if _api_url():
             yield
         else:
-            own = {} if "PREFECT_HOME" in os.environ else {"PREFECT_HOME": str(home)}
-            with _environment(own), _own_server() as url, _environment({"PREFECT_API_URL": url}):
+            given = "PREFECT_HOME" in os.environ
+            with (
+                nullcontext() if given else _own_home(home) as own,
+                _environment({} if own is None else {"PREFECT_HOME": str(own)}),
+                _own_server() as url,
+                _environment({"PREFECT_API_URL": url}),
+            ):
                 yield
+
+
+@contextmanager
+def _own_home(home: Path) -> Iterator[Path]:
+    """Give a folder for a server's database that no other server has: this one, or a temporary one.
+
+    Two servers that make their database in one folder at once break it; the lock ends with its process.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another server has it, or the file system has no locks
+            with tempfile.TemporaryDirectory(prefix="kvdrift-", ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+        else:
+            yield home
 
 
 @contextmanager

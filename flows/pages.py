@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
 from schema.progress import SILENT, Progress
 from schema.store.durability import sync
@@ -46,7 +48,8 @@ def write_report(
         The path of the page.
 
     Raises:
-        InputError: the store holds no such study.
+        InputError: the store holds no such study, or the folder may not be written.
+        OperationError: the disk is full or broken.
 
     """
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
@@ -54,7 +57,7 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
+    with _writing(folder), open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,
@@ -62,14 +65,26 @@ def write_report(
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
         inputs = {table: views.versions[table] for table in _TABLES}
-    parts = [folder / "figures", folder / "tables"]
-    for path in (page, *(file for part in parts for file in part.iterdir()), *parts):
-        sync(path)
-    # It says that the page is there: after all that it speaks of.
-    replace_file(folder / _INPUTS, json.dumps(inputs).encode())
-    sync(folder)
+        parts = [folder / "figures", folder / "tables"]
+        for path in (page, *(file for part in parts for file in part.iterdir()), *parts):
+            sync(path)
+        # It says that the page is there: after all that it speaks of.
+        replace_file(folder / _INPUTS, json.dumps(inputs).encode())
+        sync(folder)
     progress.advance(1)
     return page
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A block that writes to a folder: what the file system refuses is one line."""
+    try:
+        yield
+    except OSError as error:
+        kind = OperationError if is_disk_fault(error) else InputError
+        named = "" if error.filename is None else f"{error.filename}: "
+        reason = error.strerror or first_line(error)
+        raise kind(f"{folder}: the report cannot be written here ({named}{reason})") from None
 
 
 def page_of(run: StudyRun) -> Path:

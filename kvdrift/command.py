@@ -23,7 +23,7 @@ from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
-from schema.errors import KvdriftError
+from schema.errors import KvdriftError, first_line
 
 app = typer.Typer(
     name="kvdrift",
@@ -74,6 +74,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # a disk that is full or broken, a folder that may not be written
+        named = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"{named}{error.strerror or first_line(error)}", 1, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", 1, debug=debug)

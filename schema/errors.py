@@ -2,7 +2,8 @@
 
 KvdriftError               one line, made to be read by a person
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
-│   └── PlanError          an evaluation without its frozen plan, or against another one
+│   ├── PlanError          an evaluation without its frozen plan, or against another one
+│   └── MissingStoreError  a place where there is no store yet
 └── OperationError         the work failed though the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
     └── DamagedStoreError  a store that contradicts itself: commits are damaged or lost
@@ -11,6 +12,8 @@ KvdriftError               one line, made to be read by a person
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
 
 
@@ -30,6 +33,10 @@ class PlanError(InputError):
     """Evaluation events were asked for without a frozen plan, or the study no longer matches its plan."""
 
 
+class MissingStoreError(InputError):
+    """There is no store where one was looked for."""
+
+
 class OperationError(KvdriftError):
     """The work failed although the input was right."""
 
@@ -42,9 +49,28 @@ class ControlError(OperationError):
     """A full-retention control has delta or f other than 0, and must have exactly 0."""
 
 
+_DISK_FAULTS = re.compile("No space left on device|Disk quota exceeded|Input/output error")
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none: libraries add causes and hints below."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Return the first line of an error's message, or its type if it has none: libraries add causes and hints below.
+
+    delta-rs puts the operating system's words last, below where it was: these are returned then.
+    """
+    lines = str(error).strip().splitlines()
+    causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
+    return re.sub(r"\x1b\[\d*m", "", (causes or lines or [type(error).__name__])[-1 if causes else 0]).strip()
+
+
+def is_disk_fault(error: BaseException) -> bool:
+    """Tell whether an error says that a disk is full or broken, which is no mistake of the user's."""
+    return _DISK_FAULTS.search(str(error)) is not None
+
+
+def is_forbidden(error: OSError) -> bool:
+    """Tell whether an error says that something may not be written, as in a read-only file system."""
+    return error.errno in _FORBIDDEN
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -197,6 +197,8 @@ def freeze_plan(
     evaluation = {document.doc for document in material.of_split("evaluation")}
     evaluated = evaluation & generated_documents(store, study.name, material.model_id)
     if evaluated and not revision:
+        if (frozen := _adopted(store, study, revision)) is not None:  # another run froze it just now, and went on
+            return frozen
         raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
     documents = material.of_split("evaluation", content["documents_per_stratum"])
     seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)

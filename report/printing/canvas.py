@@ -144,7 +144,9 @@ def save(figure: Figure, name: str, folder: Path, description: str) -> str:
     svg = _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.getvalue())
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
     unnamed = {"CreationDate": None, "Creator": None, "Producer": None}
-    figure.savefig(folder / f"{name}.pdf", format="pdf", metadata=unnamed)
+    document = io.BytesIO()  # a disk that is full would fail in the midst of matplotlib
+    figure.savefig(document, format="pdf", metadata=unnamed)
+    (folder / f"{name}.pdf").write_bytes(document.getvalue())
     return inline(svg, name, description)
 
 

@@ -23,7 +23,16 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from schema.errors import DamagedStoreError, InputError, OperationError, first_line
+from schema.errors import (
+    DamagedStoreError,
+    InputError,
+    KvdriftError,
+    MissingStoreError,
+    OperationError,
+    first_line,
+    is_disk_fault,
+    is_forbidden,
+)
 from schema.location import absolute, filesystem_of, is_local, join
 from schema.store.commits import Commit, added_file
 from schema.store.durability import make_folder
@@ -67,6 +76,7 @@ class DeltaFolder:
 
         Raises:
             InputError: The table cannot be made or upgraded.
+            OperationError: The disk is full or broken.
 
         """
         uri = join(self.location, table)
@@ -92,14 +102,14 @@ class DeltaFolder:
                 self._make_durable(table)
                 return
         except (DeltaError, OSError) as error:
-            if not self._exists(table):
-                raise InputError(f"{self.location}: cannot make a store here ({first_line(error)})") from None
+            if is_disk_fault(error) or not self._exists(table):
+                raise self._refused(error, "cannot make a store here") from None
             # another process made it first
         self._upgrade(table)
 
     def _upgrade(self, table: str) -> None:
         """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
-        refused = ""
+        what, refused = f"cannot upgrade '{table}' to schema version {SCHEMA_VERSION}", CommitFailedError()
         for turn in range(_ATTEMPTS):
             loaded = self._open(table)
             older = self._schema_version(table, loaded) < SCHEMA_VERSION
@@ -124,12 +134,16 @@ class DeltaFolder:
                     )
                 self._make_durable(table)
             except CommitFailedError as error:
-                refused = first_line(error)
+                refused = error
                 time.sleep(0.002 * min(turn, 50))
             except (DeltaError, OSError) as error:
-                refused = first_line(error)
-                break
-        raise InputError(f"{self.location}: cannot upgrade '{table}' to schema version {SCHEMA_VERSION} ({refused})")
+                raise self._refused(error, what) from None
+        raise self._refused(refused, what)
+
+    def _refused(self, error: Exception, what: str) -> KvdriftError:
+        """Make the error of something that could not be written."""
+        kind = OperationError if is_disk_fault(error) else InputError
+        return kind(f"{self.location}: {what} ({first_line(error)})")
 
     def is_current(self, table: str) -> bool:
         """Tell whether a table exists and has every declared column.
@@ -170,7 +184,7 @@ class DeltaFolder:
         if self._local and Path(self.location).is_file():
             raise InputError(f"{self.location} is a file, not a store; give the store's folder")
         if self._local and not Path(uri, "_delta_log").is_dir():
-            raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
+            raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
         try:
             loaded = DeltaTable(uri)
             latest = loaded.version()
@@ -181,7 +195,7 @@ class DeltaFolder:
         except (DeltaError, OSError, ValueError) as error:
             fault = self._disk and self._disk.logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
-                raise InputError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
+                raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
             raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
         if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
             raise self.damaged(f"table '{table}' is damaged ({fault})")
@@ -310,9 +324,10 @@ class DeltaFolder:
             else:  # an object appears when its upload is complete
                 with self._files.open_output_stream(target) as sink:
                     sink.write(data)
-        except PermissionError:
-            raise InputError(f"{self.location} cannot be written: permission denied for {table}/{path}") from None
         except OSError as error:
+            if is_forbidden(error):
+                reason = (error.strerror or first_line(error)).lower()
+                raise InputError(f"{self.location} cannot be written: {reason} for {table}/{path}") from None
             raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
 
     def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None]) -> int:

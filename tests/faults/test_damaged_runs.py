@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from faults.disk.laws import rows, write_laws
 from faults.test_lost_logs import DAMAGE
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
@@ -19,41 +19,6 @@ from schema.store.store import Store
 from schema.tables import TABLES
 from verification.repair import repair
 
-STUDY = """
-[study]
-name = "laws"
-horizon = 4
-seed = 3
-
-[model]
-id = "laws"
-kind = "finite-state"
-family = "mixture"
-alphabet = 2
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 2
-evaluation = 2
-
-[[actions]]
-name = "mixture"
-
-[plan]
-baseline = "mixture"
-primary = ["mismatch"]
-replicates = 3
-documents = 2
-development_replicates = 2
-draws = 100
-exploratory_draws = 100
-estimator = "swrb"
-"""
-# What differs between two runs: times, and versions and names of files that follow from them.
-OF_THE_RUN = {
-    "path", "prefill_seconds", "decode_seconds", "seconds", "frozen_at", "events_version", "plan_sha256", "inputs_sha256",
-}  # fmt: skip
 RANDOM_STATES = 25
 
 pytestmark = pytest.mark.slow
@@ -63,19 +28,8 @@ pytestmark = pytest.mark.slow
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study of both estimators."""
     folder = tmp_path_factory.mktemp("laws")
-    (folder / "study.toml").write_text(STUDY)
-    finish(run_of(load_study(folder / "study.toml"), folder / "store"))
+    finish(run_of(load_study(write_laws(folder)), folder / "store"))
     return folder
-
-
-def rows(store: Path) -> dict[str, list[str]]:
-    """All rows, each once where it was estimated again, without what is of the run."""
-    found = {}
-    for table in TABLES.keys() - {"document_moments"}:  # means that results are made from, at times in two parts
-        stored = Store.open(store).read(table).to_pylist()
-        texts = [json.dumps({name: row[name] for name in row if name not in OF_THE_RUN}, default=str) for row in stored]
-        found[table] = sorted(set(texts) if table in {"results", "calibration"} else texts)
-    return found
 
 
 def outcome(whole: Path, damaged: Path) -> str:
@@ -83,7 +37,7 @@ def outcome(whole: Path, damaged: Path) -> str:
 
     def went(prefix: str) -> str:
         try:
-            finish(run_of(load_study(whole / "study.toml"), damaged))
+            finish(run_of(load_study(whole / "laws.toml"), damaged))
         except KvdriftError as error:
             line = str(error)
         else:

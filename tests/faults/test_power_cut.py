@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.crash_states import Disk, Operation, State, build_recorder, put_down, record
-from faults.recorded_commits import DOCS, STORE, document_rows
+from faults.disk.crash_states import Disk, Operation, State, put_down, record
+from faults.disk.failing import build_library
+from faults.disk.recorded_commits import STORE, go_on
+from faults.disk.trials import MENDED, SURVIVED
 from fixtures.house import ROOT
-from fixtures.stored_units import content, derive, expected, make_unit
 
-from schema.errors import DamagedStoreError
-from schema.store.store import Store
-from verification.logs import check_logs
-from verification.repair import repair
-
-PROGRAM = Path(__file__).with_name("recorded_commits.py")
+PROGRAM = Path(__file__).parent / "disk" / "recorded_commits.py"
 TRIED = 16  # states in the default suite
 
 
@@ -32,7 +28,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def operations(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
     folder = tmp_path_factory.mktemp("recorded")
-    library = build_recorder(folder)
+    library = build_library(folder)
     if library is None:
         pytest.skip("no C compiler for Linux, so the file operations of a commit cannot be recorded")
     return record(library, folder, [str(PROGRAM)], [ROOT, ROOT / "tests"])
@@ -68,8 +64,8 @@ def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp
     every = list(crash_states(operations))
     chosen = random.Random(len(every)).sample(every, TRIED)  # noqa: S311
     outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(chosen))
-    assert outcomes["repaired"] > 1
-    assert outcomes["opened"] > 5
+    assert outcomes[MENDED] > 1
+    assert outcomes[SURVIVED] > 5
 
 
 @pytest.mark.slow
@@ -84,27 +80,6 @@ def test_no_power_cut_loses_anything_acknowledged(
 
 
 def survive(state: State, told: tuple[str, ...], folder: Path) -> str:
-    """Open what a power cut left, mend it where it asks for that, and go on to the end."""
+    """What becomes of what a power cut left."""
     put_down(state, folder)
-    outcome = "opened"
-    try:
-        store = Store.create(folder / STORE)
-    except DamagedStoreError:
-        outcome = "repaired"
-        assert check_logs(Store(folder / STORE)).faults, "what is refused is named"
-        assert list(repair(Store(folder / STORE)))
-        store = Store.create(folder / STORE)
-    docs = set(told) & set(DOCS)
-    assert docs <= set(store.units()["doc"].to_pylist())
-    assert docs <= set(store.read("events")["doc"].to_pylist())
-    assert store.read("documents").num_rows == (len(DOCS) if "documents" in told else store.read("documents").num_rows)
-    store.append_rows("documents", document_rows())
-    store.append_units([make_unit(doc) for doc in DOCS])
-    derive(store)
-    assert content(store).equals(expected([make_unit(doc) for doc in DOCS]))
-    assert sorted(store.units()["doc"].to_pylist()) == list(DOCS)
-    assert store.read("documents").num_rows == len(DOCS)
-    for table in ("trajectories", "steps"):
-        assert store.paths(table) == store.paths("events")
-    assert check_logs(store).faults == ()
-    return outcome
+    return go_on(folder / STORE, told)

@@ -14,7 +14,7 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 from flows.generation import LocalGenerator
-from flows.orchestration import orchestration
+from flows.orchestration import _own_home, orchestration
 from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
 
@@ -40,6 +40,18 @@ def test_the_environment_is_as_before(home: Path, monkeypatch: pytest.MonkeyPatc
     assert dict(os.environ) == before
     assert get_current_settings().home != home
     assert get_current_settings().api.url is None
+
+
+def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
+    """Two runs of one study at once; a server takes seconds to start, so only where they would be."""
+    with _own_home(tmp_path / "home") as first:
+        with _own_home(tmp_path / "home") as second:
+            assert first == tmp_path / "home"
+            assert second.is_dir()
+            assert second != first
+        assert not second.exists()
+    with _own_home(tmp_path / "home") as again:
+        assert again == first
 
 
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ def developed(prepared: StudyRun) -> StudyRun:
 
 
 def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs look for a plan before either has frozen one; the later one goes on with the earlier one's."""
+    """Two runs look for a plan before either has frozen one; the later one goes on with the earlier one's.
+
+    Also where the earlier one has evaluated its first documents by then.
+    """
     first = stages.plan(developed)
     looked: list[None] = []
 
@@ -52,6 +55,10 @@ def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: py
     monkeypatch.setattr(planning, "find_plan", find_late)
     assert stages.plan(run_of(developed.study, developed.location)) == first
     assert len(looked) == 2
+    evaluation = {document.doc for document in developed.material.of_split("evaluation")}
+    monkeypatch.setattr(planning, "generated_documents", lambda *_: evaluation)
+    looked.clear()
+    assert stages.plan(run_of(developed.study, developed.location)) == first
     assert developed.store.read("plans").num_rows == 1
 
 

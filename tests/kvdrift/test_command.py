@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv as csv_module
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,16 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
 from fixtures.processes import run_command
+from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 import kvdrift
 from flows import pages, stages
+from flows.pages import write_report
 from generator.transformer import tokenizer
 from kvdrift.commands.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.shadowing import check_not_shadowed
+from schema.errors import OperationError
 from schema.store.store import Store
 from schema.tables import ACTIONS
 
@@ -124,6 +129,21 @@ def test_failures_are_one_line_unless_debugging(
     code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")
     assert code == 1
     assert "Traceback" in err
+
+
+def test_a_full_disk_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.svg")
+
+    def fail(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr("schema.study.load_studies", fail)
+    assert call(capsys, "run", tmp_path / "x.toml") == (1, "", "kvdrift: x.svg: No space left on device\n")
+    monkeypatch.setattr("sql.catalog.open_views", fail)
+    line = refused(write_report, Store(tmp_path / "store"), "s", "m", tmp_path / "page", error=OperationError)
+    assert line == f"{tmp_path}/page: the report cannot be written here (x.svg: No space left on device)"
 
 
 def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None:

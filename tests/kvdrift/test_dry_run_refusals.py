@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 from flows import stages
 from flows.generation import LocalGenerator
 from flows.study_run import DocumentLimit, StudyRun
+from schema.store.store import Store
+from schema.tables import SCHEMA_VERSION
 
 Change = tuple[str, str]
 TINY = 'id = "kvdrift/tiny"'
@@ -100,6 +102,15 @@ def test_models_that_cannot_run(
     study = write_study(tmp_path, (TINY, f'id = "{request.getfixturevalue(model)}"'), text)
     assert message in same_line(capsys, study, tmp_path / "store")
     assert not (tmp_path / "store").exists()
+
+
+def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    for table in ("events", "plans"):
+        first = Path(store.location, table, "_delta_log", f"{0:020d}.json")
+        first.write_text(first.read_text().replace(f'"{SCHEMA_VERSION}"', '"99"'))
+    line = same_line(capsys, write_study(tmp_path), tmp_path / "store")
+    assert f"has schema version 99, this kvdrift reads up to {SCHEMA_VERSION}; update kvdrift" in line
 
 
 @pytest.fixture

@@ -9,27 +9,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-RECORDER = Path(__file__).with_name("recorder.c")
-ACKNOWLEDGED = "acknowledged"  # a file below the root: each write to it says that something was acknowledged
+from faults.disk.recorded_commits import ACKNOWLEDGED
 
 State = dict[str, bytes | None]  # content by path relative to the root; None of a folder
-
-
-def build_recorder(folder: Path) -> Path | None:
-    """Build the library that records; None where there is no compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or sys.platform != "linux":
-        return None
-    library = folder / "recorder.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, RECORDER, "-lpthread", "-ldl"], check=True)
-    return library
 
 
 @dataclass(frozen=True)

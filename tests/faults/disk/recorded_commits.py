@@ -1,0 +1,91 @@
+"""A program that commits a little of everything to the store below its last argument, and says what it was told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pyarrow as pa
+from fixtures.stored_units import content, derive, expected, make_unit
+
+from schema.errors import DamagedStoreError
+from schema.store.store import Store
+from schema.tables import DOCUMENTS
+from sql.catalog import write_catalog
+from verification.logs import check_logs
+from verification.repair import repair
+
+ACKNOWLEDGED = "acknowledged"  # a file below the root: each write to it says that something was acknowledged
+STORE = "parent/store"  # below the root: making a store makes its parents
+DOCS = ("d0", "d1", "d2", "d3")
+
+
+def document_rows() -> pa.Table:
+    """Return a row of each document."""
+    named = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all", "cluster": "c"}
+    rows = [dict.fromkeys(DOCUMENTS.columns) | named | {"doc": doc} for doc in DOCS]
+    return pa.Table.from_pylist(rows, schema=DOCUMENTS.schema)
+
+
+def main(root: Path, *, catalog: bool = True) -> None:
+    """Commit; the catalogue, which takes as long as all the rest, may be left out."""
+
+    def acknowledge(*words: str) -> None:
+        with (root / ACKNOWLEDGED).open("a") as told:
+            told.write(" ".join(words) + "\n")
+
+    store = Store.create(root / STORE)
+    acknowledge("store")
+    store.append_rows("documents", document_rows())
+    acknowledge("documents")
+    store.append_units([make_unit("d0")])
+    acknowledge("d0")
+    store.append_units([make_unit("d1"), make_unit("d2")])
+    acknowledge("d1", "d2")
+    derive(store)
+    acknowledge("derived")
+    if catalog:
+        write_catalog(store)
+        acknowledge("catalogue")
+    Store.create(root / STORE).append_units([make_unit("d3")])
+    acknowledge("d3")
+
+
+def go_on(location: Path, told: Collection[str]) -> str:
+    """Open what was left of the store, mend it where it asks for that, and go on to the end.
+
+    Args:
+        location: The store.
+        told: What was acknowledged, which must be there.
+
+    Returns:
+        What became of it: "survived", or "refused, then mended".
+
+    """
+    outcome = "survived"
+    try:
+        store = Store.create(location)
+    except DamagedStoreError:
+        outcome = "refused, then mended"
+        assert check_logs(Store(location)).faults, "what is refused is named"
+        assert list(repair(Store(location)))
+        store = Store.create(location)
+    docs = set(told) & set(DOCS)
+    assert docs <= set(store.units()["doc"].to_pylist())
+    assert docs <= set(store.read("events")["doc"].to_pylist())
+    assert store.read("documents").num_rows == (len(DOCS) if "documents" in told else store.read("documents").num_rows)
+    store.append_rows("documents", document_rows())
+    store.append_units([make_unit(doc) for doc in DOCS])
+    derive(store)
+    assert content(store).equals(expected([make_unit(doc) for doc in DOCS]))
+    assert sorted(store.units()["doc"].to_pylist()) == list(DOCS)
+    assert store.read("documents").num_rows == len(DOCS)
+    for table in ("trajectories", "steps"):
+        assert store.paths(table) == store.paths("events")
+    assert check_logs(store).faults == ()
+    return outcome
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[-1]))

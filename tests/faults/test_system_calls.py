@@ -1,0 +1,60 @@
+"""One change on the disk fails: nothing acknowledged is missing, a second run ends as a run without faults does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.disk.failing import build_library
+from faults.disk.trials import MENDED, SURVIVED
+from fixtures.house import ROOT
+
+PROGRAMS = Path(__file__).with_name("disk")
+TRIED = 2  # trials of each way in the default suite
+PROCESSES = 2
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    built = build_library(tmp_path)
+    if built is None:
+        pytest.skip("no C compiler for Linux, so no change on the disk can be made to fail")
+    return built
+
+
+def start(library: Path, program: str, *arguments: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join((str(ROOT), f"{ROOT}/tests"))}
+    command = [sys.executable, PROGRAMS / program, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def outcomes(*programs: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What became of the trials of programs, which all end well."""
+    found = []
+    for program in programs:
+        out, err = program.communicate()
+        assert program.returncode == 0, err
+        found += [json.loads(line) for line in out.splitlines()]
+    return found
+
+
+def test_commits_with_failing_changes(library: Path, tmp_path: Path) -> None:
+    """A few, chosen anew where the changes are other ones."""
+    found = outcomes(start(library, "failing_commits.py", tmp_path, TRIED))
+    assert len(found) == 4 * TRIED + 1
+    assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []
+
+
+@pytest.mark.slow
+def test_every_change_of_a_study_failing(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes(start(library, "failing_study.py", tmp_path))
+    found = outcomes(*(start(library, "failing_study.py", tmp_path, share, PROCESSES, 1) for share in range(PROCESSES)))
+    with capsys.disabled():
+        print(f"\nfailing changes: {len(found)} tried, {dict(Counter(trial['outcome'] for trial in found))}")  # noqa: T201
+    assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []
