@@ -264,7 +264,7 @@ def _create_stored_view(
 
     ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
     """
-    types = stored_types(table)
+    types = stored_types()[table]
     parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
     rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
     connection.execute(f"drop table stored.{quoted(table)}")

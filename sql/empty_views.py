@@ -52,11 +52,11 @@ def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting
 
 
 @functools.cache
-def stored_types(table: str) -> Mapping[str, str]:
-    """DuckDB's type of each column that a stored table declares."""
+def stored_types() -> Mapping[str, Mapping[str, str]]:
+    """DuckDB's type of each column that a stored table declares, by table."""
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        declared = connection.from_arrow(TABLES[table].schema.empty_table())
-        return {name: str(kind) for name, kind in zip(declared.columns, declared.types, strict=True)}
+        declared = {name: connection.from_arrow(table.schema.empty_table()) for name, table in TABLES.items()}
+        return {name: dict(zip(rows.columns, map(str, rows.types), strict=True)) for name, rows in declared.items()}
 
 
 @functools.cache

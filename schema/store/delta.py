@@ -38,7 +38,7 @@ from schema.store.commits import Commit, added_file
 from schema.store.durability import make_folder
 from schema.store.parquet_files import replace_file
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
-from schema.store.table_log import LocalDisk, lost_commits
+from schema.store.table_log import LocalDisk, LogState, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ _ATTEMPTS = 200
 
 
 class DeltaFolder:
-    """The tables of ``schema.tables`` under one local folder or object-store URL. Holds no state but its place."""
+    """The tables of ``schema.tables`` under one local folder or object-store URL.
+
+    What was loaded of a local log serves until the log changes.
+    """
 
     def __init__(self, location: str | Path) -> None:
         """Take a location without looking at it.
@@ -68,6 +71,7 @@ class DeltaFolder:
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
         self._files, self._root = filesystem_of(self.location)
         self._disk = LocalDisk(Path(self.location)) if self._local else None
+        self._snapshots: dict[str, tuple[LogState, dict[int | None, Snapshot]]] = {}
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
@@ -161,6 +165,19 @@ class DeltaFolder:
             InputError: The table or the version is missing or cannot be read.
 
         """
+        state = None if self._disk is None else self._disk.logs[table].state()  # first: a commit may come in between
+        if state is None:
+            return self._load(table, version)
+        known, snapshots = self._snapshots.get(table, (None, {}))
+        if known != state:
+            snapshots = {}
+            self._snapshots[table] = state, snapshots
+        if version not in snapshots:
+            loaded = self._load(table, version)
+            snapshots[version] = snapshots[loaded.version] = loaded
+        return snapshots[version]
+
+    def _load(self, table: str, version: int | None) -> Snapshot:
         since = TABLES[table].since
         # A store of an older version may lack the table. An upgrade makes it before it touches ``events``, so look for
         # the table first and at the version of ``events`` second.

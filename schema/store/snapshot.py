@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,10 +57,14 @@ class Snapshot:
         return {name: version for name, version in last.items() if version >= 0}
 
     def _added(self, name: str) -> list[Any]:
-        if self._loaded is None:
-            return []
-        values: list[Any] = pa.table(self._loaded.get_add_actions()).column(name).to_pylist()
+        values: list[Any] = [] if self._files is None else self._files.column(name).to_pylist()
         return values
+
+    @functools.cached_property
+    def _files(self) -> pa.Table | None:
+        if self._loaded is None:
+            return None
+        return pa.table(self._loaded.get_add_actions()).select(["path", "size_bytes", "num_records"])
 
 
 def lacking_columns(table: str, loaded: DeltaTable) -> list[str]:

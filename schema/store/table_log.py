@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,6 +33,9 @@ _OURS = "kvdrift"  # the key of our own entry among what a commit says of itself
 _LOOKED_AT = (
     4  # newest commits whose versions are compared: writers at once may commit in another order than they looked
 )
+
+LogState: TypeAlias = tuple[int, int, int, int]
+"""The newest version of a log; inode, size and time of its file. While they are the same, so is the log."""
 
 
 class TableLog:
@@ -64,6 +67,15 @@ class TableLog:
             version += 1
         self._newest = version
         return version
+
+    def state(self) -> LogState | None:
+        """Return what changes with every commit; None where the log has no file."""
+        newest = self.newest()
+        try:
+            found = self.file(newest).stat()
+        except OSError:
+            return None
+        return newest, found.st_ino, found.st_size, found.st_mtime_ns
 
     def sync(self) -> None:
         """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.

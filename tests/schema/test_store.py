@@ -33,6 +33,7 @@ from fixtures.stored_units import (
 )
 
 from schema.errors import DamagedStoreError, InputError, OperationError
+from schema.store.delta import DeltaFolder
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
@@ -196,6 +197,21 @@ def test_a_pinned_version_does_not_see_later_commits(store: Store) -> None:
     for version in (99, -1):
         with pytest.raises(InputError, match=r"'events' has no version -?\d+; its versions are 0..2"):
             store.read("events", version)
+
+
+def test_a_log_is_loaded_once_until_it_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to another commit of the same version, where the newest one was lost."""
+    other, log = Store(store.location), Path(store.location, "events", "_delta_log")
+    other.append_units([make_unit("d0")])
+    (first,) = store.paths("events")
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaFolder, "_open", None)
+        assert store.paths("events") == store.paths("events", store.version("events")) == [first]
+    for table in ("events", "units"):
+        max(Path(store.location, table, "_delta_log").glob("*.json")).unlink()
+    Store(store.location).append_units([make_unit("d1")])
+    assert len([*log.glob("*.json")]) == store.version("events") + 1 == other.version("events") + 1
+    assert store.paths("events") == other.paths("events") != [first]
 
 
 def test_duckdb_reads_the_files(store: Store) -> None:
