@@ -98,12 +98,12 @@ def write_study(location: str, sizes: Sizes, seed: int = 0, *, derived: bool = T
     """Write the study's tables into a new or partial store and derive it; equal sizes and seed give equal events."""
     store = Store.create(location)
     documents = document_rows(sizes)
-    store.append_rows("studies", pa.Table.from_pylist([_study_row(sizes, seed)], schema=STUDIES.schema))
+    store.append_rows("studies", pa.Table.from_pylist([study_row(sizes, seed)], schema=STUDIES.schema))
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    actions = [_action_row(name) for name in sizes.action_names]
+    actions = [action_row(name) for name in sizes.action_names]
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
-        store.append_units(list(_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)))
+        store.append_units(list(drawn_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)))
     if derived:
         run_derivation(store.location)
     return store
@@ -112,14 +112,17 @@ def write_study(location: str, sizes: Sizes, seed: int = 0, *, derived: bool = T
 def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
     """Rows of ``documents``; their prompts exist in name only."""
     return [
-        {
-            "study": STUDY, "model": MODEL, "doc": f"synthetic-{stratum}-{number:04}", "split": "evaluation",
-            "stratum": f"SYNTHETIC-{stratum}K", "cluster": f"synthetic-{stratum}-{number:04}", "source": "synthetic",
-            "prompt_tokens": 1024 * stratum,
-        }
-        for stratum in range(1, sizes.strata + 1)
-        for number in range(sizes.documents)
-    ]  # fmt: skip
+        document_row(stratum, number) for stratum in range(1, sizes.strata + 1) for number in range(sizes.documents)
+    ]
+
+
+def document_row(stratum: int, number: int) -> dict[str, Any]:
+    """Return a row of ``documents``."""
+    name = f"synthetic-{stratum}-{number:04}"
+    return {
+        "study": STUDY, "model": MODEL, "doc": name, "split": "evaluation", "stratum": f"SYNTHETIC-{stratum}K",
+        "cluster": name, "source": "synthetic", "prompt_tokens": 1024 * stratum,
+    }  # fmt: skip
 
 
 def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rates:
@@ -182,7 +185,8 @@ def draw_paths(rates: Rates, uniform: _Float) -> Paths:
     return Paths(x_token, y_token, delta, f, x_eos, y_eos)
 
 
-def _units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
+def drawn_units(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Iterator[Unit]:
+    """Draw the units of documents under all actions."""
     paths = draw_paths(draw_rates(documents, sizes, seed), draw_uniforms(documents, sizes, seed))
     for i, row in enumerate(documents):
         for j, action in enumerate(sizes.action_names):
@@ -209,7 +213,8 @@ def _generator(seed: int, *place: str) -> np.random.Generator:
     return keyed_generator(json.dumps([seed, *place]))
 
 
-def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
+def study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Return the row of ``studies``."""
     deciding = json.dumps([asdict(sizes), seed]).encode()
     return {
         "study": STUDY, "model": MODEL, "seed": seed, **asdict(Windows.of(sizes.horizon)),
@@ -217,7 +222,8 @@ def _study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _action_row(name: str) -> dict[str, Any]:
+def action_row(name: str) -> dict[str, Any]:
+    """Return a row of ``actions``."""
     return {
         "study": STUDY, "action": name, "selector": "synthetic", "keep": name.removeprefix("keep-"),
         "position_mode": "none: synthetic", "control": False, "prespecified": True,

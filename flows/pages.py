@@ -64,7 +64,7 @@ def write_report(
             latex=latex,
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
-        inputs = {table: views.versions[table] for table in _TABLES}
+        inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
         parts = [folder / "figures", folder / "tables"]
         for path in (page, *(file for part in parts for file in part.iterdir()), *parts):
             sync(path)
@@ -117,4 +117,4 @@ def report_is_current(store: Store, folder: Path) -> bool:
         made_from = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return (folder / "index.html").is_file() and made_from == {table: store.version(table) for table in _TABLES}
+    return (folder / "index.html").is_file() and made_from == {table: store.data_version(table) for table in _TABLES}

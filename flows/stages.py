@@ -87,7 +87,7 @@ def plan(run: StudyRun) -> str:
     if before is not None and grown is before:
         return before.sha256
     with open_views(run.store, checked=True) as views:
-        version = views.versions["events"]
+        version = run.store.data_version("events", views.versions["events"])
         units = views.rows("units", study=study, model=model)
         development = replicate_moments(views, study, model, "development")
         efficiency = branching_efficiency(views, study, model, "development")

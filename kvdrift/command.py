@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 import kvdrift
 from kvdrift.commands.analyze import analyze
 from kvdrift.commands.check import check
+from kvdrift.commands.compact import compact
 from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, drop, confirm, check):
+for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, compact, drop, confirm, check):
     app.command()(function)
 app.command(name="list")(list_)
 

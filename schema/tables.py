@@ -17,7 +17,8 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 3: a study's model revision
 # 4: revisions of actions, the identity of units, a study's settings
 # 5: revisions of plans, moments of documents
-SCHEMA_VERSION = 5
+# 6: files of many units, and files that replace others
+SCHEMA_VERSION = 6
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -183,7 +184,7 @@ UNITS = _table(
     _column("first_replicate", pa.int32(), "first replicate of the range"),
     _column("replicates", pa.int32(), "replicates in the range"),
     _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
-    _column("path", pa.string(), "the unit's Parquet file, relative to the events table"),
+    _column("path", pa.string(), "the Parquet file that the unit was appended as, relative to the events table"),
     _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
     _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
     _column("payload_bytes", pa.int64(), "kept prompt keys and values", "bytes", null=True),

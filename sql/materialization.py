@@ -56,6 +56,9 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
     versions = store.versions()
     moments = stored_moments(store, versions)
     if moments.stored and moments.waiting is None:
+        if not store.moments_cover(versions):  # files were compacted since; nobody need look at what they were
+            none = DOCUMENT_MOMENTS.schema.empty_table()
+            store.append_moments(none, versions["document_moments"], moments_definition(), versions)
         return 0
     waiting = moments.waiting or _EVERYTHING
     with ExitStack() as opened:
@@ -91,6 +94,17 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
 
 
 _READ = {f"computed.{name}": names for name, names in READ_BY_COMPUTED.items()}
+
+
+def keep_up_moments(store: Store) -> int:
+    """Store the moments of all documents that wait for theirs, if the store keeps any or they are many.
+
+    Arguments, results and errors are those of ``materialize_moments``.
+    """
+    kept = is_local(store.location) and stored_moments(store, store.versions()).stored
+    return materialize_moments(store, 1) if kept else materialize_moments(store)
+
+
 _EVERYTHING = "select distinct study, model, doc, action from main.trajectories"
 _SIZES = "select batch, sum(steps) from stored.batches group by batch order by batch"
 

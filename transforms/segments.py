@@ -121,18 +121,8 @@ class DerivationReport:
 
 def pending(store: Store, events_version: int) -> list[Segment]:
     """List the segments visible at ``events_version`` that lack a derived file, sorted by path."""
-    paths = store.pending_segments(events_version)
-    # A visible file must not be replaced, not even by the same rows: its log entry has its size.
-    wanted = {table for path in paths for table in derived_tables(path)}
-    visible = {table: set(store.paths(table)) for table in wanted}
-    return [
-        Segment(
-            path=path,
-            file=join(store.location, "events", path),
-            tables=tuple(table for table in derived_tables(path) if path not in visible[table]),
-        )
-        for path in paths
-    ]
+    found = store.pending_tables(events_version)
+    return [Segment(path, join(store.location, "events", path), tables) for path, tables in found.items()]
 
 
 def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:

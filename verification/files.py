@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, first_line
-from schema.store.appends import UNIT_FOOTER, conform
+from schema.store.appends import conform
 from schema.store.checked_files import READ_ERRORS, damage_of, parse
+from schema.store.compaction.members import Member, members_in
 from schema.store.store import Store, StoredFile
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
@@ -26,7 +26,7 @@ class Reading:
 
     where: str  # table and path
     rows: pa.Table | None = None  # in the declared schema, defaults filled in; None where it has no such rows
-    unit: UnitRecord | None = None  # of an events file
+    units: tuple[Member, ...] = ()  # of an events file
     faults: tuple[Fault, ...] = ()
 
 
@@ -67,19 +67,17 @@ class TableFiles:
             reason = f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
             return Reading(where, faults=(Fault(where, damage or reason),))
         faults = [Fault(where, damage)] if damage else []
-        unit = None
-        if self.table == "events":
-            unit = _unit_record(footer)
-            if unit is None:
-                faults.append(Fault(where, "the footer has no unit record, must have that of its unit"))
+        units = members_in(path, rows.num_rows, footer) if self.table == "events" else []
+        if units is None:
+            faults.append(Fault(where, "the footer has no unit record, must have that of its unit"))
         try:
             declared = self._declared(path, rows)
         except (InputError, pa.ArrowException) as error:
             fault = Fault(where, first_line(error).removeprefix(f"{self.table}: "))
-            return Reading(where, unit=unit, faults=(*faults, fault))
+            return Reading(where, units=tuple(units or ()), faults=(*faults, fault))
         if not damage and file.rows is not None and declared.num_rows != file.rows:
             faults.append(Fault(where, f"the file has {declared.num_rows} rows, must have {file.rows} as the log says"))
-        return Reading(where, declared, unit, tuple(faults))
+        return Reading(where, declared, tuple(units or ()), tuple(faults))
 
     def _declared(self, path: str, rows: pa.Table) -> pa.Table:
         """The rows in the declared schema.
@@ -101,14 +99,6 @@ class TableFiles:
         return conform(table, rows)
 
 
-def _unit_record(footer: Mapping[bytes, bytes]) -> UnitRecord | None:
-    try:
-        record = json.loads(footer[UNIT_FOOTER.encode()])
-    except (KeyError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
 def read_unnamed(store: Store, table: str, path: str) -> Reading:
     """Read a file that no commit names; its rows are None unless it is whole, as its name and the schema say."""
     where = f"{table}/{path}"
@@ -117,7 +107,8 @@ def read_unnamed(store: Store, table: str, path: str) -> Reading:
         if damage_of(table, StoredFile(path, len(data), 0), data):
             return Reading(where)
         rows, footer = parse(data)
-        return Reading(where, conform(TABLES[table], rows), _unit_record(footer))
+        units = members_in(path, rows.num_rows, footer) if table == "events" else None
+        return Reading(where, conform(TABLES[table], rows), tuple(units or ()))
     except (InputError, *READ_ERRORS):
         return Reading(where)
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
-from schema.store.appends import span_of_path
+from schema.store.appends import is_foreign, span_of_path
 from schema.store.checked_files import DERIVED_TABLES, first_damaged
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
@@ -33,7 +33,7 @@ from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pendin
 from verification.files import read_unnamed
 from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
-from verification.segments import unit_of
+from verification.segments import units_of
 
 MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
@@ -87,7 +87,7 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     store.make_tables()
     yield from _restore_rows(store, lost)
     yield from _restore_units(store)
-    yield from _project_units(store, aside, faulty="units" in {fault.where.partition(" ")[0] for fault in faults})
+    yield from _project_units(store, aside, faulty=any(fault.where.startswith("units") for fault in faults))
     yield from _identify_again(store)
     yield from _drop_moments(store, aside, lost=MOMENTS in lost)
     yield from _derive_again(store, aside, {fault.where for fault in faults})
@@ -163,7 +163,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
 
 def _restore_units(store: Store) -> Iterator[str]:
     """Commit the units again that ``events`` has lost and that rows of ``units`` or derived rows are of."""
-    visible = set(store.paths("events"))
+    visible = store.unit_paths()
     was_there = {path for table in DERIVED_TABLES for path in store.paths(table)}
     with suppress(InputError):  # where files of ``units`` are damaged, derived rows tell
         was_there |= set(store.read("units", columns=["path"])["path"].to_pylist())
@@ -171,26 +171,27 @@ def _restore_units(store: Store) -> Iterator[str]:
     for path in lost:
         reading = read_unnamed(store, "events", path)
         with suppress(InputError):
-            if (record := unit_of(path, reading)) and reading.rows:
+            if units := units_of(path, reading):
+                ((unit, rows),) = units
                 size = Path(store.location, "events", path).stat().st_size
-                whole.append((StoredFile(path, size, reading.rows.num_rows), record))
+                whole.append((StoredFile(path, size, rows.num_rows), unit.record))
     if whole and (count := store.adopt_units(whole)):
         yield f"events: {counted(count, 'unit')} of files that are still there, committed again"
-    for path in sorted(set(lost) - set(store.paths("events"))):
+    for path in sorted(set(lost) - store.unit_paths()):
         yield f"events: {path} is lost, and what was made from it goes"
 
 
 def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str]:
     """Make the rows of ``units`` again from the records in the events files, where they are not those."""
-    events = store.paths("events")
-    if None in map(span_of_path, events):
-        return  # compacted: the records are lost
+    if any(map(is_foreign, store.paths("events"))):
+        return  # rewritten by another program: the records are lost
+    units = store.unit_paths()
     try:
         rows = sorted(store.read("units", columns=["path"])["path"].to_pylist())
-        if not faulty and not set(rows) - set(events) and len(set(rows)) == len(rows):
+        if not faulty and not set(rows) - units and len(set(rows)) == len(rows):
             if count := store.reconcile():
                 yield f"units: {counted(count, 'row')} made again from the events files"
-            if store.read("units", columns=["path"]).num_rows == len(events):
+            if store.read("units", columns=["path"]).num_rows == len(units):
                 return
     except InputError:
         pass
@@ -227,13 +228,13 @@ def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Itera
 
     Estimates are made again by the next run or analysis.
     """
-    events = set(store.paths("events"))
+    events, units = set(store.paths("events")), store.unit_paths()
     for table in (*DERIVED_TABLES, *ESTIMATED_TABLES):
         gone = []
         for file in store.stored_files(table):
             path = Path(store.location, table, file.path)
             whole = path.is_file() and path.stat().st_size == file.size and f"{table}/{file.path}" not in faulty
-            ahead = table in DERIVED_TABLES and file.path not in events and span_of_path(file.path) is not None
+            ahead = table in DERIVED_TABLES and file.path not in events | units and not is_foreign(file.path)
             if not whole or ahead:
                 gone.append(file.path)
         if gone:
@@ -242,7 +243,7 @@ def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Itera
                 if path.exists():
                     aside.take(path)
             yield f"{table}: {counted(len(gone), 'file')} damaged or without events, set aside"
-    if None in map(span_of_path, events):
+    if any(map(is_foreign, events)):
         return
     derived, version = 0, store.version("events")
     todo = pending(store, version)

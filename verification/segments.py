@@ -7,7 +7,7 @@ itself; its derived files are held against what the derivation makes of it again
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,19 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.progress import Progress
-from schema.store.appends import DERIVED, Span, conform_unit, span_of_path, unit_name, unit_path, with_defaults
+from schema.store.appends import (
+    Span,
+    conform_unit,
+    derived_tables,
+    is_compacted,
+    is_foreign,
+    span_of_path,
+    unit_count,
+    unit_name,
+    unit_path,
+)  # fmt: skip
 from schema.store.checked_files import DERIVED_TABLES
+from schema.store.compaction.members import Member
 from schema.store.store import Store, Unit
 from schema.tables import GROUP_KEY, TABLES
 from transforms.segments import COVERED, derived_rows
@@ -94,16 +105,17 @@ class _Walk:
         self._control_replicates = 0
         self._records: dict[str, UnitRecord] = {}
         self._readable = True
+        self._in_packs: set[str] = set()  # units in compacted files that a derived table has in files of their own
         self._spans: dict[str, list[tuple[Span, str]]] = {}
 
     def outcome(self, progress: Progress) -> Segments:
-        progress.begin("verify", len(self._events.by_path), "units")
+        progress.begin("verify", unit_count(path for path in self._events.by_path if not is_foreign(path)), "units")
         for path in self._events.by_path:
             self._check_segment(path)
-            progress.advance(1)
+            progress.advance(0 if is_foreign(path) else unit_count([path]))
         self._check_overlaps()
         for table, files in self._derived.items():
-            for path in sorted(files.by_path.keys() - self._events.by_path.keys()):
+            for path in sorted(files.by_path.keys() - self._events.by_path.keys() - self._in_packs):
                 fault = "the file is derived from no events file that is there, must have the path of one"
                 self._tally[table].faults.append(Fault(f"{table}/{path}", fault))
         checks = [
@@ -116,29 +128,39 @@ class _Walk:
     def _check_segment(self, path: str) -> None:
         own = self._tally["events"]
         reading = self._read(self._events, path)
-        span = span_of_path(path)
-        if span is None:
-            what = "the name is not that of a unit's file, must be: events cannot be compacted"
-            own.faults.append(Fault(reading.where, what))
+        if is_foreign(path):
+            own.faults.append(Fault(reading.where, "another program has rewritten the file, must be one of kvdrift"))
             return
-        self._spans.setdefault(span.group, []).append((span, path))
-        derived = None
-        if record := self._whole_unit(path, reading):
-            self._records[path] = record
-            derived = derived_rows(path, reading.rows)
+        named = [unit.path for unit in reading.units] if is_compacted(path) else [path]
+        for name in named:
+            if span := span_of_path(name):
+                self._spans.setdefault(span.group, []).append((span, name))
+        whole = self._whole_units(path, reading)
+        for unit, rows in whole:
+            record = self._records[unit.path] = unit.record
             if (record["study"], record["action"]) in self._controls:
                 self._control_replicates += record["replicates"]
-                self._control_faults += _control_faults(reading.where, reading.rows)
-        for table in DERIVED[span.estimator]:
-            self._check_derived(table, path, derived)
+                self._control_faults += _control_faults(reading.where, rows)
+        derived = None
+        if whole and len(whole) == len(named) and reading.rows is not None:
+            derived = derived_rows(path, reading.rows)
+        for table in derived_tables(path):
+            if is_compacted(path) and path not in self._derived[table].by_path:
+                # Its units are derived, but not yet put together.
+                self._in_packs.update(named)
+                for unit, rows in whole:
+                    self._check_derived(table, unit.path, derived_rows(unit.path, rows))
+            else:
+                self._check_derived(table, path, derived)
 
-    def _whole_unit(self, path: str, reading: Reading) -> UnitRecord | None:
-        """The file's unit record; None where it has none that its path and its rows are those of."""
+    def _whole_units(self, path: str, reading: Reading) -> list[tuple[Member, pa.Table]]:
+        """The units in the file, with complete records and their rows, that path and rows are those of."""
+        found = []
         try:
-            return unit_of(path, reading)
+            found = units_of(path, reading)
         except InputError as error:
             self._tally["events"].faults.append(Fault(reading.where, str(error).removeprefix("events: ")))
-            return None
+        return found
 
     def _check_overlaps(self) -> None:
         """No replicate of a group is in two units."""
@@ -192,20 +214,29 @@ class _Walk:
         return Check("controls", what, "exactly 0", tuple(self._control_faults))
 
 
-def unit_of(path: str, reading: Reading) -> UnitRecord | None:
-    """Return the record of the unit whose file this is; None where the file has no rows or no record.
+def units_of(path: str, reading: Reading) -> list[tuple[Member, pa.Table]]:
+    """Return the units of a file with complete records, each with its rows; none where it has no rows or no records.
 
     Raises:
-        InputError: The path or the rows are not those of the unit.
+        InputError: The paths or the rows are not those of the units.
 
     """
-    if reading.unit is None or reading.rows is None:
-        return None
-    record, _ = conform_unit(Unit(with_defaults(reading.unit), reading.rows))
-    wanted = unit_path(record, path.rpartition("-")[2].removesuffix(".parquet"))
-    if wanted != path:
-        raise InputError(f"the path is not that of {unit_name(record)} in the footer, must be {wanted}")
-    return record
+    if not reading.units or reading.rows is None:
+        return []
+    found, begin = [], 0
+    for unit in reading.units:
+        rows = reading.rows.slice(begin, unit.rows)
+        begin += unit.rows
+        record, _ = conform_unit(Unit(unit.record, rows))
+        wanted = unit_path(record, unit.path.rpartition("-")[2].removesuffix(".parquet"))
+        if wanted != unit.path:
+            raise InputError(f"the path is not that of {unit_name(record)} in the footer, must be {wanted}")
+        found.append((replace(unit, record=record), rows))
+    if begin != reading.rows.num_rows:
+        raise InputError(f"the units in the footer have {begin} rows, must have {reading.rows.num_rows} as the file")
+    if is_compacted(path) and unit_count([path]) != len(found):
+        raise InputError(f"the footer has {len(found)} units, must have {unit_count([path])} as the name says")
+    return found
 
 
 def _control_faults(where: str, events: pa.Table) -> list[Fault]:

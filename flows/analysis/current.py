@@ -11,7 +11,7 @@ from schema.store.store import Store
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
     """Whether the study's results were estimated from the store's present events, under its newest plan."""
-    return estimated_version(store, study, model) == store.version("events")
+    return estimated_version(store, study, model) == store.data_version("events")
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:

@@ -37,8 +37,8 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
         # What is estimated is what these views show, whatever other writers commit meanwhile.
-        version = views.versions["events"]
-        if pending := store.pending_segments(version, views.versions):
+        version = store.data_version("events", views.versions["events"])
+        if pending := store.pending_segments(views.versions["events"], views.versions):
             raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
         seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)

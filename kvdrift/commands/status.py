@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,14 @@ import typer
 from kvdrift.options import StoreArgument
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from flows.frozen_plan import FrozenPlan
     from schema.store.store import Store
 
 Row = dict[str, Any]
-_COVERING = ("doc", "action", "estimator", "replicates")
+_OF_UNITS = ("study", "model", "doc", "action", "estimator", "replicates", "path", "weights_sha256")
+_UNKNOWN = "unknown"  # the split of a unit whose document has no row
 
 
 def status(store: StoreArgument) -> None:
@@ -29,36 +31,42 @@ def status(store: StoreArgument) -> None:
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
     version = store.version("events")
-    units = store.units().to_pylist()
-    underived = set(store.pending_segments(version))
+    units = store.units(columns=_OF_UNITS)
+    underived = store.unit_paths_in(store.pending_segments(version))
     yield f"store: {store.location}"
     yield f"events: version {version}, {len(units)} units; {len(underived)} still to derive"
-    documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"]).to_pylist()
-    for study, model in sorted({(row["study"], row["model"]) for row in documents}):
+    documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"])
+    there = sorted((row["study"], row["model"]) for row in _counts(documents, "study", "model"))
+    for study, model in there:
         yield f"study {study}, model {model}:"
-        listed, there = (
-            [row for row in rows if (row["study"], row["model"]) == (study, model)] for rows in (documents, units)
-        )
-        several = len({row["model"] for row in documents if row["study"] == study}) > 1
-        yield from _study_lines(store, study, model, listed, there, underived, several=several)
+        own, listed = (_rows(table, study=study, model=model) for table in (units, documents))
+        placed = own.join(listed.select(["doc", "split", "stratum"]), "doc")
+        several = len({other for name, other in there if name == study}) > 1
+        yield from _study_lines(store, study, model, listed, placed, underived, several=several)
 
 
 def _study_lines(
-    store: Store, study: str, model: str, documents: list[Row], units: list[Row], underived: set[str], *, several: bool
+    store: Store, study: str, model: str, documents: pa.Table, units: pa.Table, underived: set[str], *, several: bool
 ) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     from flows.analysis.current import estimated_version
     from flows.frozen_plan import find_plan
     from flows.pages import report_folder, report_is_current
     from schema.store.revisions import current_actions
 
-    plan, version = find_plan(store, study, model), store.version("events")
+    plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
-    splits = {row["doc"]: row["split"] for row in documents}
-    generated = Counter(splits.get(doc, "unknown") for doc in {row["doc"] for row in units})
-    counts = Counter(splits.get(row["doc"], "unknown") for row in units)
-    for split, total in sorted(Counter(splits.values()).items()):
-        wanted = total if split != "evaluation" or plan is None else plan.documents
-        yield f"  {split}: {generated[split]} of {wanted} documents generated, {counts[split]} units"
+    generated = {row["split"] or _UNKNOWN: row for row in _counts(units, "split", distinct="doc")}
+    for row in sorted(_counts(documents, "split"), key=lambda row: str(row["split"])):
+        split = row["split"]
+        wanted = row["count_all"] if split != "evaluation" or plan is None else plan.documents
+        of_split = generated.get(split, {"doc_count_distinct": 0, "count_all": 0})
+        yield (
+            f"  {split}: {of_split['doc_count_distinct']} of {wanted} documents generated, "
+            f"{of_split['count_all']} units"
+        )
     revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
     seen = "; seen" if plan is not None and plan.seen else ""
     yield (
@@ -74,7 +82,7 @@ def _study_lines(
     if ours and not pending:
         evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
         yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
-    left = sum(row["path"] in underived for row in units)
+    left = pc.sum(pc.is_in(units["path"], pa.array(underived, pa.string()))).as_py() or 0 if underived else 0
     yield f"  derived: {len(units) - left} of {len(units)} units"
     estimated = estimated_version(store, study, model)
     yield (
@@ -83,7 +91,7 @@ def _study_lines(
     )  # fmt: skip
     if any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study):
         yield from _superseded(store, study, model, actions)
-    if unknown := sum(row["weights_sha256"] is None for row in units):
+    if unknown := units["weights_sha256"].null_count:
         yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
     generate = ours and (bool(pending) or plan is None)
     if generate:
@@ -97,50 +105,66 @@ def _study_lines(
     yield f"  next: {command}"
 
 
-def _pending(actions: dict[str, Row], documents: list[Row], units: list[Row], plan: FrozenPlan | None) -> list[str]:
+def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan: FrozenPlan | None) -> list[str]:
     """What the present actions lack, by split and action.
 
     How many replicates development documents are to have is in the study file alone: as many as the most have.
     """
+    import pyarrow.compute as pc
+
     from schema.study import CONTROL_REPLICATES
     from schema.tables import PLAIN, SWRB
 
-    covered: Counter[tuple[str, str, str]] = Counter()
-    for row in units:
-        doc, action, estimator, replicates = (row[name] for name in _COVERING)
-        covered[doc, action, estimator] += replicates
-    strata: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for row in documents:
-        strata[row["split"]][row["stratum"]].append(row["doc"])
-    developed = {doc for docs in strata["development"].values() for doc in docs}
-    most = max((count for (doc, _, _), count in covered.items() if doc in developed), default=1)
-    known = {action for _, action, _ in covered}
+    of_document = ["split", "stratum", "doc", "action", "estimator"]
+    covered = units.group_by(of_document).aggregate([("replicates", "sum")])
+    most = pc.max(_rows(covered, split="development")["replicates_sum"]).as_py() or 1
+    known = set(pc.unique(units["action"]).to_pylist())
     branching = {} if plan is None else plan.content.get("residual_branching", {})
     lines = []
     for split, replicates in (("development", most), ("evaluation", 0 if plan is None else plan.replicates)):
+        strata = {row["stratum"]: row["count_all"] for row in _counts(_rows(documents, split=split), "stratum")}
         for name, action in sorted(actions.items()):
             wanted = min(replicates, CONTROL_REPLICATES) if action["control"] else replicates
             estimators = [PLAIN]
             if not action["control"] and (name in branching.get("actions", []) or branching.get("estimator") == SWRB):
                 estimators.append(SWRB)
             lacking = 0
-            for docs in strata[split].values():
-                of_each = len(docs) if split == "development" or plan is None else plan.documents_per_stratum
-                for estimator in estimators:
-                    whole = sum(covered[doc, name, estimator] >= wanted for doc in docs)
-                    lacking += max(0, of_each - whole)
+            for estimator in estimators:
+                own = _rows(covered, split=split, action=name, estimator=estimator)
+                whole = _counts(own.filter(pc.greater_equal(own["replicates_sum"], wanted)), "stratum")
+                done = {row["stratum"]: row["count_all"] for row in whole}
+                for stratum, count in strata.items():
+                    of_each = count if split == "development" or plan is None else plan.documents_per_stratum
+                    there = done.get(stratum, 0) if wanted else count
+                    lacking += max(0, of_each - there)
             if lacking:
                 reason = "missing" if name in known else "redone" if action["action_revision"] else "new"
                 lines.append(f"{split} of {name}, {lacking} units ({reason})")
     return lines
 
 
+def _rows(table: pa.Table, **equal: str) -> pa.Table:
+    """The rows whose columns have given values."""
+    import pyarrow.compute as pc
+
+    for name, value in equal.items():
+        table = table.filter(pc.equal(table[name], value))
+    return table
+
+
+def _counts(table: pa.Table, *names: str, distinct: str = "") -> list[Row]:
+    """How often each combination of values of some columns is there (``count_all``), and with how many others."""
+    wanted: list[Any] = [([], "count_all"), *([(distinct, "count_distinct")] if distinct else [])]
+    rows: list[Row] = table.group_by(list(names)).aggregate(wanted).to_pylist()
+    return rows
+
+
 def _superseded(store: Store, study: str, model: str, actions: dict[str, Row]) -> Iterator[str]:
     """The revisions whose units no view shows."""
-    rows = store.read("units", columns=["study", "model", "action", "action_revision"]).to_pylist()
-    revisions = Counter(
-        (row["action"], row["action_revision"]) for row in rows if (row["study"], row["model"]) == (study, model)
-    )
+    rows = _rows(store.read("units", columns=["study", "model", "action", "action_revision"]), study=study, model=model)
+    revisions = {
+        (row["action"], row["action_revision"]): row["count_all"] for row in _counts(rows, "action", "action_revision")
+    }
     for (name, revision), count in sorted(revisions.items()):
         if name not in actions or revision < actions[name]["action_revision"]:
             why = f"revision {actions[name]['action_revision']} is current" if name in actions else "dropped"

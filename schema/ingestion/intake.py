@@ -9,13 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from schema.errors import InputError, first_line
 from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import VALUES, EventRows
-from schema.location import filesystem_of, join
-from schema.store.appends import span_of_path
 from schema.store.revisions import newest_plans, newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
@@ -61,7 +57,7 @@ class Intake:
         """Read what the store knows.
 
         Raises:
-            InputError: The store cannot be read, or was compacted.
+            InputError: The store cannot be read.
 
         """
         self._store, self._given = store, documents
@@ -91,9 +87,8 @@ class Intake:
 
     def _load_units(self) -> None:
         self._held.clear()
+        self._stored_events = self._store.unit_events()
         for row in self._store.units().to_pylist():
-            if span_of_path(row["path"]) is None:
-                raise InputError(f"{self._store.location}: table 'events' was compacted; ingest into a new store")
             pair = row["study"], row["model"]
             self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
             if row["estimator"] != PLAIN:  # a log's replicates and those of an SWRB unit do not meet
@@ -192,7 +187,7 @@ class Intake:
             return Refusal(
                 "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at
             )
-        stored = self._read(str(held.path)).slice((low - held.first) * horizon, len(rows))
+        stored = self._stored_events.read(str(held.path), VALUES).slice((low - held.first) * horizon, len(rows))
         differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
         wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
         if not wrong.size:
@@ -201,14 +196,6 @@ class Intake:
         name = next(name for name in VALUES if differ[name][row])
         here, there = getattr(rows, name)[row].item(), stored.column(name)[row].as_py()
         return Refusal("conflict", f"{name} is {here!r}, but the store has {there!r}", at + row, len(wrong))
-
-    def _read(self, path: str) -> pa.Table:
-        filesystem, place = filesystem_of(join(self._store.location, "events", path))
-        try:
-            with filesystem.open_input_file(place) as source:
-                return pq.read_table(source, columns=list(VALUES), page_checksum_verification=True)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self._store.location}: events/{path} is damaged ({first_line(error)})") from None
 
     def _document_row(self, key: UnitGroup) -> dict[str, Any] | Refusal:
         """Return the ``documents`` row of a unit's document: the store's, or a new one from the documents file."""

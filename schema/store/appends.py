@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from schema.store.unit_events import whole_unit
 from schema.tables import EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS, Table
 
 UNIT_FOOTER = "kvdrift.unit"
+_COMPACTED = "compacted-"
 
 _PATH = re.compile(
     r"(?:[^/]+/){4}(?P<swrb>swrb-)?(?P<group>[0-9a-f]{16})-(?P<first>\d+)-(?P<count>\d+)-[0-9a-f]{16}\.parquet"
@@ -69,19 +71,50 @@ class Span:
 
 
 def span_of_path(path: str) -> Span | None:
-    """Return the span that an events file's path names; None for a path that the store did not make (a compaction)."""
+    """Return the span that the path of a unit's file names; None for any other path."""
     match = _PATH.fullmatch(path)
     if match is None:
         return None
     return Span(match["group"], int(match["first"]), int(match["count"]), SWRB if match["swrb"] else PLAIN)
 
 
-def span_of_record(record: dict[str, Any]) -> Span:
+def span_of_record(record: Mapping[str, Any]) -> Span:
     """Return the span of a ``units`` row."""
     estimator, revision = record["estimator"], record["action_revision"]
     names = [record[name] for name in GROUP_KEY]
     later = [value for value, default in ((estimator, PLAIN), (revision, 0)) if value != default]
     return Span(_digest(*names, *later), record["first_replicate"], record["replicates"], estimator)
+
+
+def compacted_path(estimator: str, units: int, content: str) -> str:
+    """Return the path of an events file that holds many units of one estimator: how many, and a digest of content."""
+    mark = "" if estimator == PLAIN else f"{estimator}-"
+    return f"{_COMPACTED}{mark}{units}-{content}.parquet"
+
+
+def compacted_name(content: str) -> str:
+    """Return the path of a compacted file of a table that is not derived from events: a digest of its content."""
+    return f"{_COMPACTED}{content}.parquet"
+
+
+def is_compacted(path: str) -> bool:
+    """Tell whether a path is that of a file that a compaction made of others."""
+    return path.startswith(_COMPACTED)
+
+
+def is_foreign(path: str) -> bool:
+    """Tell whether an events file is neither a unit's nor of a compaction of ours: another program has rewritten it."""
+    return "/" not in path and not is_compacted(path)
+
+
+def unit_count(paths: Iterable[str]) -> int:
+    """Count the units in events files, none of them foreign; their names say it."""
+    return sum(int(path.rsplit("-", 2)[1]) if is_compacted(path) else 1 for path in paths)
+
+
+def estimator_of(path: str) -> str:
+    """Return the estimator of an events file's units, as its name says it."""
+    return SWRB if path.rpartition("/")[2].removeprefix(_COMPACTED).startswith(f"{SWRB}-") else PLAIN
 
 
 def derived_tables(path: str) -> tuple[str, ...]:
@@ -91,10 +124,9 @@ def derived_tables(path: str) -> tuple[str, ...]:
         InputError: The path is not that of an events file.
 
     """
-    span = span_of_path(path)
-    if span is None:
+    if not is_compacted(path) and span_of_path(path) is None:
         raise InputError(f"'{path}' is not the path of an events file")
-    return DERIVED[span.estimator]
+    return DERIVED[estimator_of(path)]
 
 
 def unit_path(record: dict[str, Any], content: str) -> str:
@@ -119,7 +151,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:48].lstrip("._-") or "x"
 
 
-def unit_name(record: dict[str, Any]) -> str:
+def unit_name(record: Mapping[str, Any]) -> str:
     """Name a unit for an error line."""
     last = record["first_replicate"] + record["replicates"]
     what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"

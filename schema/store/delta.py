@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
 from schema.errors import (
     DamagedStoreError,
@@ -34,9 +34,10 @@ from schema.errors import (
     is_forbidden,
 )
 from schema.location import absolute, filesystem_of, is_local, join
-from schema.store.commits import Commit, added_file
+from schema.store.appends import is_compacted
+from schema.store.commits import Commit
 from schema.store.durability import make_folder
-from schema.store.parquet_files import replace_file
+from schema.store.parquet_files import replace_file, slice_of
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.table_log import LocalDisk, LogState, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
+_FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
@@ -98,6 +100,7 @@ class DeltaFolder:
                         "delta.appendOnly": "true",
                         # Results cite table versions; by default delta-rs would forget those older than 30 days.
                         "delta.enableExpiredLogCleanup": "false",
+                        **_FORGETTING,
                     },
                     raise_if_key_not_exists=False,  # the version key is ours
                     # With retries, processes that make a table at once would make it again, one version up.
@@ -125,7 +128,7 @@ class DeltaFolder:
             try:
                 if older:
                     loaded.alter.set_table_properties(
-                        {_VERSION_KEY: str(SCHEMA_VERSION)},
+                        {_VERSION_KEY: str(SCHEMA_VERSION), **_FORGETTING},
                         raise_if_not_exists=False,
                         commit_properties=alone,
                         post_commithook_properties=self._checkpoints,
@@ -255,8 +258,9 @@ class DeltaFolder:
             Sorted relative paths by missing columns; files of the present schema version lack none.
 
         """
-        last = snapshot.last_versions_without()
         paths = snapshot.paths()
+        # A compaction writes every column that its table has, and no table loses one.
+        last = snapshot.last_versions_without() if not all(map(is_compacted, paths)) else {}
         older = {
             version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
             for version in set(last.values())
@@ -267,21 +271,34 @@ class DeltaFolder:
             found.setdefault(missing, []).append(path)
         return found
 
-    def dataset(self, snapshot: Snapshot) -> pads.Dataset:
-        """Return the visible files as a dataset of the declared schema, which reads nothing before it is scanned.
+    def dataset(self, snapshot: Snapshot, paths: Sequence[str] | None = None) -> pads.Dataset:
+        """Return the visible files, or some of them, as a dataset of the declared schema, which reads nothing yet.
 
         Page checksums are verified. The columns that files of older schema versions lack are null.
         """
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         return pads.FileSystemDataset.from_paths(
-            [join(self._root, snapshot.table, path) for path in snapshot.paths()],
+            [join(self._root, snapshot.table, path) for path in (snapshot.paths() if paths is None else paths)],
             schema=TABLES[snapshot.table].schema,
             format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
             filesystem=self._files,
         )
 
-    def read(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
+    def read(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        *,
+        where: pc.Expression | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> pa.Table:
         """Read the visible rows in some columns and verify page checksums.
+
+        Args:
+            snapshot: The table.
+            columns: Names of declared columns.
+            where: What holds of the rows; columns that came after the table are null there in rows of older files.
+            paths: The files to read, some of the visible ones; all of them by default.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -291,7 +308,7 @@ class DeltaFolder:
         declared, defaults = TABLES[table].schema, TABLES[table].defaults
         try:
             # A column that came after the table is null in the rows of older files, also once these are compacted.
-            rows = self.dataset(snapshot).to_table(columns=list(columns))
+            rows = self.dataset(snapshot, paths).to_table(columns=list(columns), filter=where)
             for at, name in enumerate(columns):
                 if defaults.get(name) is not None and rows.column(at).null_count:
                     filled = rows.column(at).fill_null(defaults[name])
@@ -300,18 +317,34 @@ class DeltaFolder:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
 
-    def footer(self, table: str, path: str) -> dict[bytes, bytes]:
-        """Read the key-value metadata of one Parquet file.
+    def footer(self, table: str, path: str) -> tuple[int, dict[bytes, bytes]]:
+        """Read the number of rows and the key-value metadata of one Parquet file.
 
         Raises:
             InputError: The file is missing or damaged.
 
         """
         try:
-            metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files).metadata
+            metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-        return dict(metadata or {})
+        return metadata.num_rows, dict(metadata.metadata or {})
+
+    def read_slice(self, table: str, path: str, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
+        """Read some of the rows of one Parquet file, from the row ``begin`` on; verify page checksums.
+
+        Raises:
+            InputError: The file is missing or damaged.
+
+        """
+        try:
+            with (
+                self._files.open_input_file(join(self._root, table, path)) as source,
+                pq.ParquetFile(source, page_checksum_verification=True) as parquet,
+            ):
+                return slice_of(parquet, columns, begin, rows)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
 
     def read_bytes(self, table: str, path: str) -> bytes:
         """Read the content of one file.
@@ -347,13 +380,25 @@ class DeltaFolder:
                 raise InputError(f"{self.location} cannot be written: {reason} for {table}/{path}") from None
             raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
 
-    def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None]) -> int:
-        """Make files visible by one commit.
+    def commit(
+        self,
+        table: str,
+        attempt: Callable[[Snapshot], Commit | None],
+        *,
+        since: int | None = None,
+        alone: bool = False,
+    ) -> int:
+        """Change which files are visible by one commit.
 
         delta-rs refuses a commit that shares an application id with a commit made since its snapshot; then ``attempt``
-        is called again. Commits without common ids do not disturb each other.
+        is called again. Commits without common ids do not disturb each other, unless one is to be made ``alone``.
 
-        ``attempt`` gets the latest version and returns what is still to be committed, None if nothing is.
+        Args:
+            table: The table.
+            attempt: Gets the latest version and returns what is still to be committed, None if nothing is.
+            since: The version that the first attempt gets instead; what was committed after it refuses this commit
+                too, if they share an id.
+            alone: Whether any commit made since the snapshot refuses this one.
 
         Returns:
             The number of files made visible.
@@ -363,18 +408,22 @@ class DeltaFolder:
 
         """
         for turn in range(_ATTEMPTS):
-            loaded = self._open(table)
-            commit = attempt(Snapshot(table, loaded))
-            if commit is None or not commit.files:
+            loaded = Snapshot(table, self._open(table, None if turn else since))
+            commit = attempt(loaded)
+            if commit is None:
                 self._make_durable(table)  # what is there may be another writer's, who has not been told yet
                 return 0
             try:
                 said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
-                loaded.create_write_transaction(
-                    [added_file(file) for file in commit.files],
+                loaded.delta.create_write_transaction(
+                    commit.actions(),
                     mode="append",
                     schema=TABLES[table].schema,
-                    commit_properties=CommitProperties(app_transactions=commit.transactions, custom_metadata=said),
+                    commit_properties=CommitProperties(
+                        app_transactions=commit.transactions,
+                        custom_metadata=said,
+                        **({"max_commit_retries": 0} if alone else {}),
+                    ),
                     post_commithook_properties=self._checkpoints,
                 )
             except CommitFailedError as error:
@@ -383,7 +432,8 @@ class DeltaFolder:
             except (DeltaError, OSError) as error:
                 raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
             else:
-                self._make_durable(table)
+                # Whoever opens the table is to read what is there, and not what was replaced.
+                self._make_durable(table, checkpoint=bool(commit.replaced))
                 return len(commit.files)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
 
@@ -394,26 +444,17 @@ class DeltaFolder:
             OperationError: The log cannot be written.
 
         """
-        loaded = self._open(table)
-        now = int(time.time() * 1000)
-        # The tables are append-only, which allows no other removal than one that says that no data changes.
-        removed: list[AddAction | RemoveAction] = [
-            RemoveAction(path, data_change=False, deletion_timestamp=now)
-            for path in Snapshot(table, loaded).paths()
-            if path in paths
-        ]
-        if removed:
-            try:
-                loaded.create_write_transaction(
-                    removed, "append", TABLES[table].schema, post_commithook_properties=self._checkpoints
-                )
-            except (DeltaError, OSError) as error:
-                raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
-            self._make_durable(table)
+        removed: list[str] = []
+
+        def attempt(loaded: Snapshot) -> Commit | None:
+            removed[:] = [path for path in loaded.paths() if path in paths]
+            return Commit([], [], removed) if removed else None
+
+        self.commit(table, attempt)
         return len(removed)
 
-    def _make_durable(self, table: str) -> None:
-        """Make every commit of a local table durable.
+    def _make_durable(self, table: str, *, checkpoint: bool = False) -> None:
+        """Make every commit of a local table durable; put them together in a checkpoint where asked to or many.
 
         Raises:
             OperationError: The disk refuses; the commit is visible, but nobody may be told so.
@@ -421,6 +462,8 @@ class DeltaFolder:
         """
         try:
             if self._disk is not None:
-                self._disk.make_durable(table)
+                self._disk.make_durable(table, checkpoint=checkpoint)
+            elif checkpoint:
+                DeltaTable(join(self.location, table)).create_checkpoint()
         except (DeltaError, OSError) as error:
             raise OperationError(f"{self.location}: cannot sync '{table}' to the disk ({first_line(error)})") from None

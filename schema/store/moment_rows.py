@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from schema.errors import InputError
 from schema.store.commits import Commit, transactions
+from schema.store.compaction.members import originals
 from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.snapshot import Snapshot
@@ -29,20 +30,34 @@ def append_moments(
     """Append rows, unless the table has gone on since a version of its own; return whether it did not.
 
     ``covered`` has a version by table: with these rows all moments of these versions are there, as ``definition`` says.
+    There may be none, where only files were rewritten.
     """
     marks: list[tuple[str, int]] = []
     for table, at in () if covered is None else ((table, covered[table]) for table in MADE_FROM):
         marks += [(_version_id(table), at), (_files_id(table), _digest(definition, folder.load(table, at).paths()))]
 
-    def attempt(loaded: Snapshot) -> Commit | None:
-        if loaded.version != version:
-            return None
-        data = encode_parquet(rows)
-        file = StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows)
-        folder.put(TABLE, file.path, data)
-        return Commit([file], transactions([(TABLE, version + 1), *marks]))
+    committed = False
 
-    return bool(folder.commit(TABLE, attempt))
+    def attempt(loaded: Snapshot) -> Commit | None:
+        nonlocal committed
+        committed = loaded.version == version
+        if not committed:
+            return None
+        files = []
+        if rows.num_rows:
+            data = encode_parquet(rows)
+            files.append(StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows))
+            folder.put(TABLE, files[0].path, data)
+        return Commit(files, transactions([(TABLE, version + 1), *marks]))
+
+    folder.commit(TABLE, attempt)
+    return committed
+
+
+def covered_versions(folder: DeltaFolder) -> dict[str, int | None]:
+    """Return the versions of the tables that moments are made from at which all of these are there."""
+    loaded = folder.load(TABLE)
+    return {table: loaded.transaction_version(_version_id(table)) for table in MADE_FROM}
 
 
 def files_since(folder: DeltaFolder, versions: Mapping[str, int], definition: str) -> dict[str, list[str]] | None:
@@ -62,9 +77,15 @@ def files_since(folder: DeltaFolder, versions: Mapping[str, int], definition: st
         except InputError:  # a log that is shorter now
             return None
         present = folder.load(table, versions[table]).paths() if version != versions[table] else before
-        if _digest(definition, before) != digest or not set(before).issubset(present):
+        gone, new = set(before).difference(present), set(present).difference(before)
+        if gone:  # into compacted files, unless they are lost
+            covered = originals(folder, table, gone)
+            if not covered <= originals(folder, table, new):
+                return None
+            new = {path for path in new if not originals(folder, table, [path]) <= covered}
+        if _digest(definition, before) != digest:
             return None
-        found[table] = sorted(set(present).difference(before))
+        found[table] = sorted(new)
     return found
 
 

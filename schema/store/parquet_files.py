@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+ROW_GROUP_ROWS = 1 << 17  # what a reader of few rows skips by, and what several threads share
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,23 @@ def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> b
     with pq.ParquetWriter(
         sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
     ) as writer:
-        writer.write_table(rows)
+        writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         if footer:
             writer.add_key_value_metadata(dict(footer))
     return bytes(sink.getvalue())
+
+
+def slice_of(parquet: pq.ParquetFile, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
+    """Read rows of a file from the row ``begin`` on, ``rows`` of them or all; only their row groups are read."""
+    end = parquet.metadata.num_rows if rows is None else begin + rows
+    groups, first, at = list[int](), 0, 0
+    for group in range(parquet.metadata.num_row_groups):
+        count = parquet.metadata.row_group(group).num_rows
+        if at < end and begin < at + count:
+            first = first if groups else begin - at
+            groups.append(group)
+        at += count
+    return parquet.read_row_groups(groups, columns=list(columns)).slice(first, end - begin)
 
 
 def content_digest(data: bytes) -> str:

@@ -1,30 +1,42 @@
-"""What is made from the files of ``events``: the rows of ``units``, and derived files; held against them."""
+"""The table ``units``: the records in the footers of events files as rows, and what these rows say of events."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.errors import InputError
-from schema.store.appends import UNIT_FOOTER, span_of_path, span_of_record, with_defaults
-from schema.store.commits import Commit, transactions
+from schema.store.appends import (
+    Span,
+    is_compacted,
+    is_foreign,
+    span_of_path,
+    span_of_record,
+    unit_count,
+    unit_name,
+)
+from schema.store.commits import Commit, guards
+from schema.store.compaction.members import members_of
 from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.snapshot import Snapshot
-from schema.tables import UNITS
+from schema.tables import GROUP_KEY, UNITS
+
+_SPAN_COLUMNS = (*GROUP_KEY, "first_replicate", "replicates", "estimator", "action_revision")
 
 
 class UnitRows:
-    """The table ``units``: the records in the footers of events files, as rows."""
+    """The table ``units`` of a store."""
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
 
     def stored_and_missing(self) -> tuple[Snapshot, pa.Table]:
-        """Return the table, and the rows that it lacks for visible events files.
+        """Return the table, and the rows that it lacks for visible events.
 
         Raises:
             InputError: A file is damaged.
@@ -33,65 +45,96 @@ class UnitRows:
         """
         units = self._folder.load("units")
         paths = self._folder.load("events").paths()
-        own = [path for path in paths if span_of_path(path) is not None]
-        missing: list[str] = []
-        # Equal counts mean nothing is missing, without a look into any file, as every unit is one file and one row.
-        if len(own) < len(paths) or len(own) != units.count_rows():
+        own = [path for path in paths if not is_foreign(path)]
+        rows: list[dict[str, Any]] = []
+        # Equal counts mean nothing is missing, without a look into any file, as every unit is one row.
+        if len(own) < len(paths) or unit_count(own) != units.count_rows():
             known = set(self._folder.read(units, ["path"]).column("path").to_pylist())
-            missing = [path for path in own if path not in known]
-            if len(own) == len(paths) and (lost := known - set(own)):
+            compacted = {
+                member.path: member for path in own if is_compacted(path) for member in members_of(self._folder, path)
+            }
+            there = {path for path in own if not is_compacted(path)} | compacted.keys()
+            if len(own) == len(paths) and (lost := known - there):
                 raise self._folder.damaged(f"'units' has a row of {min(lost)}, which 'events' has lost")
-        rows = [{**self._record(path), "path": path} for path in missing]
+            for path in sorted(there - known):
+                member = compacted.get(path) or members_of(self._folder, path)[0]
+                rows.append({**member.record, "path": path})
         return units, pa.Table.from_pylist(rows, schema=UNITS.schema)
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
-        """Append the rows that the table lacks; return how many."""
+    def append(self, records: Sequence[dict[str, Any]], since: int | None) -> int:
+        """Append the rows that the table lacks; return how many.
+
+        Args:
+            records: Rows that were lacking at a version.
+            since: That version; None where it is not known.
+
+        """
         new: list[dict[str, Any]] = []
 
         def attempt(units: Snapshot) -> Commit | None:
             nonlocal new
-            new = [row for row in records if units.transaction_version(span_of_record(row).app_id) is None]
+            there = set[Span]() if units.version == since else self.spans(units, records)
+            new = [row for row in records if span_of_record(row) not in there]
             if not new:
                 return None
             data = encode_parquet(pa.Table.from_pylist(new, schema=UNITS.schema))
             file = StoredFile(f"{content_digest(data)}.parquet", len(data), len(new))
             self._folder.put("units", file.path, data)
             spans = [span_of_record(row) for row in new]
-            return Commit([file], transactions((span.app_id, span.count) for span in spans))
+            return Commit([file], guards((span.app_id, span.count) for span in spans))
 
         if records:
-            self._folder.commit("units", attempt)
+            self._folder.commit("units", attempt, since=since)
         return len(new)
 
-    def _record(self, path: str) -> dict[str, Any]:
-        text = self._folder.footer("events", path).get(UNIT_FOOTER.encode())
-        if text is None:
-            raise InputError(f"{self._folder.location}: events/{path} is damaged (no unit record in its footer)")
-        return with_defaults(json.loads(text))
+    def spans(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> set[Span]:
+        """Read the spans of the rows that have the study, model, document and action of one of some records."""
+        names = {name: pa.array({row[name] for row in of}, pa.string()) for name in GROUP_KEY}
+        same = [pc.field(name).isin(values) for name, values in names.items()]
+        where = same[0] & same[1] & same[2] & same[3]
+        return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where).to_pylist()))
+
+    def missing(self, events: Snapshot, given: Mapping[Span, Mapping[str, Any]]) -> list[Span]:
+        """Find the given spans that ``events`` lacks.
+
+        Raises:
+            InputError: One overlaps a stored or another given one of other bounds.
+
+        """
+        paths = events.paths()
+        stored = set(spans_in(paths, {span.group for span in given}))
+        if not all("/" in path for path in paths):  # the rows of units say which are in compacted files
+            stored |= self.spans(self._folder.load("units"), given.values())
+        groups = defaultdict[str, list[Span]](list)
+        for span in (*stored, *given):
+            groups[span.group].append(span)
+        for span, record in given.items():
+            for other in groups[span.group]:
+                if other != span and other.overlaps(span):
+                    raise InputError(
+                        f"unit {unit_name(record)} overlaps the replicates "
+                        f"[{other.first}, {other.first + other.count}) of the same action, stored or given too"
+                    )
+        return [span for span in given if span not in stored]
+
+
+def spans_in(paths: Iterable[str], groups: Collection[str]) -> Iterator[Span]:
+    """Yield the spans of units of some groups that have files of their own."""
+    for path in paths:
+        name = path.rpartition("/")[2].removeprefix("swrb-")
+        if name[:16] in groups and (span := span_of_path(path)):
+            yield span
 
 
 def check_units(folder: DeltaFolder, version: int | None, events: Sequence[str]) -> None:
-    """Check that ``units``, at a version, has no more rows than there are events files; reads logs and no data.
+    """Check that ``units``, at a version, has no more rows than there are units in events files; reads logs alone.
 
     Raises:
         DamagedStoreError: There are rows whose events are lost.
 
     """
     rows = folder.load("units", version).count_rows()
-    if rows > len(events) and None not in map(span_of_path, events) and rows > len(folder.load("events").paths()):
-        raise folder.damaged(f"'units' has {rows} rows, 'events' {len(events)} units: events are lost")
-
-
-def check_derived(folder: DeltaFolder, derived: Mapping[str, set[str]], events: set[str]) -> None:
-    """Check that every derived file, by table, is of one of the events files.
-
-    Raises:
-        DamagedStoreError: Some are of events that are lost.
-
-    """
-    for table, paths in derived.items():
-        ahead = {path for path in paths - events if span_of_path(path) is not None}
-        # Events may have come since the version that is looked at.
-        if ahead and (lost := ahead - set(folder.load("events").paths())):
-            more = f" and {len(lost) - 1} more files" if len(lost) > 1 else ""
-            raise folder.damaged(f"'{table}' has rows of {min(lost)}{more}, which 'events' has lost")
+    if any(map(is_foreign, events)) or rows <= unit_count(events):
+        return
+    if rows > unit_count(folder.load("events").paths()):  # they may have come since
+        raise folder.damaged(f"'units' has {rows} rows, 'events' {unit_count(events)} units: events are lost")

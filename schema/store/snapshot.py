@@ -13,6 +13,9 @@ from deltalake.schema import Field as DeltaField
 from schema.store.parquet_files import StoredFile
 from schema.tables import TABLES
 
+# Application ids of a commit that rewrites files: its own version, and the one whose rows it has.
+_REWRITTEN, _REWRITTEN_FROM = "kvdrift.rewritten", "kvdrift.rewritten-from"
+
 ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
 
@@ -25,7 +28,18 @@ class Snapshot:
     def __init__(self, table: str, loaded: DeltaTable | None) -> None:
         self.table = table
         self.version = 0 if loaded is None else int(loaded.version())
-        self._loaded = loaded
+        self._delta = loaded
+
+    @property
+    def data_version(self) -> int:
+        """The version that had these rows first: this one, unless nothing but files was rewritten since."""
+        if self.transaction_version(_REWRITTEN) != self.version:
+            return self.version
+        return self.transaction_version(_REWRITTEN_FROM) or 0
+
+    def marks_of_rewriting(self) -> dict[str, int]:
+        """Return the application transactions of a commit right after this version that rewrites files and no row."""
+        return {_REWRITTEN: self.version + 1, _REWRITTEN_FROM: self.data_version}
 
     def paths(self) -> list[str]:
         """Return the relative paths of the visible files, sorted."""
@@ -42,14 +56,26 @@ class Snapshot:
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of an application's last transaction; None before the first."""
-        found = None if self._loaded is None else self._loaded.transaction_version(app_id)
+        found = None if self._delta is None else self._delta.transaction_version(app_id)
         return None if found is None else int(found)
+
+    @property
+    def delta(self) -> DeltaTable:
+        """The table in delta-rs.
+
+        Raises:
+            LookupError: The store is too old to have the table.
+
+        """
+        if self._delta is None:
+            raise LookupError(self.table)
+        return self._delta
 
     def last_versions_without(self) -> dict[str, int]:
         """Return the columns that some visible files lack, with the last version up to this one without each."""
-        if self._loaded is None:
+        if self._delta is None:
             return {}
-        stored = {field.name: field.metadata for field in self._loaded.schema().fields}
+        stored = {field.name: field.metadata for field in self._delta.schema().fields}
         last = {
             name: int(stored[name].get(ADDED_AFTER, -1)) if name in stored else self.version
             for name in TABLES[self.table].columns
@@ -62,9 +88,9 @@ class Snapshot:
 
     @functools.cached_property
     def _files(self) -> pa.Table | None:
-        if self._loaded is None:
+        if self._delta is None:
             return None
-        return pa.table(self._loaded.get_add_actions()).select(["path", "size_bytes", "num_records"])
+        return pa.table(self._delta.get_add_actions()).select(["path", "size_bytes", "num_records"])
 
 
 def lacking_columns(table: str, loaded: DeltaTable) -> list[str]:

@@ -10,15 +10,16 @@ Truth and what follows from it
 Exactly once
     delta-rs refuses a commit if a commit since its snapshot carries one of its application ids; the store then looks
     again at what is still missing. A unit's commit carries two: one of its (study, model, doc, action) under one
-    estimator, so that only one writer at a time can extend it, and one of the unit itself, which stays in the log
-    whatever happens to the files. Plain and SWRB replicates of one action are numbered separately, each from 0: their
-    ranges do not overlap, and their writers do not wait for each other.
+    estimator, so that only one writer at a time can extend it, and one of the unit itself. Plain and SWRB replicates of
+    one action are numbered separately, each from 0: their ranges do not overlap, and their writers do not wait for each
+    other. What is there is said by the paths of units' files and, of compacted ones, by the rows of ``units``.
 
 Compaction
     A derived file has the relative path of its events file, and from that the store knows what is derived:
     ``trajectories`` and ``steps`` from the file of a plain unit, ``branchings`` and ``branching_depths`` from the file
-    of an SWRB unit, which its name tells. So do not compact ``events`` or these four: reading and appending still work
-    then, but ``pending_segments`` refuses. The small tables and ``units`` may be compacted at any time.
+    of an SWRB unit, which its name tells. A compaction of ``events`` (``schema.store.compaction``) puts many units of
+    one estimator in a file, with their records in its footer, and that file is derived like any other. Until it is, the
+    derived files of its units stand for it. Rewritten files are no new data: ``data_version`` stays.
 
 Schema versions
     A store of an older version is read as it is: columns that came since hold their declared defaults, tables that came
@@ -47,15 +48,18 @@ from schema.store.appends import (
     derived_tables,
     span_of_path,
     span_of_record,
-    unit_name,
     unit_path,
 )
 from schema.store.checked_files import first_damaged
-from schema.store.commits import Commit, transactions
+from schema.store.commits import Commit, guards
+from schema.store.compaction.derived import check_derived, commit_derived, lacking_tables, unaligned_packs
+from schema.store.compaction.members import UnitEvents, originals
+from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, plan_packs
+from schema.store.compaction.rows import compact_rows
 from schema.store.delta import DeltaFolder
-from schema.store.moment_rows import append_moments, files_since
+from schema.store.moment_rows import append_moments, covered_versions, files_since
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.projections import UnitRows, check_derived, check_units
+from schema.store.projections import UnitRows, check_units
 from schema.store.revisions import current_units
 from schema.store.small_tables import KEYED, append_new_rows
 from schema.store.snapshot import Snapshot
@@ -129,9 +133,31 @@ class Store:
         """Return the latest version of every table."""
         return {table: self.version(table) for table in TABLES}
 
+    def data_version(self, table: str, version: int | None = None) -> int:
+        """Return the version, up to the given or the latest one, since which no row has come to a table."""
+        return self._load(table, version).data_version
+
     def paths(self, table: str, version: int | None = None) -> list[str]:
         """Return the paths of the files visible at a version, relative to the table's folder, sorted."""
         return self._load(table, version).paths()
+
+    def unit_paths(self, version: int | None = None) -> set[str]:
+        """Return the paths that the units in ``events`` at a version were appended as; reads compacted files' footers.
+
+        Raises:
+            InputError: Such a file is missing or damaged.
+
+        """
+        return self.unit_paths_in(self.paths("events", version))
+
+    def unit_paths_in(self, paths: Iterable[str]) -> set[str]:
+        """Return the paths that the units in some files of ``events`` were appended as.
+
+        Raises:
+            InputError: A compacted file is missing or damaged.
+
+        """
+        return originals(self._folder, "events", paths)
 
     def files(self, table: str, version: int | None = None) -> list[str]:
         """Return the files visible at a version as absolute paths or URLs, sorted."""
@@ -189,15 +215,30 @@ class Store:
                 raise InputError(f"{table}: no column '{name}'; {nearest(name, declared)}")
         return self._folder.read(loaded, declared if columns is None else columns)
 
-    def units(self, study: str | None = None, model: str | None = None) -> pa.Table:
-        """Return the rows of all current units whose events are visible, also where a row is still to be written."""
+    def unit_events(self) -> UnitEvents:
+        """Return a reader of single units' events, as ``events`` is now."""
+        return UnitEvents(self._folder)
+
+    def units(
+        self, study: str | None = None, model: str | None = None, columns: Sequence[str] = UNITS.columns
+    ) -> pa.Table:
+        """Return the rows of all current units whose events are visible, also where a row is still to be written.
+
+        Args:
+            study: The study of the units; None for all.
+            model: The model of the units; None for all.
+            columns: The columns to read.
+
+        """
         actions = self.read("actions")  # first: a revision is declared before its units are there
         stored, rows = self._units.stored_and_missing()
-        units = current_units(pa.concat_tables([self._folder.read(stored, UNITS.columns), rows]), actions)
+        names = dict.fromkeys((*columns, "study", "model", "action", "action_revision"))
+        units = pa.concat_tables([self._folder.read(stored, list(names)), rows.select(list(names))])
+        units = current_units(units, actions)
         for name, value in (("study", study), ("model", model)):
             if value is not None:
                 units = units.filter(pc.equal(units.column(name), value))
-        return units
+        return units.select(list(columns))
 
     def append_units(self, units: Sequence[Unit]) -> int:
         """Make units visible, all by one commit. A unit that the store has already stays as it is.
@@ -225,7 +266,8 @@ class Store:
                 written[span] = self._put_unit(*given[span])
             return written[span]
 
-        return self._commit_units({span: record for span, (record, _) in given.items()}, put)
+        # The version from before the events are there, without which nobody writes their rows.
+        return self._commit_units({span: record for span, (record, _) in given.items()}, put, self.version("units"))
 
     def adopt_units(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
         """Make units' files that are in place visible; leave out those whose replicates are there.
@@ -239,43 +281,43 @@ class Store:
         """
         given = {span_of_record(record): (file, record) for file, record in files}
         self._prepare("units", "events")
-        stored = {span_of_path(path) for path in self.paths("events")}
+        stored = set(map(span_of_path, self.unit_paths()))
         free = {
             span: record
             for span, (_, record) in given.items()
             if not any(other is not None and other.overlaps(span) for other in stored)
         }
-        return self._commit_units(free, lambda span: given[span][0])
+        return self._commit_units(free, lambda span: given[span][0], None)  # their rows may be there
 
-    def _commit_units(self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile]) -> int:
+    def _commit_units(
+        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], units: int | None
+    ) -> int:
         """Make the units that the store lacks visible by one commit, then their rows; return how many.
 
-        ``put`` gives a unit's file, in place.
+        ``put`` gives a unit's file, in place; at the version ``units`` of that table, none has a row.
         """
         files: dict[Span, StoredFile] = {}
 
-        def attempt(events: Snapshot) -> Commit:
-            new = self._missing(events, records)
+        def attempt(events: Snapshot) -> Commit | None:
+            new = self._units.missing(events, records)
+            files.clear()
             files.update((span, put(span)) for span in new)
             groups = ((span.group, span.first + span.count) for span in new)
-            return Commit(
-                [files[span] for span in new], transactions([*groups, *((span.app_id, span.count) for span in new)])
-            )
+            ids = guards([*groups, *((span.app_id, span.count) for span in new)])
+            return Commit(list(files.values()), ids) if new else None
 
         self._healed = False  # until the rows are there too
         count = self._folder.commit("events", attempt)
-        visible = set(self.paths("events")) if files else set()
-        new = [{**records[span], "path": file.path} for span, file in files.items() if file.path in visible]
-        self._units.append(new)
+        self._units.append([{**records[span], "path": file.path} for span, file in files.items()], units)
         self._healed = True
         return count
 
     def reconcile(self) -> int:
         """Append the ``units`` rows that a killed writer left out, from the events files' footers; return how many."""
-        _, rows = self._units.stored_and_missing()
+        units, rows = self._units.stored_and_missing()
         if rows.num_rows:
             self._prepare("units")
-        count = self._units.append(rows.to_pylist())
+        count = self._units.append(rows.to_pylist(), units.version)
         self._healed = True
         return count
 
@@ -335,25 +377,36 @@ class Store:
         found = files_since(self._folder, versions, definition)
         return None if found is None else {table: self._absolute(table, paths) for table, paths in found.items()}
 
+    def moments_cover(self, versions: Mapping[str, int]) -> bool:
+        """Tell whether the last commit of moments was made from just these versions."""
+        return all(versions[table] == version for table, version in covered_versions(self._folder).items())
+
     def row_count(self, table: str) -> int:
         """Return the number of rows of a table, which its log has."""
         return self._load(table).count_rows()
 
     def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
-        """Return the relative paths of the events files that lack a file of one of their ``derived_tables``.
+        """Return the relative paths of the events files that are not derived; ``pending_tables`` says into what."""
+        return list(self.pending_tables(events_version, derived_versions))
 
-        Of derived tables whose versions are not given, the latest ones count.
+    def pending_tables(
+        self, events_version: int, derived_versions: Mapping[str, int] | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """Find the events files that are not derived.
+
+        Args:
+            events_version: The version of ``events`` that is looked at.
+            derived_versions: Versions of derived tables; of those that are not named, the latest.
+
+        Returns:
+            The tables that lack a file's rows, by the file's relative path, sorted.
 
         Raises:
-            InputError: One of the tables was compacted; its files no longer tell what they were made from.
+            InputError: Another program has rewritten one of the tables.
             DamagedStoreError: A table is derived from events that are not there.
 
         """
-        versions = derived_versions or {}
-        done = {table: set(self._own_paths(table, versions.get(table))) for table in _DERIVED}
-        paths = self._own_paths("events", events_version)
-        check_derived(self._folder, done, set(paths))
-        return [path for path in paths if not all(path in done[table] for table in derived_tables(path))]
+        return lacking_tables(self._folder, self._load("events", events_version), derived_versions or {})
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
         """Check that rows of units and of derived tables are of events that are there; reads logs and no data.
@@ -365,10 +418,9 @@ class Store:
             DamagedStoreError: Rows have lost their events.
 
         """
-        events = self.paths("events", versions.get("events"))
-        done = {table: set(self.paths(table, versions.get(table))) for table in _DERIVED}
-        check_derived(self._folder, done, set(events))
-        check_units(self._folder, versions.get("units"), events)
+        events = self._load("events", versions.get("events"))
+        check_derived(self._folder, events, versions)
+        check_units(self._folder, versions.get("units"), events.paths())
 
     def check_files(self, versions: Mapping[str, int]) -> None:
         """Check that the files of a local store are as they were committed; each file is read once and remembered.
@@ -402,24 +454,56 @@ class Store:
     def commit_files(self, table: str, files: Iterable[StoredFile], app_id: str, version: int) -> int:
         """Make files that ``write_parquet`` put in place visible by one commit; there is none if all are visible.
 
-        The commit carries ``version``, that of the events table which the files cover.
+        The commit carries ``version``, that of the events table which the files cover. A file of many units replaces
+        the files of these units.
 
         Returns:
             The number of files that were not visible before.
 
         """
         self._check_table(table)
-        given = {file.path: file for file in files}
         self._prepare(table)
+        return commit_derived(self._folder, table, files, {app_id: version})
 
-        def attempt(loaded: Snapshot) -> Commit:
-            visible = set(loaded.paths())
-            covered = max(version, loaded.transaction_version(app_id) or 0)
-            return Commit(
-                [file for path, file in given.items() if path not in visible], transactions([(app_id, covered)])
-            )
+    def plan_packs(self) -> list[Pack]:
+        """Find out which files of ``events`` are worth putting together, sorted by the keys of their units.
 
-        return self._folder.commit(table, attempt)
+        Raises:
+            InputError: Another program has rewritten the table, or it is damaged.
+
+        """
+        units = self._folder.read(self._load("units"), [*UNIT_KEY, "path"]).sort_by(
+            [(name, "ascending") for name in UNIT_KEY]
+        )
+        return plan_packs(self._folder, {path: place for place, path in enumerate(units["path"].to_pylist())})
+
+    def pack_events(self, pack: Pack) -> Packed:
+        """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
+        return pack_events(self._folder, pack)
+
+    def unaligned_packs(self) -> dict[str, tuple[str, ...]]:
+        """Find the compacted files of ``events`` that derived tables do not have under the same path.
+
+        Returns:
+            These tables, by the file's path, sorted.
+
+        """
+        return unaligned_packs(self._folder)
+
+    def compact_rows(self, table: str) -> bool:
+        """Put the small files of a table together that is not derived from events; tell whether it had several.
+
+        Raises:
+            InputError: A file is damaged, or the store cannot be written.
+
+        """
+        self._check_table(table)
+        return compact_rows(self._folder, table)
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
         """Take files of a table that can be made again out of view; return how many were visible.
@@ -461,33 +545,6 @@ class Store:
     def _check_table(table: str) -> None:
         if table not in TABLES:
             raise InputError(f"no table '{table}'; {nearest(table, TABLES)}")
-
-    def _own_paths(self, table: str, version: int | None = None) -> list[str]:
-        paths = self.paths(table, version)
-        for path in paths:
-            if span_of_path(path) is None:
-                raise InputError(f"{self.location}: table '{table}' was compacted ({path}): derive into a new store")
-        return paths
-
-    def _missing(self, events: Snapshot, given: Mapping[Span, dict[str, Any]]) -> list[Span]:
-        """Find the given spans that ``events`` lacks; refuse one that overlaps a stored or another given one."""
-        paths = events.paths()
-        spans = [span_of_path(path) for path in paths]
-        stored = {span for span in spans if span is not None}
-        if len(stored) < len(paths):  # compacted: the file names are lost, the units rows and the log are not
-            stored |= {span_of_record(row) for row in self.read("units").to_pylist()}
-            stored |= {span for span in given if events.transaction_version(span.app_id) == span.count}
-        groups: dict[str, list[Span]] = {}
-        for span in [*stored, *given]:
-            groups.setdefault(span.group, []).append(span)
-        for span, record in given.items():
-            for other in groups[span.group]:
-                if other != span and other.overlaps(span):
-                    raise InputError(
-                        f"unit {unit_name(record)} overlaps the replicates "
-                        f"[{other.first}, {other.first + other.count}) of the same action, stored or given too"
-                    )
-        return [span for span in given if span not in stored]
 
     def _put_unit(self, record: dict[str, Any], events: pa.Table) -> StoredFile:
         data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})

@@ -192,10 +192,10 @@ class LocalDisk:
             if other != table and (version := self.logs[other].newest()) >= 0:
                 self.logs[other].sync()
                 seen[other] = version
-        return said_of_commit(len(commit.files) + len(commit.transactions), seen)
+        return said_of_commit(len(commit.actions()) + len(commit.transactions), seen)
 
-    def make_durable(self, table: str) -> None:
-        """Make every commit of a table durable, and put them together in a checkpoint when there are many.
+    def make_durable(self, table: str, *, checkpoint: bool) -> None:
+        """Make every commit of a table durable, and put them together in a checkpoint, if asked to or there are many.
 
         Raises:
             OSError: The disk refuses.
@@ -204,7 +204,7 @@ class LocalDisk:
         """
         log = self.logs[table]
         log.sync()
-        if log.needs_checkpoint():
+        if checkpoint or log.needs_checkpoint():
             DeltaTable(str(self._folder / table)).create_checkpoint()
             log.sync_checkpoint()
 

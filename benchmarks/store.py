@@ -1,0 +1,187 @@
+"""What a store costs that has many units: appending, asking, opening, before and after ``kvdrift compact``.
+
+    python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units: some ten minutes
+    python -m benchmarks.store --units 500 5000 --json
+
+Measured for each size, before and after a compaction, each part in a process of its own:
+
+- ``append``: a store is opened, and three units of a new document are appended;
+- ``status``: all lines of ``kvdrift status``;
+- ``derive``: ``kvdrift derive`` where nothing is to do, without its catalogue;
+- ``views``: the views are opened;
+- ``catalogue``: ``catalog.duckdb`` is written.
+
+Ratios are of CPU seconds: those of the smallest size by those of this one. After a compaction they are to stay near 1;
+before it they are to be no less than the ratio of the sizes.
+
+The store is written by hand, since only names and logs count here: before the compaction all units of a table are one
+file under many names, and a commit has 48 units, as a run of 16 documents makes them. What is compacted has rows of its
+own for each unit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
+from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
+from kvdrift.commands.status import status_lines
+from schema.store.appends import DERIVED, conform_unit, unit_path
+from schema.store.compaction.members import Member
+from schema.store.compaction.packs import put_pack, rewriting
+from schema.store.delta import DeltaFolder
+from schema.store.parquet_files import content_digest, encode_parquet
+from schema.store.store import Store
+from schema.tables import ACTIONS, DOCUMENTS, PLAIN, STUDIES, UNITS
+from sql.catalog import open_views, write_catalog
+from transforms.compaction import compact
+from transforms.pipeline import run_derivation
+from transforms.segments import derived_rows
+
+SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
+UNITS_PER_COMMIT = 48
+SEGMENTS_PER_COMMIT = 2048
+
+Record = dict[str, Any]
+
+
+def append(location: str) -> float:
+    """Append three units; return their number."""
+    return Store.open(location).append_units(list(drawn_units([document_row(1, 9_999_999)], SIZES, 0)))
+
+
+def status(location: str) -> float:
+    """Return the number of lines."""
+    return len(list(status_lines(Store.open(location))))
+
+
+def derive(location: str) -> float:
+    """Derive nothing."""
+    return run_derivation(location).segments
+
+
+def views(location: str) -> float:
+    """Open the views and close them."""
+    with open_views(Store.open(location)):
+        return 0
+
+
+def catalogue(location: str) -> float:
+    """Return the size of the catalogue in MiB."""
+    return mib(write_catalog(Store.open(location)).stat().st_size)
+
+
+PARTS = (status, derive, views, catalogue, append)
+
+
+class WrittenStore:
+    """A store of many units, written by hand."""
+
+    def __init__(self, folder: Path, units: int) -> None:
+        """Write it: events, units, trajectories and steps, each unit in files of its own."""
+        self.folder, self.units = folder, units
+        store = Store.create(folder)
+        self.location = store.location
+        documents = [document_row(1, number) for number in range(-(-units // SIZES.actions))]
+        store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+        store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))
+        actions = [action_row(name) for name in SIZES.action_names]
+        store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+        record, self.events = conform_unit(next(drawn_units(documents[:1], SIZES, 0)))
+        names = ((row["doc"], action) for row in documents for action in SIZES.action_names)
+        self.records = [record | {"doc": doc, "action": action} for doc, action in names][:units]
+        data = encode_parquet(self.events)
+        self.paths = [unit_path(record, content_digest(data)) for record in self.records]
+        self._write_files("events", data, self.events.num_rows, UNITS_PER_COMMIT)
+        for table, rows in derived_rows(self.paths[0], self.events).items():
+            self._write_files(table, encode_parquet(rows), rows.num_rows, SEGMENTS_PER_COMMIT)
+        rows = [record | {"path": path} for record, path in zip(self.records, self.paths, strict=True)]
+        for version, first in enumerate(range(0, units, UNITS_PER_COMMIT), 1):
+            part = pa.Table.from_pylist(rows[first : first + UNITS_PER_COMMIT], schema=UNITS.schema)
+            data = encode_parquet(part)
+            path = f"{content_digest(data)}.parquet"
+            (folder / "units" / path).write_bytes(data)
+            self._write_commit("units", version, [path], len(data), part.num_rows)
+        for table in ("events", "units", *DERIVED[PLAIN]):
+            DeltaTable(str(folder / table)).create_checkpoint()
+
+    def _write_files(self, table: str, data: bytes, rows: int, per_commit: int) -> None:
+        file = self.folder / f"{table}.parquet"
+        file.write_bytes(data)
+        for version, first in enumerate(range(0, self.units, per_commit), 1):
+            paths = self.paths[first : first + per_commit]
+            for path in paths:
+                target = self.folder / table / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file, target)
+            self._write_commit(table, version, paths, len(data), rows)
+            if version % 20 == 0:
+                file.unlink()
+                file.write_bytes(data)  # a file has so many names at most
+
+    def _write_commit(self, table: str, version: int, paths: list[str], size: int, rows: int) -> None:
+        stats = json.dumps({"numRecords": rows})
+        fixed = {"partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True, "stats": stats}
+        actions: list[Mapping[str, Any]] = [{"commitInfo": {"operation": "WRITE"}}]
+        actions += [{"add": fixed | {"path": path}} for path in paths]
+        log = self.folder / table / "_delta_log" / f"{version:020d}.json"
+        log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+    def compact(self) -> None:
+        """Put all units in one file; everything else is done as ``kvdrift compact`` does it."""
+        folder = DeltaFolder(self.location)
+        members = [
+            (Member(path, self.events.num_rows, record), self._events_of(record))
+            for record, path in zip(self.records, self.paths, strict=True)
+        ]
+        file = put_pack(folder, PLAIN, members)
+        folder.commit("events", lambda loaded: rewriting(loaded, file, self.paths), alone=True)
+        compact(Store.open(self.location))
+
+    def _events_of(self, record: Record) -> pa.Table:
+        events = self.events
+        for name in ("doc", "action"):
+            at, field = events.schema.get_field_index(name), events.schema.field(name)
+            events = events.set_column(at, field, pa.repeat(pa.scalar(record[name]), events.num_rows))
+        return events
+
+
+def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, int, Any]]:
+    """Yield each part's name, whether the store is compacted, its units and what was measured."""
+    for units in sizes:
+        store = WrittenStore(folder / str(units), units)
+        for form in ("as written", "compacted"):
+            if form == "compacted":
+                store.compact()
+            for part in PARTS:
+                yield part.__name__, form, units, measure(part, store.location)
+
+
+def main() -> None:
+    """Measure, and print ratios."""
+    parser = benchmark_parser("store", "Appending, asking and opening at several sizes, before and after a compaction.")
+    parser.add_argument("--units", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="N")
+    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
+    options = parser.parse_args()
+    rows, smallest = list[BenchmarkRow](), dict[tuple[str, str], tuple[int, float]]()
+    facts: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for part, form, units, measured in measure_sizes(Path(folder), sorted(options.units)):
+            fewest, seconds = smallest.setdefault((part, form), (units, measured.cpu_seconds))
+            peer = (None, None) if units == fewest else (f"{fewest:,} units", seconds / measured.cpu_seconds)
+            rows.append(measured.row(f"{part}, {form}, {units:,} units", None, *peer))
+            if part == "catalogue":
+                facts[f"catalogue_mib_{form}_{units}".replace(" ", "_")] = round(measured.value, 2)
+    show("store: costs by size", rows, "units", facts, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

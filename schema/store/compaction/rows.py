@@ -1,0 +1,45 @@
+"""Tables that are not derived from files of events: their small files made one, sorted by key."""
+
+from __future__ import annotations
+
+from schema.store.appends import compacted_name
+from schema.store.commits import Commit
+from schema.store.compaction.members import files_footer, originals
+from schema.store.compaction.packs import rewriting
+from schema.store.delta import DeltaFolder
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.snapshot import Snapshot
+from schema.tables import TABLES
+
+FILE_BYTES = 1 << 26  # compressed; a file of half of it is left as it is
+
+
+def compact_rows(folder: DeltaFolder, table: str) -> bool:
+    """Put small files of a table together, as many as one file may have.
+
+    Returns:
+        Whether they were; there may be nothing to put together, or another compaction may have been quicker.
+
+    Raises:
+        InputError: A file is damaged, or the store cannot be written.
+
+    """
+    loaded, sources, size = folder.load(table), list[StoredFile](), 0
+    for file in loaded.files():
+        if file.size < FILE_BYTES // 2 and size + file.size <= FILE_BYTES:
+            sources.append(file)
+            size += file.size
+    if len(sources) < 2:
+        return False
+    declared = TABLES[table]
+    replaced = [file.path for file in sources]
+    rows = folder.read(loaded, declared.columns, paths=replaced)
+    rows = rows.sort_by([(name, "ascending") for name in declared.key])
+    data = encode_parquet(rows, files_footer(sorted(originals(folder, table, replaced))))
+    file = StoredFile(compacted_name(content_digest(data)), len(data), rows.num_rows)
+    folder.put(table, file.path, data)
+
+    def attempt(latest: Snapshot) -> Commit | None:
+        return rewriting(latest, file, replaced)
+
+    return bool(folder.commit(table, attempt, alone=True))
