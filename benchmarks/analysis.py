@@ -24,6 +24,7 @@ from __future__ import annotations
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,20 @@ import scipy.stats
 
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
-from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
-from flows.analysis.estimation import Analysis, document_moments, estimate_part, in_sequence, parts_of
+from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
+from flows.analysis.estimation import document_moments
+from flows.analysis.parts import Analysis, estimate_part, in_sequence, parts_of, subjects_of
+from flows.analysis.stored import analyze_stored
 from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from sql.materialization import materialize_moments
 from stats.intervals import Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
+from transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here
-SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO = 20.0, 2048.0, 1.0, 100.0
+SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO, ADDED = 20.0, 2048.0, 1.0, 100.0, 1.05
 
 
 def each_view(location: str) -> dict[str, float]:
@@ -66,7 +71,7 @@ def moments_of(location: str) -> DocumentMoments:
 def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
     """Estimate everything from document moments; returns the number of intervals."""
     analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
-    parts = parts_of(analysis, moments)
+    parts = parts_of(analysis, moments, subjects_of(moments))
     if threads == 1:
         return sum(len(one) for one in in_sequence(parts))
     with ThreadPoolExecutor(threads) as pool:
@@ -149,6 +154,29 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
     return rows, facts
 
 
+def measure_added_action(folder: str, sizes: Sizes, seed: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+    """Measure what a fourth action costs beside three, and alone; both stores lie in ``folder``."""
+    sizes = replace(sizes, actions=4)
+    *three, fourth = sizes.action_names
+    added, alone = f"{folder}/added", f"{folder}/alone"
+    write_study(added, sizes, seed, derived=False, actions=three)
+    measure(derive_and_analyze, added)
+    for location in (added, alone):
+        write_study(location, sizes, seed, derived=False, actions=[fourth])
+    beside, only = measure(derive_and_analyze, added), measure(derive_and_analyze, alone)
+    ratio = beside.cpu_seconds / only.cpu_seconds
+    rows = [only.row("an action alone"), beside.row("the same added to three", None, "alone", ratio)]
+    return rows, {"cpu_of_an_added_action_against_alone": f"{ratio:.2f} (target {ADDED:.2f})"}
+
+
+def derive_and_analyze(location: str) -> int:
+    """Derive what is new in the store of a synthetic study, and estimate it; returns the number of new estimates."""
+    run_derivation(location)
+    store = Store.open(location)
+    materialize_moments(store)
+    return analyze_stored(store, STUDY, MODEL)
+
+
 def _query(view: str) -> str:
     columns = "count(columns(*))" if view in LARGE else "*"
     return f'select {columns} from "{view}"'  # noqa: S608 - a view's own name
@@ -176,8 +204,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-        location = options.store or write_study(folder, sizes_of(options), options.seed).location
+        location = options.store or write_study(f"{folder}/store", sizes_of(options), options.seed).location
         rows, facts = measure_analysis(location, options.draws)
+        if options.store is None:
+            more, ratio = measure_added_action(folder, sizes_of(options), options.seed)
+            rows, facts = [*rows, *more], facts | ratio
     show("analysis", rows, "intervals", facts, as_json=options.json)
 
 

@@ -29,7 +29,8 @@ import duckdb
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import Sizes, write_study
-from flows.analysis.estimation import Analysis, document_moments, in_sequence, parts_of
+from flows.analysis.estimation import document_moments
+from flows.analysis.parts import Analysis, in_sequence, parts_of, subjects_of
 from schema.errors import OperationError
 from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views
@@ -133,7 +134,8 @@ def read_moments(location: str) -> DocumentMoments:
 def bootstrap(location: str) -> int:
     """Estimate the quantities with their intervals; returns the number of intervals."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
-    return sum(len(rows) for rows in in_sequence(parts_of(analysis, read_moments(location))))
+    moments = read_moments(location)
+    return sum(len(rows) for rows in in_sequence(parts_of(analysis, moments, subjects_of(moments))))
 
 
 def by_hand(location: str) -> Cells:

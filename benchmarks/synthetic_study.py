@@ -40,7 +40,7 @@ from schema.windows import Windows
 from transforms.pipeline import run_derivation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 STUDY, MODEL = "synthetic", "synthetic/chain"
 EOS_TOKEN = 0
@@ -94,16 +94,23 @@ class Paths:
     y_eos: NDArray[np.bool_]
 
 
-def write_study(location: str, sizes: Sizes, seed: int = 0, *, derived: bool = True) -> Store:
-    """Write the study's tables into a new or partial store and derive it; equal sizes and seed give equal events."""
+def write_study(
+    location: str, sizes: Sizes, seed: int = 0, *, derived: bool = True, actions: Sequence[str] | None = None
+) -> Store:
+    """Write the study's tables into a new or partial store and derive it; equal sizes and seed give equal events.
+
+    Only the events of some ``actions`` are written where these are given.
+    """
+    own = sizes.action_names if actions is None else actions
     store = Store.create(location)
     documents = document_rows(sizes)
     store.append_rows("studies", pa.Table.from_pylist([study_row(sizes, seed)], schema=STUDIES.schema))
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    actions = [action_row(name) for name in sizes.action_names]
-    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    rows = [action_row(name) for name in sizes.action_names]
+    store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
-        store.append_units(list(drawn_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)))
+        units = drawn_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)
+        store.append_units([unit for unit in units if unit.record["action"] in own])
     if derived:
         run_derivation(store.location)
     return store

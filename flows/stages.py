@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.analysis.estimation import Runner, in_sequence, replicate_moments
+from flows.analysis.estimation import replicate_moments
+from flows.analysis.parts import Runner, in_sequence
 from flows.analysis.stored import analyze_stored
 from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees

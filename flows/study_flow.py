@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import stages
-from flows.analysis.estimation import AnalysisPart, estimate_part
+from flows.analysis.parts import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
 from flows.orchestration import orchestration
 from flows.pages import page_of, report_is_current

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import jinja2
@@ -88,8 +87,16 @@ def _draw(sections: list[Section], folder: Path) -> dict[str, str]:
 
 
 def _html(content: PageContent, sections: list[Section], figures: dict[str, str]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     bodies = [
-        _template(section.template).render(
+        environment.from_string(_MACROS + section.template.lstrip()).render(
             content=content,
             facts=content.facts,
             windows=content.windows,
@@ -100,23 +107,5 @@ def _html(content: PageContent, sections: list[Section], figures: dict[str, str]
         for section in sections
     ]
     pairs = list(zip(sections, bodies, strict=True))
-    page = _environment().get_template("page.html.j2")
+    page = environment.get_template("page.html.j2")
     return page.render(content=content, sections=pairs, sentences=sentences(content))
-
-
-@functools.cache
-def _template(text: str) -> jinja2.Template:
-    """A section's template, compiled once for the pages of all models."""
-    return _environment().from_string(_MACROS + text.lstrip())
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )

@@ -108,6 +108,12 @@ _ESTIMATED_FROM = (
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", since=4, default="0"),
 )
 
+
+def _inputs(since: int) -> pa.Field:
+    meaning = "SHA-256 of the moments and settings it was made from"
+    return _column("inputs_sha256", pa.string(), meaning, null=True, since=since)
+
+
 EVENTS = _table(
     "events",
     "one position of one coupled pair, of one overlap scan or of one residual branch",
@@ -370,7 +376,7 @@ RESULTS = _table(
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
-    _column("inputs_sha256", pa.string(), "SHA-256 of the moments and settings it was made from", null=True, since=4),
+    _inputs(since=4),
 )
 
 CALIBRATION = _table(
@@ -400,6 +406,7 @@ CALIBRATION = _table(
     _column("events_version", pa.int64(), "version of the events table it was estimated from"),
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
+    _inputs(since=5),
 )
 
 TABLES: dict[str, Table] = {

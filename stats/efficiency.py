@@ -26,7 +26,7 @@ from stats.pooling import pooled_means
 from stats.registry import Support
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 # Of one document, action and estimator: means over its replicates, and the variance and cost of one. View ``swrb``.
 MEASURED: dict[str, str] = {
@@ -71,6 +71,13 @@ class BranchingMoments(MeasuredDocuments):
                         f"{field}: '{name}' of document '{self.documents[document]}' under '{self.actions[action]}' is "
                         "null where its risk is not, or the reverse"
                     )
+
+    def of_actions(self, names: Collection[str]) -> BranchingMoments:
+        """Return the moments of some of the actions, of all documents: these alone decide what is drawn."""
+        chosen = [place for place, action in enumerate(self.actions) if action in names]
+        plain, swrb = ({name: value[:, chosen] for name, value in own.items()} for own in (self.plain, self.swrb))
+        actions = tuple(self.actions[place] for place in chosen)
+        return BranchingMoments(self.documents, self.strata, self.clusters, actions, plain, swrb)
 
     @cached_property
     def supports(self) -> dict[Support, NDArray[np.bool_]]:

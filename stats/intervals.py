@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from stats.pooling import Pooling
 from stats.quantities import quantity_named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from stats.moments import DocumentMoments, Float
 
@@ -53,6 +53,32 @@ class Request:
                 raise InputError(f"endpoint {endpoint} is in two families: its interval can have one level only")
             if not (self.is_prespecified(endpoint.action) and self.is_prespecified(endpoint.baseline)):
                 raise InputError(f"endpoint {endpoint} is in a prespecified family but its action is exploratory")
+
+    def of(self, actions: Collection[str], contrasts: Collection[tuple[str, str]]) -> Request:
+        """Return what is wanted of some actions and contrasts (baseline, action); families keep their levels."""
+        families = []
+        for family in self.families:
+            own = tuple(
+                one for one in family.endpoints
+                if (one.action in actions if one.baseline is None else (one.baseline, one.action) in contrasts)
+            )  # fmt: skip
+            if own:
+                families.append(replace(family, endpoints=own, size=family.size or len(family.endpoints)))
+        return replace(self, families=tuple(families))
+
+    def check(self, moments: DocumentMoments, contrasts: Collection[tuple[str, str]]) -> None:
+        """Check that every member of a family can be estimated.
+
+        Raises:
+            InputError: a member does not exist, or its contrast (baseline, action) is not among those given.
+
+        """
+        for family in self.families:
+            for endpoint in family.endpoints:
+                endpoint.check(moments.actions, moments.stratum_names, moments.windows)
+                if endpoint.baseline is not None and (endpoint.baseline, endpoint.action) not in contrasts:
+                    where = f"endpoint {endpoint} is in family '{family.name}'"
+                    raise InputError(f"{where} but its contrast is not asked for")
 
     def is_prespecified(self, action: str | None) -> bool:
         """Whether an action was fixed before the first evaluation event; no action (None) always was."""
@@ -114,11 +140,7 @@ def summarize(
 
     """
     pooling = Pooling.of(moments, pairs)
-    for family in request.families:
-        for endpoint in family.endpoints:
-            endpoint.check(moments.actions, moments.stratum_names, moments.windows)
-            if endpoint.baseline is not None and (endpoint.baseline, endpoint.action) not in pooling.pairs:
-                raise InputError(f"endpoint {endpoint} is in family '{family.name}' but its contrast is not asked for")
+    request.check(moments, pooling.pairs)
     families = {endpoint: family for family in request.families for endpoint in family.endpoints}
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for name, sample in draws.items():

@@ -19,7 +19,7 @@ from schema.study import POOLED
 from schema.windows import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 Float = NDArray[np.float64]
 Text = NDArray[np.str_]
@@ -120,6 +120,20 @@ class DocumentMoments(MeasuredDocuments):
             {name: value[order] for name, value in self.scalars.items()},
             {name: value[order] for name, value in self.positions.items()},
             {name: value[order] for name, value in self.lags.items()},
+        )
+
+    def of_actions(self, names: Collection[str]) -> DocumentMoments:
+        """Return the moments of some of the actions, of all documents: these alone decide what is drawn."""
+        chosen = [place for place, action in enumerate(self.actions) if action in names]
+        return DocumentMoments(
+            self.documents,
+            self.strata,
+            self.clusters,
+            tuple(self.actions[place] for place in chosen),
+            self.windows,
+            {name: value[:, chosen] for name, value in self.scalars.items()},
+            {name: value[:, chosen] for name, value in self.positions.items()},
+            {name: value[:, chosen] for name, value in self.lags.items()},
         )
 
 

@@ -1,7 +1,8 @@
 """Weighted pooling of document moments: within strata, then over strata with equal weight (definitions, "Pooling").
 
 The weights are whole-number counts per document: all ones for the point estimate, a resample's counts for a draw. Any
-number of weightings goes through one matrix product per stratum.
+number of weightings goes through one matrix product per stratum and support. Supports are not multiplied together: the
+bits of one do not depend on the others, so that each can be computed apart.
 """
 
 from __future__ import annotations
@@ -156,9 +157,11 @@ def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDAr
     pooled = means[:, 0]
     pooled[:] = 0.0
     strata = np.zeros(values.shape[1])
+    total = np.empty((len(counts), *values.shape[1:]))
     for row, documents in enumerate(members, start=1):
         weights = np.ascontiguousarray(counts[:, documents])
-        total = _product(weights, values[documents].reshape(len(documents), -1)).reshape(len(counts), *values.shape[1:])
+        for support in range(values.shape[1]):
+            total[:, support] = _product(weights, values[documents, support])
         weight = weights @ masks[documents].astype(np.float64)  # of whole numbers: exact
         # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
         with np.errstate(invalid="ignore"):
@@ -181,9 +184,12 @@ def _product(weights: Float, values: Float) -> Float:
     thousands of products waits until all its threads have had a core (measured: 6 times slower). Tiles depend on the
     shapes alone, so equal blocks give equal bits.
     """
+    if len(weights) == 1:  # BLAS would round a column of one row by its place among the others
+        summed: Float = (weights.T * values).sum(axis=0, keepdims=True)
+        return summed
     most = max(_TILE_WORK // (_TILE_COLUMNS * weights.shape[1]), 1)
     rows = min(1 << (most.bit_length() - 1), len(weights))  # a power of 2, to divide the block of draws
-    if rows < 8 or len(weights) % rows:  # large strata are worth their threads; a single weighting is one product
+    if rows < 8 or len(weights) % rows:  # large strata are worth their threads
         whole: Float = weights @ values
         return whole
     tiled = weights.reshape(-1, rows, weights.shape[1])

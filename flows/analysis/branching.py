@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from flows.analysis.document_index import DocumentIndex, measured
 from schema.tables import PLAIN, SWRB
 from sql.catalog import Views
+from sql.quoting import literal
 from stats.efficiency import MEASURED, BranchingMoments
 
 
@@ -18,6 +19,9 @@ def branching_moments(views: Views, study: str, model: str, split: str) -> Branc
         Moments of all measured documents, the same that other estimates resample; None where nothing was branched.
 
     """
+    own = f"study = {literal(study)} and model = {literal(model)}"
+    if not views.table(f"from branchings where {own} limit 1").num_rows:  # the view would read all trajectories
+        return None
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():
         return None

@@ -3,70 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from flows.analysis.estimation import action_revisions, document_moments
+from flows.analysis.estimation import action_revisions
+from flows.analysis.standing import inputs_sha256, standing_rows
 from flows.frozen_plan import FrozenPlan
 from schema.store.store import Store
-from schema.study import CONTROL_ACTION
 from schema.tables import CALIBRATION
 from sql.catalog import Views
 from stats.calibration import Calibration, calibrate
 from stats.intervals import EXPLORATORY, planned_status
+from stats.moments import DocumentMoments
 
 
 def calibrate_study(
-    store: Store, views: Views, plan: FrozenPlan, events_version: int, seen: tuple[str, ...] = ()
+    store: Store,
+    views: Views,
+    plan: FrozenPlan,
+    events_version: int,
+    moments: Mapping[str, DocumentMoments],
+    seen: tuple[str, ...] = (),
 ) -> int:
     """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
 
-    Nothing is written unless both splits have trajectories of the baseline and of another action. A contrast is
-    prespecified if the plan names both of its actions, or seen if the outcomes of one were known before.
+    Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast whose
+    inputs have not changed stand. A contrast is prespecified if the plan names both of its actions, or seen if the
+    outcomes of one were known before.
 
     Args:
         store: the study's store.
         views: its views.
         plan: the frozen plan, whose baseline, margin, level, draws and seed are used.
         events_version: the version of ``events`` that the views show.
+        moments: by split, where it has documents.
         seen: planned actions whose outcomes were known before.
 
     Returns:
-        The number of rows.
+        The number of rows that were made now.
 
     """
-    baseline = plan.content["baseline"]
-    measured = [_measured_actions(views, plan, split) for split in ("development", "evaluation")]
-    actions = set.intersection(*measured)
-    if baseline not in actions or len(actions) < 2:
+    if not {"development", "evaluation"} <= moments.keys():
         return 0
-    development, evaluation = (
-        document_moments(views, plan.study, plan.model, split) for split in ("development", "evaluation")
-    )
+    development, evaluation, baseline = moments["development"], moments["evaluation"], plan.content["baseline"]
+    actions = set(development.actions) & set(evaluation.actions)
+    if baseline not in actions:
+        return 0
     revisions = action_revisions(views, plan.study)
+    settings = {
+        "baseline": baseline, "draws": plan.draws, "seed": plan.seed, "alpha": plan.content["alpha"],
+        "margin": plan.content["calibration"]["margin"],
+    }  # fmt: skip
+    inputs = {}
+    for action in sorted(actions - {baseline}):
+        pair = (baseline, action)
+        own = [split.of_actions(pair) for split in (development, evaluation)]
+        inputs[action] = inputs_sha256(
+            settings, plan.sha256, [name in plan.actions for name in pair], [name in seen for name in pair],
+            [revisions[name] for name in pair], *own,
+        )  # fmt: skip
+    standing = standing_rows(store, "calibration", inputs.values(), events_version)
+    there = set(standing["inputs_sha256"].to_pylist())
     rows = [
         _row(judged, plan, seen, action, baseline, events_version)
-        | {"action_revision": revisions[action], "baseline_revision": revisions[baseline]}
-        for action in sorted(actions - {baseline})
-        for judged in calibrate(
-            development,
-            evaluation,
-            baseline=baseline,
-            action=action,
-            draws=plan.draws,
-            seed=plan.seed,
-            alpha=plan.content["alpha"],
-            margin=plan.content["calibration"]["margin"],
-        )
-    ]
-    store.append_rows("calibration", pa.Table.from_pylist(rows, schema=CALIBRATION.schema))
+        | {"action_revision": revisions[action], "baseline_revision": revisions[baseline], "inputs_sha256": sha256}
+        for action, sha256 in inputs.items() if sha256 not in there
+        for judged in calibrate(development, evaluation, action=action, **settings)
+    ]  # fmt: skip
+    new = pa.Table.from_pylist(rows, schema=CALIBRATION.schema)
+    order = [(name, "ascending") for name in ("action", "observation", "candidate")]
+    store.append_rows("calibration", pa.concat_tables([standing, new]).sort_by(order))
     return len(rows)
-
-
-def _measured_actions(views: Views, plan: FrozenPlan, split: str) -> set[str]:
-    trajectories = views.rows("analyzed_trajectories", study=plan.study, model=plan.model, split=split)
-    return set(trajectories["action"].unique().to_pylist()) - {CONTROL_ACTION}
 
 
 def _row(

@@ -1,131 +1,65 @@
 """Estimates with intervals: SQL moments in, ``results`` rows out.
 
-An analysis is cut into parts whose draws fit into memory together, a handful at the paper's size. Parts do not depend
-on each other and their numbers do not depend on how they are run: one after the other here, as tasks in the flow.
+Only actions and contrasts whose inputs changed are estimated, and the rows are those of an analysis from nothing, bit
+for bit. What is to be estimated is cut into parts (``flows.analysis.parts``): their numbers do not depend on how they
+are run, one after the other here, as tasks in the flow.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
 from flows.analysis.branching import branching_moments
 from flows.analysis.document_index import DocumentIndex, measured
-from flows.analysis.standing import inputs_sha256, standing_rows
-from flows.frozen_plan import FrozenPlan
+from flows.analysis.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
+from flows.analysis.standing import standing_rows
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.store.store import Store
 from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views
-from stats.bootstrap import estimate, groups
+from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.efficiency import BranchingMoments, estimate_branching
-from stats.intervals import Estimates, Request
+from stats.intervals import Estimates
 from stats.moments import DocumentMoments, ReplicateMoments
-from stats.quantities import QUANTITIES
 
-EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
-EXPLORATORY_LEVEL = 0.95
+_ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """What is estimated of one study, model and split, and how.
+class StudyEstimates:
+    """The estimates of an analysis.
 
     Attributes:
-        study: the study's name.
-        model: the model's id.
-        split: the split whose documents are resampled.
-        seed: the seed of resampling.
-        draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
-        request: the levels and families of the intervals.
-        plan_sha256: the plan's hash, None where no plan was frozen.
+        rows: rows of ``results``, in the order of their keys.
+        new: how many of them were made now; the others stand.
+        made: how many actions and contrasts were estimated now.
+        subjects: how many there are.
 
     """
 
-    study: str
-    model: str
-    split: str
-    seed: int
-    draws: tuple[tuple[tuple[str, ...], int], ...]
-    request: Request
-    plan_sha256: str | None
-
-    @property
-    def exploratory_draws(self) -> int:
-        """Draws of what no plan names."""
-        return self.draws[-1][1]
-
-    @classmethod
-    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = ()) -> Self:
-        """Return the analysis of the evaluation documents that the frozen plan asks for.
-
-        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
-        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
-        ``seen`` has that status.
-        """
-        primary = tuple(plan.primary)
-        others = tuple(name for name in QUANTITIES if name not in primary)
-        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
-        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen)
-        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
-
-    @classmethod
-    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
-        """Return the analysis of a split for which nothing was fixed beforehand.
-
-        The seed is the study's, 0 where the store has no row of the study.
-        """
-        stored = views.rows("studies", study=study, model=model).to_pylist()
-        seed = int(stored[0]["seed"]) if stored else 0
-        draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
-        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
-
-
-@dataclass(frozen=True, eq=False)
-class AnalysisPart:
-    """Some quantities of an analysis: what one task estimates."""
-
-    moments: DocumentMoments
-    quantities: tuple[str, ...]
-    draws: int
-    seed: int
-    request: Request
-
-
-Runner = Callable[[Sequence[AnalysisPart]], Sequence[Estimates]]
-
-
-def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
-    """Estimate parts one after the other, in this thread."""
-    return [estimate_part(part) for part in parts]
-
-
-def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part."""
-    return estimate(
-        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities
-    )  # fmt: skip
-
-
-def parts_of(analysis: Analysis, moments: DocumentMoments) -> list[AnalysisPart]:
-    """Cut an analysis into parts, in the order of its results."""
-    return [
-        AnalysisPart(moments, names, draws, analysis.seed, analysis.request)
-        for quantities, draws in analysis.draws
-        for names in groups(moments, draws, quantities)
-    ]
+    rows: pa.Table
+    new: int
+    made: int
+    subjects: int
 
 
 def estimate_study(
-    store: Store, views: Views, analysis: Analysis, events_version: int, run: Runner = in_sequence
-) -> tuple[pa.Table, bool]:
-    """Bootstrap the documents of an analysis.
+    store: Store,
+    views: Views,
+    analysis: Analysis,
+    events_version: int,
+    moments: DocumentMoments,
+    run: Runner = in_sequence,
+) -> StudyEstimates:
+    """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
 
     Where the store holds replicates of residual branching, their estimates are there too.
 
@@ -134,26 +68,27 @@ def estimate_study(
         views: its views.
         analysis: what is estimated, and how.
         events_version: the version of ``events`` that the views show.
+        moments: those of the documents of the analysis.
         run: estimates the parts of an analysis.
 
-    Returns:
-        Rows of ``results``, and whether they are new: those of an earlier events version may stand.
-
     """
-    moments = document_moments(views, analysis.study, analysis.model, analysis.split)
+    analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
     revisions = action_revisions(views, analysis.study)
-    sha256 = inputs_sha256(analysis, moments, branching, revisions)
-    rows = standing_rows(store, sha256, events_version)
-    if rows is not None:
-        return rows, False
-    estimates = [*run(parts_of(analysis, moments)), *_branching_estimates(branching, analysis)]
-    return _result_rows(Estimates.join(estimates), analysis, events_version, revisions, sha256), True
+    inputs = inputs_of(analysis, moments, branching, revisions)
+    standing = standing_rows(store, "results", inputs.values(), events_version)
+    there = set(standing["inputs_sha256"].unique().to_pylist())
+    lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
+    parts = parts_of(analysis, moments, lacking)
+    estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
+    new = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, inputs)
+    rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
+    return StudyEstimates(rows, new.num_rows, len(lacking), len(inputs))
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
     """Return the splits that have complete trajectories of a measured action, sorted."""
-    rows = measured(views.rows("decomposition", study=study, model=model))
+    rows = measured(views.rows("moments", study=study, model=model))
     return sorted(set(rows["split"].to_pylist()))
 
 
@@ -178,14 +113,23 @@ def study_windows(views: Views, study: str, model: str) -> Windows:
     return Windows.from_row(row)
 
 
-def document_moments(views: Views, study: str, model: str, split: str) -> DocumentMoments:
+def document_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows | None = None
+) -> DocumentMoments:
     """Read the moments of every document and action of a split, controls left out.
+
+    Args:
+        views: the views.
+        study: the study's name.
+        model: the model's id.
+        split: the split.
+        windows: the study's, None to read them.
 
     Raises:
         InputError: there are no complete trajectories.
 
     """
-    windows = study_windows(views, study, model)
+    windows = windows or study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
@@ -221,16 +165,20 @@ def replicate_moments(views: Views, study: str, model: str, split: str) -> Repli
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 
 
-def _branching_estimates(moments: BranchingMoments | None, analysis: Analysis) -> list[Estimates]:
-    if moments is None:
+def _branching_estimates(
+    moments: BranchingMoments | None, analysis: Analysis, subjects: Collection[Subject]
+) -> list[Estimates]:
+    actions = [subject.action for subject in subjects if subject.branched]
+    if moments is None or not actions:
         return []
     draws, level = analysis.exploratory_draws, analysis.request.level
-    return [estimate_branching(moments, draws=draws, seed=analysis.seed, level=level)]
+    return [estimate_branching(moments.of_actions(actions), draws=draws, seed=analysis.seed, level=level)]
 
 
 def _result_rows(
-    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int], sha256: str
-) -> pa.Table:
+    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int],
+    inputs: Mapping[Subject, str],
+) -> pa.Table:  # fmt: skip
     count = len(estimates)
     constant: dict[str, Any] = {
         "study": analysis.study,
@@ -238,9 +186,12 @@ def _result_rows(
         "split": analysis.split,
         "events_version": events_version,
         "plan_sha256": analysis.plan_sha256,
-        "inputs_sha256": sha256,
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     for name in ("action", "baseline"):
         columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
+    subjects = zip(*(columns[name] for name in ("action", "baseline", "quantity")), strict=True)
+    columns["inputs_sha256"] = [
+        inputs[Subject(action, baseline, quantity in BRANCHING_QUANTITIES)] for action, baseline, quantity in subjects
+    ]
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

@@ -1,17 +1,18 @@
 """Estimates that stand: those of an earlier events version that were made from the same moments in the same way.
 
-Events of another study, model or split change the version of the log, and not the moments of this one. Its estimates
-are then repeated for the new version, bit for bit, without a new bootstrap.
+Events of another study, model, split or action change the version of the log, and not the moments of this one. Its
+estimates are then repeated for the new version, bit for bit, without a new bootstrap.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,21 +35,27 @@ def inputs_sha256(*inputs: Any) -> str:
     return digest.hexdigest()
 
 
-def standing_rows(store: Store, sha256: str, events_version: int) -> pa.Table | None:
-    """Return the ``results`` rows that were made from these inputs, for another events version.
+def standing_rows(store: Store, table: str, wanted: Iterable[str], events_version: int) -> pa.Table:
+    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, for whatever events version.
+
+    Args:
+        store: the store.
+        table: which of the two.
+        wanted: the SHA-256 of each inputs.
+        events_version: what the rows are to cite.
 
     Returns:
-        The rows of the newest version that has them, citing ``events_version``; None where there are none.
+        The rows of the newest version that has them, citing ``events_version``; none of inputs that have no rows.
 
     """
-    results = store.read("results")
-    same = results.filter(pc.equal(results["inputs_sha256"], sha256))
-    if not same.num_rows:
-        return None
-    newest = same.filter(pc.equal(same["events_version"], pc.max(same["events_version"])))
-    cited = pa.repeat(pa.scalar(events_version, pa.int64()), newest.num_rows)
-    at = results.schema.get_field_index("events_version")
-    return newest.set_column(at, results.schema.field("events_version"), cited)
+    stored = store.read(table)
+    same = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
+    made = list(zip(*(same[name].to_pylist() for name in ("inputs_sha256", "events_version")), strict=True))
+    newest = dict(sorted(made, key=itemgetter(1)))
+    rows = same.filter(pa.array([newest[sha256] == version for sha256, version in made], pa.bool_()))
+    cited = pa.repeat(pa.scalar(events_version, pa.int64()), rows.num_rows)
+    at = stored.schema.get_field_index("events_version")
+    return rows.set_column(at, stored.schema.field("events_version"), cited)
 
 
 def _add(digest: Any, value: Any) -> None:

@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.current import estimates_are_current
-from flows.analysis.estimation import Analysis, Runner, analyzed_splits, estimate_study, in_sequence
+from flows.analysis.estimation import analyzed_splits, document_moments, estimate_study, study_windows
+from flows.analysis.parts import Analysis, Runner, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from schema.errors import InputError
@@ -50,15 +51,20 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
             what = "evaluation" if frozen is not None else "measured"
             raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
         progress.begin("bootstrap", len(analyses), "analyses")
+        windows = study_windows(views, study, model)
+        moments = {split: document_moments(views, study, model, split, windows) for split in splits}
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
-        count = calibrate_study(store, views, frozen, version, seen) if frozen is not None else 0
+        count = calibrate_study(store, views, frozen, version, moments, seen) if frozen is not None else 0
         rows = []
         for analysis in analyses:
-            estimates, new = estimate_study(store, views, analysis, version, run)
-            if not new:
+            estimates = estimate_study(store, views, analysis, version, moments[analysis.split], run)
+            if not estimates.new:
                 progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
-            count += estimates.num_rows if new else 0
-            rows.append(estimates)
+            elif estimates.made < estimates.subjects:
+                what = f"{estimates.made} of {estimates.subjects} actions and contrasts"
+                progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
+            count += estimates.new
+            rows.append(estimates.rows)
             progress.advance(1)
         # One commit for all of it: a row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))

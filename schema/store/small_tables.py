@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.store.commits import Commit, transactions
@@ -26,27 +27,39 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
         InputError: The table has a row of the same key and other values; then nothing is appended.
 
     """
-    new: list[dict[str, Any]] = []
+    new = rows
 
     def attempt(loaded: Snapshot) -> Commit | None:
         nonlocal new
-        known = {_key(table, row): row for row in folder.read(loaded, TABLES[table].columns).to_pylist()}
-        new = []
-        for row in rows.to_pylist():
-            there = known.setdefault(_key(table, row), row)
-            if there is row:
-                new.append(row)
-            else:
-                _check_same(table, there, row)
-        if not new:
+        new = _missing(folder, loaded, table, rows)
+        if not new.num_rows:
             return None
-        data = encode_parquet(pa.Table.from_pylist(new, schema=rows.schema))
-        file = StoredFile(f"{content_digest(data)}.parquet", len(data), len(new))
+        data = encode_parquet(new)
+        file = StoredFile(f"{content_digest(data)}.parquet", len(data), new.num_rows)
         folder.put(table, file.path, data)
         return Commit([file], transactions([(_ROWS_APP_ID, loaded.version + 1)]))
 
     folder.commit(table, attempt)
-    return len(new)
+    return int(new.num_rows)
+
+
+def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:
+    """Return those of the rows whose keys the table does not have."""
+    key = list(TABLES[table].key)
+    stored = folder.read(loaded, key)
+    for name in key:  # what is left has each value of a key in some row
+        stored = stored.filter(pc.is_in(stored[name], value_set=pc.unique(rows[name])))
+    if not stored.num_rows and rows.group_by(key).aggregate([]).num_rows == rows.num_rows:
+        return rows  # as estimates come, thousands at once
+    known = {_key(table, row): row for row in folder.read(loaded, TABLES[table].columns).to_pylist()}
+    new = []
+    for row in rows.to_pylist():
+        there = known.setdefault(_key(table, row), row)
+        if there is row:
+            new.append(row)
+        else:
+            _check_same(table, there, row)
+    return pa.Table.from_pylist(new, schema=rows.schema)
 
 
 def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:

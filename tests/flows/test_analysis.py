@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import subprocess
@@ -18,15 +19,9 @@ import pytest
 from fixtures.stored_units import make_unit
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
-from flows.analysis.estimation import (
-    Analysis,
-    AnalysisPart,
-    document_moments,
-    estimate_part,
-    in_sequence,
-    parts_of,
-    replicate_moments,
-)
+from flows.analysis import stored
+from flows.analysis.estimation import document_moments, replicate_moments
+from flows.analysis.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
 from flows.analysis.stored import analyze_stored
 from flows.frozen_plan import find_plan
 from flows.orchestration import orchestration
@@ -36,7 +31,8 @@ from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats import bootstrap
-from stats.intervals import Estimates, Request
+from stats.bootstrap import estimate
+from stats.intervals import COLUMNS, Estimates, Request
 from stats.quantities import QUANTITIES
 from transforms.pipeline import run_derivation
 
@@ -57,7 +53,8 @@ def small_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[AnalysisPa
     monkeypatch.setattr(bootstrap, "_GROUP_BYTES", 100_000)
     with open_views(Store.open(store)) as views:
         moments = document_moments(views, STUDY, MODEL, "evaluation")
-    return parts_of(Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None), moments)
+    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
+    return parts_of(analysis, moments, subjects_of(moments))
 
 
 def test_parts_hold_every_quantity_once(synthetic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +73,27 @@ def test_parts_give_the_same_bits_abreast_in_other_groups_and_in_sequence(
         abreast = list(pool.map(estimate_part, parts))
     assert [one.columns for one in abreast] == [one.columns for one in sequential]
     monkeypatch.undo()
-    whole = [estimate_part(AnalysisPart(parts[0].moments, names, draws, 5, Request())) for names, draws in DRAWS]
-    assert Estimates.join(sequential).columns == Estimates.join(whole).columns
+    with open_views(Store.open(synthetic)) as views:
+        moments = document_moments(views, STUDY, MODEL, "evaluation")
+    whole = [estimate(moments, draws=draws, seed=5, quantities=names) for names, draws in DRAWS]
+    assert by_key(sequential) == by_key(whole)
+
+
+def test_an_action_or_a_contrast_has_the_same_bits_alone(synthetic: Path) -> None:
+    with open_views(Store.open(synthetic)) as views:
+        moments = document_moments(views, STUDY, MODEL, "evaluation")
+    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
+    subjects = subjects_of(moments)
+    assert Subject("keep-1", "keep-2") in subjects
+    whole = by_key(in_sequence(parts_of(analysis, moments, subjects)))
+    alone = [one for subject in subjects for one in in_sequence(parts_of(analysis, moments, [subject]))]
+    assert by_key(alone) == whole
+
+
+def by_key(estimates: Sequence[Estimates]) -> list[dict[str, object]]:
+    """Estimates as rows, in the order of their keys."""
+    rows = pa.table(Estimates.join(estimates).columns)
+    return rows.sort_by([(n, "ascending") for n in ("quantity", "stratum", "action", "baseline", "x")]).to_pylist()
 
 
 def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: Path) -> None:
@@ -85,12 +101,10 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     store = Store.open(finished)
     plan = find_plan(store, "small", "kvdrift/tiny")
     assert plan is not None
-    analysis = Analysis.planned(plan)
     with open_views(store) as views:
         moments = document_moments(views, "small", "kvdrift/tiny", "evaluation")
-    plain = Estimates.join(in_sequence(parts_of(analysis, moments))).columns
-    stored = store.read("results")
-    assert {name: stored[name].to_pylist() for name in plain} == plain
+    plain = in_sequence(parts_of(Analysis.planned(plan), moments, subjects_of(moments)))
+    assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
 
 
 @pytest.mark.slow
@@ -156,7 +170,7 @@ def test_a_log_without_a_plan_is_exploratory(
 
 
 def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path) -> None:
-    """Events of another study in the store, repeated bit for bit; after an action was dropped, made again."""
+    """Events of another study in the store: repeated bit for bit."""
     store = Store.open(shutil.copytree(finished, tmp_path / "store"))
     before = estimates_of(store)
     store.append_units([make_unit()])
@@ -165,19 +179,60 @@ def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path)
     def no_bootstrap(parts: Sequence[AnalysisPart]) -> list[Estimates]:
         raise AssertionError(parts)
 
-    assert analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap) > 0, "the calibration is made again"
+    assert analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap) == 0
     assert store.read("results").num_rows == 2 * before.num_rows
     assert estimates_of(store).equals(before)
     with open_views(store) as views:
         assert set(views.rows("estimates")["events_version"].to_pylist()) == {store.version("events")}
-    row = dict.fromkeys(ACTIONS.columns) | {"study": "small", "action": "recent-half", "selector": "recent"}
-    row |= {"keep": "4", "position_mode": "on", "control": False, "prespecified": True}
-    row |= {"action_revision": 1, "dropped": True}
-    store.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
-    store.append_units([make_unit("d1")])
-    run_derivation(store.location)
-    with pytest.raises(AssertionError):
-        analyze_stored(store, "small", "kvdrift/tiny", no_bootstrap)
+
+
+def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three actions, then a fourth, then one of them redone; at last all of it at once in another store."""
+    monkeypatch.setattr(stored, "refresh_catalog", lambda _: None)
+    source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=4), seed=5, derived=False)
+    units = _units_of(source)
+    parts: list[AnalysisPart] = []
+
+    def counted(some: Sequence[AnalysisPart]) -> list[Estimates]:
+        parts.extend(some)
+        return in_sequence(some)
+
+    def analyzed(store: Store, *actions: str, revision: int = 0) -> tuple[set[str], set[tuple[str, str]]]:
+        """Add units of actions; return which actions and which contrasts were estimated."""
+        own = [unit for unit in units if unit.record["action"] in actions]
+        store.append_units([
+            Unit(one.record | {"action_revision": revision}, one.events.drop_columns("action_revision")) for one in own
+        ])  # fmt: skip
+        run_derivation(store.location)
+        parts.clear()
+        assert analyze_stored(store, STUDY, MODEL, counted) > 0
+        alone = {action for part in parts if not part.contrasts for action in part.moments.actions}
+        return alone, {pair for part in parts for pair in part.contrasts}
+
+    store, fresh = (Store.create(tmp_path / name) for name in ("store", "fresh"))
+    for one in (store, fresh):
+        one.append_rows("documents", source.read("documents"))
+        one.append_rows("actions", source.read("actions"))
+    three = ("keep-1", "keep-2", "keep-3")
+    assert analyzed(store, *three) == (set(three), set(itertools.permutations(three, 2)))
+    four = {pair for name in three for pair in ((name, "keep-4"), ("keep-4", name))}
+    assert analyzed(store, "keep-4") == ({"keep-4"}, four)
+    row = source.read("actions").to_pylist()[0] | {"action": "keep-2", "action_revision": 1}
+    for one in (store, fresh):
+        one.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    redone = {pair for name in ("keep-1", "keep-3", "keep-4") for pair in ((name, "keep-2"), ("keep-2", name))}
+    assert analyzed(store, "keep-2", revision=1) == ({"keep-2"}, redone)
+    fresh.append_units([one for one in units if one.record["action"] != "keep-2"])
+    analyzed(fresh, "keep-2", revision=1)
+    assert newest_results(store).equals(newest_results(fresh))
+
+
+def newest_results(store: Store) -> pa.Table:
+    """The rows that cite the present events, but for that."""
+    rows = store.read("results")
+    return rows.filter(pc.equal(rows["events_version"], store.version("events"))).drop_columns("events_version")
 
 
 def estimates_of(store: Store) -> pa.Table:

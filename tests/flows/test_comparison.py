@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fixtures.command import mistake
+from fixtures.processes import run_command
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
@@ -67,11 +67,10 @@ def test_a_changed_action_names_the_command_that_redoes_it(
     assert check_agrees(run, ["recent-half"]) == []
 
 
-def test_the_command_refuses_instead_of_saying_that_it_is_finished(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = mistake(capsys, "run", write_study(tmp_path, ("seed = 3", "seed = 4")), "--store", finished)
-    assert said == (
+def test_the_command_refuses_instead_of_saying_that_it_is_finished(finished: Path, tmp_path: Path) -> None:
+    code, out, err = run_command("run", write_study(tmp_path, ("seed = 3", "seed = 4")), "--store", finished)
+    assert (code, out) == (2, "")
+    assert err == (
         "kvdrift: study 'small' differs from its store: study.seed: stored 3, asked 4; give the changed study a new "
         "name, or use another --store\n"
     )

@@ -133,7 +133,7 @@ def plan_of(run: StudyRun) -> FrozenPlan:
 
 def values(run: StudyRun) -> dict[str, pa.Table]:
     """What the views show, but for versions, times, what is said of the plan, and the last bits of sums in views."""
-    left_out = {"status", "plan_sha256", "events_version", "prefill_seconds", "decode_seconds"}
+    left_out = {"status", "plan_sha256", "events_version", "inputs_sha256", "prefill_seconds", "decode_seconds"}
     with open_views(run.store) as views:
         found = {view: views.rows(view) for view in VIEWS}
     return {

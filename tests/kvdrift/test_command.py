@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
+from fixtures.processes import run_command
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import make_unit
@@ -278,8 +279,8 @@ def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatc
     assert asked == [("kvdrift/tiny", "abc")]
 
 
-def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "run", write_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
+def test_dry_run_writes_nothing(tmp_path: Path) -> None:
+    code, out, err = run_command("run", write_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
     assert (code, err) == (0, "")
     assert "evaluation: 6 documents, 18 units" in out
     assert not (tmp_path / "store").exists()

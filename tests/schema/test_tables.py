@@ -61,7 +61,7 @@ def test_what_later_versions_added() -> None:
         "studies": {"revision": None, "settings": None},
         "plans": {"plan_revision": 0},
         "results": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
-        "calibration": {**REVISION, "baseline_revision": 0},
+        "calibration": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
     }
     later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
     assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}

@@ -371,12 +371,15 @@ def frozen(**changes: Any) -> FrozenPlan:
 
 def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) -> None:
     store = stored_log(tmp_path / "store", ("development", "evaluation"))
+    other = frozen(draws=200, calibration={"margin": 0.03})
     with open_views(store) as views:
-        assert calibrate_study(store, views, frozen(), 7) == 2 * 2 * 3
-        assert calibrate_study(store, views, frozen(), 7) == 12  # the same rows again: they are there once
-        assert store.read("calibration").num_rows == 12
-        assert calibrate_study(store, views, frozen(draws=200, calibration={"margin": 0.03}), 8, ("half",)) == 12
-        splits = [document_moments(views, "s", "m", split) for split in ("development", "evaluation")]
+        moments = {split: document_moments(views, "s", "m", split) for split in ("development", "evaluation")}
+        fewer = {split: one.of_actions(["half", "512"]) for split, one in moments.items()}
+        assert calibrate_study(store, views, frozen(), 6, fewer) == 2 * 3
+        assert calibrate_study(store, views, frozen(), 7, moments) == 2 * 3, "of the action that was added"
+        assert calibrate_study(store, views, frozen(), 7, moments) == 0, "nothing changed"
+        assert store.read("calibration").num_rows == 6 + 12
+        assert calibrate_study(store, views, other, 8, moments, ("half",)) == 12
         gaps = {
             row["action"]: row
             for row in views.rows("contrasts", stratum="pooled", split="evaluation", baseline="half").to_pylist()
@@ -385,7 +388,7 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
             row["action"]: row["fixed_history_tv"]
             for row in views.rows("decomposition", stratum="pooled", split="evaluation").to_pylist()
         }
-    assert store.read("calibration").num_rows == 24
+    assert store.read("calibration").num_rows == 6 + 12 + 12
     with open_views(store) as views:
         rows = views.rows("calibration").to_pylist()
     stored = [row for row in store.read("calibration").to_pylist() if row["events_version"] == 8]
@@ -394,7 +397,8 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
     assert {(row["action"], row["status"]) for row in rows} == {("512", "seen"), ("recent", "exploratory")}
     assert {(row["baseline"], row["plan_sha256"], row["draws"]) for row in rows} == {("half", "f" * 64, 200)}
     for action in ("512", "recent"):
-        expected = verdicts(calibrate(*splits, baseline="half", action=action, draws=200, seed=3, margin=0.03))
+        given = {"baseline": "half", "action": action, "draws": 200, "seed": 3, "margin": 0.03}
+        expected = verdicts(calibrate(moments["development"], moments["evaluation"], **given))
         for row in (row for row in rows if row["action"] == action):
             judged = expected[row["observation"], row["candidate"]]
             assert {name: row[name] for name in vars(judged)} == vars(judged)
@@ -402,7 +406,8 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
             if (row["observation"], row["candidate"]) == ("fixed_history", "flat"):
                 assert row["predicted_gap"] == pytest.approx(history[action] - history["half"], abs=1e-12)
             if (row["observation"], row["candidate"]) == ("positions", "flat"):
-                flat = observed(splits[1], ["flat_extrapolation_gap"], [("half", action)])["flat_extrapolation_gap"]
+                pair = [("half", action)]
+                flat = observed(moments["evaluation"], ["flat_extrapolation_gap"], pair)["flat_extrapolation_gap"]
                 assert row["predicted_gap"] == pytest.approx(flat[0, 0, 0], abs=1e-12)
 
 
@@ -410,5 +415,6 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
 def test_a_study_with_one_split_is_not_calibrated(tmp_path: Path, split: str) -> None:
     store = stored_log(tmp_path / "store", (split,))
     with open_views(store) as views:
-        assert calibrate_study(store, views, frozen(), 1) == 0
+        moments = {split: document_moments(views, "s", "m", split)}
+        assert calibrate_study(store, views, frozen(), 1, moments) == 0
     assert store.read("calibration").num_rows == 0

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
 from flows.analysis.branching import branching_moments
-from flows.analysis.estimation import EXPLORATORY_DRAWS
+from flows.analysis.parts import EXPLORATORY_DRAWS
 from flows.analysis.stored import analyze_stored
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
@@ -159,6 +160,14 @@ def test_constant_ratios_are_known_exactly() -> None:
         row = result.row(Endpoint(name, "rare", stratum="b"))
         assert [row["estimate"], row["low"], row["high"]] == pytest.approx([value] * 3, rel=1e-13)
         assert (row["level"], row["documents"], row["draws"], row["status"]) == (0.9, 4, 200, "exploratory")
+
+
+def test_an_action_has_the_same_bits_alone() -> None:
+    given = moments()
+    whole = pa.table(estimate_branching(given, draws=300, seed=1).columns)
+    for action in given.actions:
+        alone = pa.table(estimate_branching(given.of_actions([action]), draws=300, seed=1).columns)
+        assert alone.equals(whole.filter(pc.equal(whole["action"], action))), action
 
 
 def test_rows_fit_the_results_table_and_count_their_documents() -> None:

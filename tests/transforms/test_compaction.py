@@ -291,12 +291,9 @@ def test_two_at_once(store: Store) -> None:
     assert_compacted(store)
 
 
-def lose_newest(store: Store, table: str, *, checkpoint: bool) -> None:
-    """The log loses its newest file, and the checkpoint that was made of it or not."""
+def newest(store: Store, table: str) -> Path:
     log = TableLog(Path(store.location, table))
-    log.file(log.newest()).unlink()
-    for path in log.folder.glob("*checkpoint*") if checkpoint else ():
-        path.unlink()
+    return log.file(log.newest())
 
 
 @pytest.mark.parametrize("table", ["events", "steps", "branchings", "units"])
@@ -304,7 +301,7 @@ def test_a_lost_newest_log_file(store: Store, table: str, monkeypatch: pytest.Mo
     """What was compacted is there as it was before, or the store is refused until it is mended."""
     held = rows(store)
     compact(store)
-    lose_newest(store, table, checkpoint=True)
+    newest(store, table).unlink()
     if table == "events":
         said = refused(Store.open, store.location, error=DamagedStoreError)
         assert "'events' has lost commits" in said
@@ -318,24 +315,6 @@ def test_a_lost_newest_log_file(store: Store, table: str, monkeypatch: pytest.Mo
     compact(store)
     assert rows(store) == held
     assert_compacted(store)
-
-
-def use(location: str) -> None:
-    Store.open(location).check_made_from_events({})
-
-
-def test_a_lost_log_file_that_a_checkpoint_has(store: Store) -> None:
-    held = rows(store)
-    compact(store)
-    for table in ("events", "steps"):
-        lose_newest(store, table, checkpoint=False)
-        said = refused(use, store.location, error=DamagedStoreError)
-        assert f"table '{table}' is damaged (log file" in said
-        assert " is missing)" in said
-        list(repair(Store(store.location)))
-        store = Store.open(store.location)
-        assert_whole(store)
-        assert rows(store) == held
 
 
 def test_damage_is_named_and_mended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

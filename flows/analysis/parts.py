@@ -1,0 +1,171 @@
+"""The parts of an analysis: an action and a contrast of two are estimated apart from all others.
+
+The documents that are resampled are the same for all of them, and the bits of one do not depend on what else is
+estimated. So those whose inputs have not changed stand, and a few tasks estimate the rest. Quantities are grouped so
+that the draws of a task fit into memory together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from flows.analysis.standing import inputs_sha256
+from flows.frozen_plan import FrozenPlan
+from sql.catalog import Views
+from stats.bootstrap import estimate, groups
+from stats.efficiency import BranchingMoments
+from stats.intervals import Estimates, Request
+from stats.moments import DocumentMoments
+from stats.quantities import QUANTITIES
+
+EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is estimated of one study, model and split, and how.
+
+    Attributes:
+        study: the study's name.
+        model: the model's id.
+        split: the split whose documents are resampled.
+        seed: the seed of resampling.
+        draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
+        request: the levels and families of the intervals.
+        plan_sha256: the plan's hash, None where no plan was frozen.
+
+    """
+
+    study: str
+    model: str
+    split: str
+    seed: int
+    draws: tuple[tuple[tuple[str, ...], int], ...]
+    request: Request
+    plan_sha256: str | None
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Draws of what no plan names."""
+        return self.draws[-1][1]
+
+    @classmethod
+    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = ()) -> Self:
+        """Return the analysis of the evaluation documents that the frozen plan asks for.
+
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
+        ``seen`` has that status.
+        """
+        primary = tuple(plan.primary)
+        others = tuple(name for name in QUANTITIES if name not in primary)
+        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen)
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
+
+    @classmethod
+    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
+        """Return the analysis of a split for which nothing was fixed beforehand.
+
+        The seed is the study's, 0 where the store has no row of the study.
+        """
+        stored = views.rows("studies", study=study, model=model).to_pylist()
+        seed = int(stored[0]["seed"]) if stored else 0
+        draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
+        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
+
+
+class Subject(NamedTuple):
+    """What estimates are of: an action, its contrast with a baseline, or its residual branching."""
+
+    action: str
+    baseline: str | None = None
+    branched: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnalysisPart:
+    """Some quantities of some actions, or of some contrasts (baseline, action): what one task estimates."""
+
+    moments: DocumentMoments
+    quantities: tuple[str, ...]
+    draws: int
+    seed: int
+    request: Request
+    contrasts: tuple[tuple[str, str], ...] = ()
+
+
+Runner = Callable[[Sequence[AnalysisPart]], Sequence[Estimates]]
+
+
+def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
+    """Estimate parts one after the other, in this thread."""
+    return [estimate_part(part) for part in parts]
+
+
+def estimate_part(part: AnalysisPart) -> Estimates:
+    """Estimate the quantities of one part."""
+    return estimate(
+        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
+        pairs=part.contrasts,
+    )  # fmt: skip
+
+
+def subjects_of(moments: DocumentMoments) -> list[Subject]:
+    """Return every action, and every contrast of two that have a document in common."""
+    actions = moments.actions
+    has = dict(zip(actions, moments.present.T, strict=True))
+    pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
+    return [*map(Subject, actions), *(Subject(b, a) for a, b in pairs)]
+
+
+def parts_of(analysis: Analysis, moments: DocumentMoments, subjects: Collection[Subject]) -> list[AnalysisPart]:
+    """Cut the estimates of some subjects into parts; those of residual branching are none of them."""
+    actions = [subject.action for subject in subjects if subject.baseline is None and not subject.branched]
+    contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
+    compared = {action for pair in contrasts for action in pair}
+    parts = []
+    for kind, own, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
+        if not own:
+            continue
+        some, request = moments.of_actions(own), analysis.request.of(own, pairs)
+        for quantities, draws in analysis.draws:
+            names = [name for name in quantities if QUANTITIES[name].kind == kind]
+            parts += [
+                AnalysisPart(some, group, draws, analysis.seed, request, pairs)
+                for group in groups(some, draws, names, pairs)
+            ]
+    return parts
+
+
+def inputs_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    branching: BranchingMoments | None,
+    revisions: Mapping[str | None, int],
+) -> dict[Subject, str]:
+    """Return every subject of an analysis with the SHA-256 of all that decides its estimates.
+
+    Args:
+        analysis: what is estimated, and how.
+        moments: the moments of its documents.
+        branching: those of residual branching; None where nothing was branched.
+        revisions: the revision of each action.
+
+    """
+    seen = analysis.request.seen
+    settings = replace(analysis, request=replace(analysis.request, seen=()))
+    found = {}
+    kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
+    if branching is not None:
+        kinds.append((branching, [Subject(action, branched=True) for action in branching.actions]))
+    for measured, subjects in kinds:
+        own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
+        for subject in subjects:
+            names = [name for name in (subject.baseline, subject.action) if name is not None]
+            traits = [(own[name], revisions[name], name in seen) for name in names]
+            found[subject] = inputs_sha256(subject.branched, traits)
+    return found
