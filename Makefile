@@ -16,9 +16,9 @@ $(STAMP): pyproject.toml constraints.txt
 study: $(STAMP)
 	$(BIN)/kvdrift run studies/quickstart.toml
 
-# A file's tests share what they are made from, so one process runs them all.
+# A file's tests share what they are made from, so one process runs them all. The order of files is tests/conftest.py's.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The long checks: coverage of intervals, means of both estimators, random edits of a study, a distributed derivation,
 # a device map. They need Dask and accelerate.

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,8 +18,46 @@ from fixtures.small_study import write_study
 from schema.store.store import Store
 from sql.catalog import refresh_catalog
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
+
+# The files that take longest come first, so that workers end together. Of the first two, one makes the finished study,
+# which others wait for. It is also the first of those that fork processes, and takes a worker with them.
+FORKING = (
+    "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
+    "schema/test_schema_versions.py",
+)  # fmt: skip
+LONG = (
+    "sql/test_exact_truth.py", "sql/test_materialization.py", "report/test_report.py", "flows/test_growth.py",
+    "verification/test_verification.py", "flows/test_identities.py", "layout/test_imports.py", "flows/test_revisions.py",
+    "stats/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
+    "sql/test_exact_published.py", "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first."""
+    order = {Path(__file__).parent / name: place for place, name in enumerate((*FORKING, *LONG))}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Hand out whole files, and those that fork processes together."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - the hook is xdist's own
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "forking" if file.removeprefix("tests/") in FORKING else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
