@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
+from fixtures.table_systems import table_system, write_systems
 
 from flows import stages
 from flows.frozen_plan import find_plan
@@ -16,10 +17,39 @@ from schema.errors import InputError, PlanError
 from sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
-RARE = (
-    'name = "recent-half"\nselector = "recent"\nkeep = "1/2"',
-    'name = "snapkv-98"\nselector = "snapkv"\nkeep = "98/100"',
-)
+TABLES = """
+[study]
+name = "laws"
+horizon = 8
+seed = 3
+
+[model]
+id = "tables"
+kind = "finite-state"
+tables = "tables.json"
+
+[[documents]]
+source = "finite-state"
+stratum = "all"
+development = 4
+evaluation = 3
+
+[[actions]]
+name = "rarely"
+
+[[actions]]
+name = "never"
+
+[plan]
+estimator = "hybrid"
+baseline = "rarely"
+primary = ["mismatch"]
+replicates = 3
+documents = 3
+development_replicates = 64
+draws = 100
+exploratory_draws = 100
+"""
 
 
 def run(folder: Path, *changes: tuple[str, str]) -> StudyRun:
@@ -46,22 +76,21 @@ def test_swrb_adds_its_replicates_to_every_measured_action(tmp_path: Path) -> No
     assert stages.check(done) is None
 
 
-def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path) -> None:
-    """At 98% retention one pair in twenty parts: the variance falls some tenfold, for two or three times the cost."""
-    changes = (
-        RARE,
-        ("replicates = 5", 'estimator = "hybrid"\nreplicates = 5'),
-        ("development_replicates = 4", "development_replicates = 32"),
-    )
-    done = run(tmp_path, *changes)
+def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One action parts from the reference once in a hundred steps, where branching pays; the other one never does."""
+    monkeypatch.chdir(tmp_path)
+    write_systems(tmp_path / "tables.json", [table_system(8, 0.5, {"rarely": 0.51, "never": 0.5})] * 7)
+    (tmp_path / "study.toml").write_text(TABLES)
+    done = run_of(load_study(tmp_path / "study.toml"), tmp_path / "store")
+    evaluate(done)
     plan = find_plan(done.store, done.study.name, done.study.model.id)
     assert plan is not None
     planned = plan.content["residual_branching"]
     efficiency = plan.content["measured"]["residual_branching"]["development_efficiency_in_seconds"]
     assert set(planned["actions"]) == {name for name, value in efficiency.items() if (value or 0) > 1}
-    assert units_of(done, "development")["snapkv-half", "swrb"] == 4
+    assert units_of(done, "development")["rarely", "swrb"] == 4
     branched = {name for name, estimator in units_of(done, "evaluation") if estimator == "swrb"}
-    assert branched == set(planned["actions"])
+    assert branched == set(planned["actions"]) == {"rarely"}
 
 
 @pytest.mark.slow
