@@ -6,6 +6,7 @@ sum over documents: no joins, no cumulative sums, no lags stored beforehand.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Path:
         """TV of the two laws on the reference's history."""
         return float(self.at[t]["f"])
 
-    @property
+    @functools.cached_property
     def tau(self) -> int | None:
         """The first t with I_t = 1."""
         for t in sorted(self.at):
