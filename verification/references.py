@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from schema.errors import InputError
 from schema.frozen_text import frozen_sha256
 from schema.store.appends import span_of_record
 from schema.store.store import Store
@@ -20,16 +21,17 @@ _NAMED = 3  # units that one fault names
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
-def check_units(table: SmallTable, records: Mapping[str, UnitRecord], events: Collection[str]) -> Check:
+def check_units(table: SmallTable, records: Mapping[str, UnitRecord], units: Collection[str] | None) -> Check:
     """The rows of ``units`` are the records in the footers of their events files.
 
-    The row of a unit may come after its events, and after a kill only with the next writer: that is a note.
+    The row of a unit may come after its events, and after a kill only with the next writer: that is a note. ``units``
+    are the paths of all units; None where not all could be read.
     """
     faults, notes = list(table.check.faults), []
     rows = table.rows.to_pylist()
     for row in rows:
         path, name = row["path"], row_name("units", {key: row[key] for key in TABLES["units"].key})
-        if path not in events:
+        if units is not None and path not in units:
             faults.append(Fault(name, f"path is {path}, must be that of an events file that is there"))
         elif path in records:
             faults += [
@@ -73,7 +75,7 @@ def check_plans(
 
     ``records`` are the units' records by the path of their events, at the ``events_version`` that is looked at.
     """
-    faults = list(plans.check.faults)
+    faults, notes = list(plans.check.faults), list[str]()
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
     evaluation = {tuple(key) for *key, split in zip(*columns, strict=True) if split == "evaluation"}
     revisions = {(plan["study"], plan["model"], plan["plan_revision"]) for plan in plans.rows.to_pylist()}
@@ -89,8 +91,13 @@ def check_plans(
         if wrong := _unknown_version(made_from, events_version):
             faults.append(Fault(name, wrong))
             continue
+        try:
+            there = store.unit_paths(made_from)
+        except InputError:
+            notes.append(f"{name}: the files of events version {made_from} are not all there, so it is not compared")
+            continue
         early = [
-            path for path in store.unit_paths(made_from)
+            path for path in there
             if path in records
             and (records[path]["study"], records[path]["model"]) == (plan["study"], plan["model"])
             and tuple(records[path][part] for part in ("study", "model", "doc")) in evaluation
@@ -101,7 +108,7 @@ def check_plans(
         elif early and not _is_seen(plan):
             faults.append(Fault(name, f"it is not marked seen, must be: it was made after {_listed(early)}"))
     holds = "hashed right, and frozen before the evaluation or marked seen"
-    return Check("plans", counted(plans.rows.num_rows, "plan"), holds, tuple(faults))
+    return Check("plans", counted(plans.rows.num_rows, "plan"), holds, tuple(faults), tuple(notes))
 
 
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Check:

@@ -13,13 +13,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
-from schema.store.appends import is_foreign, span_of_path
+from schema.store.appends import is_compacted, is_foreign, span_of_path, unit_count
 from schema.store.checked_files import DERIVED_TABLES, first_damaged
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
@@ -86,6 +87,11 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     store = Store(store.location)  # what the other one knows of the logs is of before
     store.make_tables()
     yield from _restore_rows(store, lost)
+    damaged = [path for path in store.paths("events") if is_compacted(path) and _is_damaged(store, path)]
+    yield from _unpack(store, aside, damaged)
+    if gone := [path for path in damaged if path in store.paths("events")]:
+        yield f"events: {gone[0]} is damaged, and not all files that it replaced are there: nothing else is mended"
+        return
     yield from _restore_units(store)
     yield from _project_units(store, aside, faulty=any(fault.where.startswith("units") for fault in faults))
     yield from _identify_again(store)
@@ -161,20 +167,45 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         yield f"{table}: {counted(count, 'row')} of files that are still there, committed again"
 
 
+def _is_damaged(store: Store, path: str) -> bool:
+    return read_unnamed(store, "events", path).rows is None
+
+
+def _unpack(store: Store, aside: _Aside, damaged: Collection[str]) -> Iterator[str]:
+    """Put the files of units in place of damaged compacted ones, where all of them are still there."""
+    if not damaged:
+        return
+    kept = store.unit_paths_in(set(store.paths("events")).difference(damaged))
+    units = set(store.read("units", columns=["path"])["path"].to_pylist()) - kept
+    whole = list(_whole_units(store, units))
+    if len(whole) < max(len(units), unit_count(damaged)):
+        return
+    for path in damaged:
+        store.withdraw_pack(path)
+        if (file := Path(store.location, "events", path)).exists():
+            aside.take(file)
+    yield f"events: {counted(len(damaged), 'damaged compacted file')} set aside"
+    yield f"events: {counted(store.adopt_units(whole), 'unit')} of the files that it replaced, committed again"
+
+
+def _whole_units(store: Store, paths: Collection[str]) -> Iterator[tuple[StoredFile, dict[str, Any]]]:
+    """Yield the files of units that are there and whole, with the units' records."""
+    for path in sorted(paths):
+        reading = read_unnamed(store, "events", path)
+        with suppress(InputError):
+            for unit, rows in units_of(path, reading):
+                size = Path(store.location, "events", path).stat().st_size
+                yield StoredFile(path, size, rows.num_rows), unit.record
+
+
 def _restore_units(store: Store) -> Iterator[str]:
     """Commit the units again that ``events`` has lost and that rows of ``units`` or derived rows are of."""
     visible = store.unit_paths()
     was_there = {path for table in DERIVED_TABLES for path in store.paths(table)}
     with suppress(InputError):  # where files of ``units`` are damaged, derived rows tell
         was_there |= set(store.read("units", columns=["path"])["path"].to_pylist())
-    lost, whole = sorted(path for path in was_there - visible if span_of_path(path) is not None), []
-    for path in lost:
-        reading = read_unnamed(store, "events", path)
-        with suppress(InputError):
-            if units := units_of(path, reading):
-                ((unit, rows),) = units
-                size = Path(store.location, "events", path).stat().st_size
-                whole.append((StoredFile(path, size, rows.num_rows), unit.record))
+    lost = sorted(path for path in was_there - visible if span_of_path(path) is not None)
+    whole = list(_whole_units(store, lost))
     if whole and (count := store.adopt_units(whole)):
         yield f"events: {counted(count, 'unit')} of files that are still there, committed again"
     for path in sorted(set(lost) - store.unit_paths()):

@@ -46,6 +46,7 @@ class Segments:
 
     checks: list[Check]
     records: dict[str, UnitRecord]  # of the events files that have a right one, by path
+    units: set[str]  # paths of the units in the events files that could be read
     readable: bool  # whether all files could be read
 
 
@@ -104,6 +105,7 @@ class _Walk:
         self._control_faults: list[Fault] = []
         self._control_replicates = 0
         self._records: dict[str, UnitRecord] = {}
+        self._units: set[str] = set()
         self._readable = True
         self._in_packs: set[str] = set()  # units in compacted files that a derived table has in files of their own
         self._spans: dict[str, list[tuple[Span, str]]] = {}
@@ -123,7 +125,7 @@ class _Walk:
             *(self._derived_check(table) for table in DERIVED_TABLES),
             self._control_check(),
         ]
-        return Segments(checks, self._records, self._readable)
+        return Segments(checks, self._records, self._units, self._readable)
 
     def _check_segment(self, path: str) -> None:
         own = self._tally["events"]
@@ -132,6 +134,7 @@ class _Walk:
             own.faults.append(Fault(reading.where, "another program has rewritten the file, must be one of kvdrift"))
             return
         named = [unit.path for unit in reading.units] if is_compacted(path) else [path]
+        self._units.update(named)
         for name in named:
             if span := span_of_path(name):
                 self._spans.setdefault(span.group, []).append((span, name))

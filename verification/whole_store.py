@@ -53,7 +53,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
     segments = check_segments(store, versions, covered, controls, progress)
     yield from segments.checks
-    yield check_units(small["units"], segments.records, store.unit_paths(versions["events"]))
+    yield check_units(small["units"], segments.records, segments.units if segments.readable else None)
     if small["documents"].readable and small["actions"].readable:
         yield check_owners(segments.records, documents, actions)
     if small["actions"].readable:

@@ -20,7 +20,7 @@ from schema.store.appends import (
     unit_name,
 )
 from schema.store.commits import Commit, guards
-from schema.store.compaction.members import members_of
+from schema.store.compaction.members import members_of, originals
 from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.snapshot import Snapshot
@@ -94,8 +94,14 @@ class UnitRows:
         where = same[0] & same[1] & same[2] & same[3]
         return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where).to_pylist()))
 
-    def missing(self, events: Snapshot, given: Mapping[Span, Mapping[str, Any]]) -> list[Span]:
+    def missing(self, events: Snapshot, given: Mapping[Span, Mapping[str, Any]], *, ahead: bool = False) -> list[Span]:
         """Find the given spans that ``events`` lacks.
+
+        Args:
+            events: The table.
+            given: Records by span.
+            ahead: Whether there may be rows of units whose events are lost: then the footers of compacted files tell
+                which units these have.
 
         Raises:
             InputError: One overlaps a stored or another given one of other bounds.
@@ -103,8 +109,11 @@ class UnitRows:
         """
         paths = events.paths()
         stored = set(spans_in(paths, {span.group for span in given}))
-        if not all("/" in path for path in paths):  # the rows of units say which are in compacted files
+        compacted = [path for path in paths if "/" not in path]
+        if compacted and not ahead:
             stored |= self.spans(self._folder.load("units"), given.values())
+        elif compacted:
+            stored |= set(filter(None, map(span_of_path, originals(self._folder, "events", compacted))))
         groups = defaultdict[str, list[Span]](list)
         for span in (*stored, *given):
             groups[span.group].append(span)

@@ -46,6 +46,7 @@ from schema.store.appends import (
     conform,
     conform_unit,
     derived_tables,
+    is_compacted,
     span_of_path,
     span_of_record,
     unit_path,
@@ -294,12 +295,13 @@ class Store:
     ) -> int:
         """Make the units that the store lacks visible by one commit, then their rows; return how many.
 
-        ``put`` gives a unit's file, in place; at the version ``units`` of that table, none has a row.
+        ``put`` gives a unit's file, in place. At the version ``units`` of that table none has a row; None where there
+        may be rows whose events are lost.
         """
         files: dict[Span, StoredFile] = {}
 
         def attempt(events: Snapshot) -> Commit | None:
-            new = self._units.missing(events, records)
+            new = self._units.missing(events, records, ahead=units is None)
             files.clear()
             files.update((span, put(span)) for span in new)
             groups = ((span.group, span.first + span.count) for span in new)
@@ -504,6 +506,17 @@ class Store:
         """
         self._check_table(table)
         return compact_rows(self._folder, table)
+
+    def withdraw_pack(self, path: str) -> None:
+        """Take a compacted file of ``events`` out of view, whose units are to be adopted again one by one.
+
+        Raises:
+            InputError: It is none.
+
+        """
+        if not is_compacted(path):
+            raise InputError(f"events/{path} is no compacted file: its rows cannot be made again")
+        self._folder.remove("events", {path})
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
         """Take files of a table that can be made again out of view; return how many were visible.

@@ -18,6 +18,7 @@ from schema.store.store import Store
 from schema.store.table_log import RELIED_ON, TableLog
 from schema.tables import TABLES
 from sql.catalog import open_views
+from transforms.compaction import compact
 from transforms.segments import commit, derive_segment, pending
 from verification.findings import Check
 from verification.logs import check_leftovers, check_logs
@@ -33,10 +34,15 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture
-def location(finished: Path, tmp_path: Path) -> Path:
-    """The store of the finished small study, to be damaged."""
-    return Path(shutil.copytree(finished, tmp_path / "store"))
+@pytest.fixture(params=["as written", pytest.param("compacted", marks=pytest.mark.slow)])
+def location(finished: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The store of the finished small study, to be damaged; as it is, or compacted by commits without checkpoints."""
+    store = Path(shutil.copytree(finished, tmp_path / "store"))
+    if request.param == "compacted":
+        compact(Store.open(store))
+        for path in store.glob("*/_delta_log/*checkpoint*"):
+            path.unlink()
+    return store
 
 
 def newest(location: Path, table: str) -> Path:
@@ -134,6 +140,7 @@ def test_a_log_file_lost_below_the_newest(location: Path, table: str) -> None:
     assert rows(location) == before
 
 
+@pytest.mark.parametrize("location", ["as written"], indirect=True)  # a compaction that is lost loses no events
 def test_events_that_are_lost_for_good(location: Path) -> None:
     """Log file and data: nothing can bring the units back, and nothing is left that was made from them."""
     path = newest(location, "events")
@@ -151,6 +158,7 @@ def test_events_that_are_lost_for_good(location: Path) -> None:
     assert not estimates_are_current(store, "small", "kvdrift/tiny")
 
 
+@pytest.mark.parametrize("location", ["as written"], indirect=True)
 def test_rows_ahead_of_events_in_a_store_whose_commits_say_nothing(location: Path) -> None:
     """As kvdrift wrote them before: derived rows and rows of units tell that their events are lost."""
     before = rows(location)

@@ -317,16 +317,43 @@ def test_a_lost_newest_log_file(store: Store, table: str, monkeypatch: pytest.Mo
     assert_compacted(store)
 
 
+def use(location: str) -> None:
+    Store.open(location).check_made_from_events({})
+
+
+def test_a_lost_log_file_that_a_checkpoint_has(store: Store) -> None:
+    held = rows(store)
+    compact(store)
+    for table in ("events", "steps"):
+        lose_newest(store, table, checkpoint=False)
+        said = refused(use, store.location, error=DamagedStoreError)
+        assert f"table '{table}' is damaged (log file" in said
+        assert " is missing)" in said
+        list(repair(Store(store.location)))
+        store = Store.open(store.location)
+        assert_whole(store)
+        assert rows(store) == held
+
+
+def damage(file: str | Path) -> None:
+    Path(file).write_bytes(Path(file).read_bytes()[:-7])
+
+
 def test_damage_is_named_and_mended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     held = rows(store)
     compact(store)
     assert file_faults(store, monkeypatch) == []
     for table in ("units", "steps"):
-        (path,) = store.files(table)
-        Path(path).write_bytes(Path(path).read_bytes()[:-7])
+        damage(store.files(table)[0])
     faults = [fault for check in verify(store) for fault in check.faults]
     assert {fault.where.partition("/")[0] for fault in faults} == {"units", "steps"}
     list(repair(store, faults))
+    assert file_faults(store, monkeypatch) == []
+    assert rows(store) == held
+    damage(store.files("events")[0])
+    (fault,) = file_faults(store, monkeypatch)
+    assert fault.startswith(f"events/{store.paths('events')[0]}: the file has ")
+    assert "events: 4 units of the files that it replaced, committed again" in list(repair(store))
     assert file_faults(store, monkeypatch) == []
     assert rows(store) == held
 
@@ -342,8 +369,7 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:
     path = next(path for path in store.paths("events") if "/d1/" in path and "swrb-" not in path)
-    file = Path(store.location, "events", path)
-    file.write_bytes(file.read_bytes()[:-7])
+    damage(Path(store.location, "events", path))
     said = refused(compact, store, error=Exception)
     assert f"events/{path}: the file has" in said
     assert said.endswith(f": kvdrift verify {store.location}")
