@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvdrift.options import StoreArgument
 
 if TYPE_CHECKING:
-    from transforms.compaction import CompactedTable, FileCount
+    from schema.store.store import Store
+    from transforms.compaction import CompactedTable
 
 
-def compact(store: StoreArgument) -> None:
+_WEEK = 7
+
+
+def compact(
+    store: StoreArgument,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Also delete the files that were replaced --keep-days ago or earlier.")
+    ] = False,
+    keep_days: Annotated[float, typer.Option("--keep-days", min=0, help="Days before --vacuum deletes.")] = _WEEK,
+) -> None:
     """Put the small files of a store together, so that it opens as quickly with many units as with few.
 
     No row changes, and what reads or writes the store meanwhile is not disturbed. What is not derived yet is derived
-    first. The small files stay where they are, for what reads earlier versions.
+    first. The small files stay where they are, for what reads earlier versions; --vacuum deletes them some time later,
+    and those versions with them.
     """
     from kvdrift.console import ConsoleProgress
     from schema.store.store import Store
@@ -38,11 +50,27 @@ def compact(store: StoreArgument) -> None:
         typer.echo(line)
     if not tables:
         typer.echo("nothing to compact")
+    if vacuum:
+        _delete(opened, datetime.now(UTC) - timedelta(days=keep_days))
+
+
+def _delete(store: Store, before: datetime) -> None:
+    from schema.tables import TABLES
+
+    deleted = 0
+    for table in TABLES:
+        files, size = store.delete_replaced(table, before)
+        deleted += files
+        if files:
+            typer.echo(f"{table}: {_counted(files, size)} deleted, replaced before {before:%Y-%m-%d %H:%M} UTC")
+    if not deleted:
+        typer.echo(f"nothing to delete: no file was replaced before {before:%Y-%m-%d %H:%M} UTC")
 
 
 def _line(done: CompactedTable) -> str:
-    return f"{done.table}: {_counted(done.before)} -> {_counted(done.after)}"
+    before, after = (_counted(count.files, count.size) for count in (done.before, done.after))
+    return f"{done.table}: {before} -> {after}"
 
 
-def _counted(count: FileCount) -> str:
-    return f"{count.files:,} file{'s' if count.files != 1 else ''}, {count.size / 1e6:,.1f} MB"
+def _counted(files: int, size: int) -> str:
+    return f"{files:,} file{'s' if files != 1 else ''}, {size / 1e6:,.1f} MB"

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
+READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
@@ -251,6 +252,14 @@ class DeltaFolder:
             )
         return int(found)
 
+    def _check_readable(self, snapshot: Snapshot) -> None:
+        since = self.load(snapshot.table).transaction_version(READABLE_SINCE) or 0
+        if snapshot.version < since:
+            raise InputError(
+                f"{self.location}: version {snapshot.version} of '{snapshot.table}' cannot be read any more: compact "
+                f"--vacuum has deleted its files; give {since} or later"
+            )
+
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
         """Group the visible files by the declared columns that they lack.
 
@@ -258,6 +267,7 @@ class DeltaFolder:
             Sorted relative paths by missing columns; files of the present schema version lack none.
 
         """
+        self._check_readable(snapshot)
         paths = snapshot.paths()
         # A compaction writes every column that its table has, and no table loses one.
         last = snapshot.last_versions_without() if not all(map(is_compacted, paths)) else {}
@@ -276,6 +286,7 @@ class DeltaFolder:
 
         Page checksums are verified. The columns that files of older schema versions lack are null.
         """
+        self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         return pads.FileSystemDataset.from_paths(
             [join(self._root, snapshot.table, path) for path in (snapshot.paths() if paths is None else paths)],

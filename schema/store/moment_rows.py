@@ -79,7 +79,10 @@ def files_since(folder: DeltaFolder, versions: Mapping[str, int], definition: st
         present = folder.load(table, versions[table]).paths() if version != versions[table] else before
         gone, new = set(before).difference(present), set(present).difference(before)
         if gone:  # into compacted files, unless they are lost
-            covered = originals(folder, table, gone)
+            try:
+                covered = originals(folder, table, gone)
+            except InputError:  # nothing says any more what they were
+                return None
             if not covered <= originals(folder, table, new):
                 return None
             new = {path for path in new if not originals(folder, table, [path]) <= covered}

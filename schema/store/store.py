@@ -57,6 +57,7 @@ from schema.store.compaction.derived import check_derived, commit_derived, lacki
 from schema.store.compaction.members import UnitEvents, originals
 from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, plan_packs
 from schema.store.compaction.rows import compact_rows
+from schema.store.compaction.vacuum import delete_replaced
 from schema.store.delta import DeltaFolder
 from schema.store.moment_rows import append_moments, covered_versions, files_since
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
@@ -68,6 +69,7 @@ from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     import pyarrow.dataset as pads
 
@@ -506,6 +508,19 @@ class Store:
         """
         self._check_table(table)
         return compact_rows(self._folder, table)
+
+    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
+        """Delete the files of a table that compactions replaced before a time; return how many, and bytes.
+
+        Raises:
+            InputError: The store is behind a URL.
+            OperationError: The store cannot be written.
+
+        """
+        self._check_table(table)
+        if not is_local(self.location):
+            raise InputError(f"{self.location}: files of an object store are deleted by its own rules of lifecycle")
+        return delete_replaced(self._folder, table, before)
 
     def withdraw_pack(self, path: str) -> None:
         """Take a compacted file of ``events`` out of view, whose units are to be adopted again one by one.

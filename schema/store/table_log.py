@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -162,6 +163,17 @@ class TableLog:
                 if b'"add"' in line:
                     found.add(unquote(json.loads(line)["add"]["path"]))
         return found
+
+    def replaced(self, before: datetime) -> tuple[int, set[str]]:
+        """Return the last version whose commit, made before a time, took files out of view; and all such files."""
+        last, found, limit = 0, set[str](), before.timestamp() * 1000
+        for path in self.folder.glob("*.json"):
+            lines = path.read_bytes().splitlines()
+            gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
+            infos = [json.loads(line)["commitInfo"] for line in lines if gone and line.startswith(b'{"commitInfo"')]
+            if gone and infos and infos[0].get("timestamp", limit) < limit:
+                last, found = max(last, int(path.stem)), found | gone
+        return last, found
 
     def seen(self) -> dict[str, int]:
         """Return the versions of other tables that the newest commits say they rely on."""

@@ -363,8 +363,35 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     assert re.search(r"^events: 8 files, 0\.\d MB -> 2 files, 0\.\d MB$", out, re.MULTILINE)
     assert call(capsys, "compact", store.location)[:2] == (0, "nothing to compact\n")
+    code, out, _ = call(capsys, "compact", store.location, "--vacuum")
+    assert code == 0
+    assert out.startswith("nothing to compact\nnothing to delete: no file was replaced before ")
     code, _, err = call(capsys, "compact", tmp_path / "nothing")
     assert (code, err) == (2, f"kvdrift: {tmp_path / 'nothing'} is not a kvdrift store: it has no 'events' table\n")
+
+
+def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    held, pinned = rows(store), store.versions()
+    compact(store)
+    current = store.versions()
+    code, out, _ = call(capsys, "compact", store.location, "--vacuum", "--keep-days", "0")
+    assert code == 0
+    assert "events: 8 files, 0.0 MB deleted, replaced before " in out
+    left = [path.name for path in Path(store.location, "events").rglob("*.parquet") if "_delta_log" not in path.parts]
+    assert sorted(left) == store.paths("events")
+    store = Store.open(store.location)
+    assert rows(store) == held
+    with open_views(store, current) as views:
+        assert views.rows("trajectories").num_rows == 8
+    assert {table: store.data_version(table) for table in FILES} == {table: pinned[table] for table in FILES}
+    said = refused(open_views, store, pinned)
+    assert "of 'results' cannot" not in said
+    assert "cannot be read any more: compact --vacuum has deleted its files; give " in said
+    assert store.append_units(some_units("d0")) == 0
+    assert store.append_units(some_units("d2", first=2)) == 2
+    derive(store)
+    assert_whole(store)
+    assert len(store.paths("events", pinned["events"])) == 8, "the log tells what was there"
 
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:
