@@ -63,7 +63,7 @@ class TableLog:
         """Return the version of the newest file after which none follows; -1 where the log has none."""
         version = self._newest
         if version < 0 or not self.file(version).is_file():
-            version = self.checkpointed() - 1
+            version = self.checkpointed() or -1  # the checkpoint has it, whether the file is there or not
         while self.file(version + 1).is_file():
             version += 1
         self._newest = version
@@ -120,6 +120,8 @@ class TableLog:
         """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
+            if not self.file(version).is_file():
+                return f"log file {self.file(version).name} is missing"
             if not self.file(version).stat().st_size:
                 return f"log file {self.file(version).name} is empty"
             if version == newest and (fault := self._lacking(version)):

@@ -291,9 +291,12 @@ def test_two_at_once(store: Store) -> None:
     assert_compacted(store)
 
 
-def newest(store: Store, table: str) -> Path:
+def lose_newest(store: Store, table: str, *, checkpoint: bool) -> None:
+    """The log loses its newest file, and the checkpoint that was made of it or not."""
     log = TableLog(Path(store.location, table))
-    return log.file(log.newest())
+    log.file(log.newest()).unlink()
+    for path in log.folder.glob("*checkpoint*") if checkpoint else ():
+        path.unlink()
 
 
 @pytest.mark.parametrize("table", ["events", "steps", "branchings", "units"])
@@ -301,7 +304,7 @@ def test_a_lost_newest_log_file(store: Store, table: str, monkeypatch: pytest.Mo
     """What was compacted is there as it was before, or the store is refused until it is mended."""
     held = rows(store)
     compact(store)
-    newest(store, table).unlink()
+    lose_newest(store, table, checkpoint=True)
     if table == "events":
         said = refused(Store.open, store.location, error=DamagedStoreError)
         assert "'events' has lost commits" in said
