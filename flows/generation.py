@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
@@ -11,12 +12,14 @@ import pyarrow as pa
 
 from flows.frozen_plan import FrozenPlan, require_plan
 from flows.material import Material, replicates_of, stored_identities
+from flows.second_process import Part, SecondProcess, generate_beside
 from generator.actions import Action
 from generator.finite.model import finite_model
-from generator.generation import PendingUnit, generate_documents
+from generator.generation import PendingUnit, generate_documents, generate_together, together
 from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
+from generator.transformer.local_folders import model_folder, weight_files
 from schema.document import Document
 from schema.errors import InputError, OperationError
 from schema.progress import Progress
@@ -28,6 +31,9 @@ from schema.tables import PLAIN, SWRB, UNITS
 
 if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
+
+_MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
+_SMALL = 100 << 20  # bytes of weights
 
 Work = list[tuple[Document, list[PendingUnit]]]
 """Documents, each with the units that it lacks."""
@@ -138,15 +144,45 @@ def pending_work(
 
 
 class LocalGenerator:
-    """Generates in this process, with one model in memory at a time."""
+    """Generates on this machine, with one model in memory at a time: much work of a small model in two processes."""
 
     def __init__(self) -> None:
         self._study: Study | None = None  # whose model is held
         self._model: Model | None = None
+        self._second: SecondProcess | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Yield the units of each document, in any order."""
-        yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
+        self.get_ready(study, work)  # before the model is loaded here, so that both processes do so at once
+        model = self.model(study)
+        if self._second is None or not model.pairs_at_once:
+            yield from generate_documents(model, study.name, work, study.study.horizon, study.study.seed)
+            return
+        whole = False
+        try:
+            parts = list(together(model, work, 2))
+            yield from generate_beside(self._second, study, parts, self.generate_part)
+            whole = True
+        finally:
+            if not whole:
+                self._second = None
+
+    def get_ready(self, study: Study, work: Work) -> None:
+        """Start a second process, which takes some seconds, where so much work of a small model is to come."""
+        alone = self._second is None and len(os.sched_getaffinity(0)) > 1
+        if alone and _is_much(work, study) and _is_small(study):
+            self._second = SecondProcess(study)
+
+    def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
+        """Generate a part of the work in this thread; the model is loaded for it, or for none."""
+        model = self.model(study)
+        return generate_together(model, study.name, part, study.study.horizon, study.study.seed) if part else []
+
+    def close(self) -> None:
+        """End the second process, if there is one."""
+        if self._second is not None:
+            self._second.close()
+            self._second = None
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
@@ -174,6 +210,19 @@ class LocalGenerator:
             finite = study.model.kind == FINITE_STATE
             self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
         return self._model
+
+
+def _is_much(work: Work, study: Study) -> bool:
+    return sum(unit.count for _, units in work for unit in units) * study.study.horizon >= _MUCH
+
+
+def _is_small(study: Study) -> bool:
+    """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
+    model = study.model
+    if model.kind == FINITE_STATE or model.device != "cpu":
+        return False
+    folder = model_folder(model.id, model.revision)
+    return folder is not None and sum(file.stat().st_size for file in weight_files(folder)) < _SMALL
 
 
 def load_transformer(section: ModelSection) -> LoadedModel:

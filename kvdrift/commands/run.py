@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,6 +129,7 @@ def run_file(
 
     """
     from flows.checks import check_study
+    from flows.forecast import forecast
     from flows.generation import LocalGenerator
     from flows.study_flow import run_studies
     from flows.study_run import DocumentLimit, StudyRun
@@ -139,12 +141,16 @@ def run_file(
         from generator.service.dispatch import EndpointPool
 
         pool = EndpointPool(addresses, studies, progress.say)
-    local = LocalGenerator()
-    made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
-    runs = [StudyRun(study, location, made_by, progress, shared, identify, replan=replan) for study in studies]
-    for one in runs:
-        check_study(one, served=pool is not None)
-    return run_studies(runs, before=None if pool is None else pool.check, redo=redo, plan_only=plan_only)
+    with closing(LocalGenerator()) as local:
+        made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
+        runs = [StudyRun(study, location, made_by, progress, shared, identify, replan=replan) for study in studies]
+        for one in runs:
+            check_study(one, served=pool is not None)
+
+        def get_ready() -> None:
+            local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])
+
+        return run_studies(runs, get_ready if pool is None else pool.check, redo, plan_only=plan_only)
 
 
 def _addresses(

@@ -1,0 +1,40 @@
+"""The program of a second process: it generates what ``flows.second_process`` asks, until the connection ends."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+
+from flows.generation import LocalGenerator
+from generator.actions import build_actions
+from generator.generation import PendingUnit
+from schema.errors import KvdriftError, OperationError
+
+
+def serve(connection: Connection) -> None:
+    """Generate what comes; an error is sent back as what it is."""
+    local = LocalGenerator()
+    while True:
+        try:
+            study, named = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            actions = {action.name: action for action in build_actions(study)}
+            part = [
+                (document, [PendingUnit(actions[name], *rest) for name, *rest in units]) for document, units in named
+            ]
+            answer: object = local.generate_part(study, part)
+        except KvdriftError as error:
+            answer = error
+        except Exception as error:  # noqa: BLE001 - told where it can be shown
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            answer = OperationError(f"generation failed: {line}")
+        try:
+            connection.send(answer)
+        except OSError:  # nobody waits for it any more
+            return
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))
