@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from schema.errors import OperationError
+from schema.errors import OperationError, first_line
 
 _QUIET = {
     "DO_NOT_TRACK": "1",
@@ -47,7 +47,7 @@ def orchestration(home: Path) -> Iterator[None]:
             other out. A second run beside this store's first keeps one of its own, as long as it runs.
 
     Raises:
-        OperationError: our own server does not start.
+        OperationError: our own server does not start, or fails amid the block.
 
     """
     with _logging(), _environment({name: value for name, value in _QUIET.items() if name not in os.environ}):
@@ -60,8 +60,22 @@ def orchestration(home: Path) -> Iterator[None]:
                 _environment({} if own is None else {"PREFECT_HOME": str(own)}),
                 _own_server() as url,
                 _environment({"PREFECT_API_URL": url}),
+                _failing_in_one_line(),
             ):
                 yield
+
+
+@contextmanager
+def _failing_in_one_line() -> Iterator[None]:
+    """A block with our own server: when that fails, Prefect says how it was asked, and not why it failed."""
+    from httpx import HTTPError  # noqa: PLC0415 - imported where a study runs
+    from prefect.exceptions import PrefectException  # noqa: PLC0415
+
+    try:
+        yield
+    except (HTTPError, PrefectException) as error:
+        fault = _database_fault() or f"the orchestration server failed ({first_line(error)})"
+        raise OperationError(f"{fault}; run the same command again to go on") from error
 
 
 @contextmanager
@@ -146,10 +160,21 @@ def _wait_for(server: object, thread: threading.Thread) -> None:
     end = time.monotonic() + _START_SECONDS
     while not getattr(server, "started", False):
         if not thread.is_alive() or time.monotonic() > end:
-            home = Path(os.environ.get("PREFECT_HOME", Path.home()))
-            if shutil.disk_usage(home).free < _LEAST_DISK:
-                raise OperationError(
-                    f"the disk is full: the orchestration server has no space for its database in {home}"
-                )
+            if fault := _database_fault():
+                raise OperationError(fault)
             raise OperationError("the orchestration server did not start; set PREFECT_API_URL to use another one")
         time.sleep(0.02)
+
+
+def _database_fault() -> str | None:
+    """Say why the disk does not take the database of our own server; None where it does."""
+    home = Path(os.environ.get("PREFECT_HOME", Path.home()))
+    fault = "the disk is full"
+    try:
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(bytes(1 << 16))
+        if shutil.disk_usage(home).free >= _LEAST_DISK:
+            return None
+    except OSError as error:
+        fault = error.strerror or first_line(error)
+    return f"{fault}: the orchestration server cannot keep its database in {home}"

@@ -108,7 +108,8 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
 def model_folder(model: str) -> str:
     """Return a model's id as the name of a folder."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")
+    return folder_name(plain or model)
 
 
 def report_is_current(store: Store, folder: Path) -> bool:

@@ -24,7 +24,7 @@ from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
-from schema.errors import KvdriftError, first_line
+from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
 
 app = typer.Typer(
     name="kvdrift",
@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:  # a disk that is full or broken, a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
-        _fail(f"{named}{error.strerror or first_line(error)}", 1, debug=debug)
+        code = InputError.exit_code if is_forbidden(error) else 1
+        _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", 1, debug=debug)
@@ -87,5 +88,5 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(line: str, code: int, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    typer.echo(f"kvdrift: {line}", err=True)
+    typer.echo(f"kvdrift: {printable(line)}", err=True)
     sys.exit(code)

@@ -73,6 +73,11 @@ def is_forbidden(error: OSError) -> bool:
     return error.errno in _FORBIDDEN
 
 
+def printable(text: str) -> str:
+    """Return a text as one line without control characters: names in it may come from files of others."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error line: the known name nearest to ``name``, or all known names if none is near."""
     names = sorted(known)

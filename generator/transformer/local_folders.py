@@ -34,9 +34,9 @@ def local_folder(model_id: str) -> Path | None:
         return EMBEDDED_FOLDER
     try:
         folder = Path(model_id).expanduser()
-    except RuntimeError:  # the home folder of a user who does not exist
+        return folder if folder.is_dir() else None
+    except (RuntimeError, OSError):  # the home folder of a user who does not exist; a name longer than files have
         return None
-    return folder if folder.is_dir() else None
 
 
 def model_source(model_id: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schema.errors import InputError
+from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
     from schema.ingestion.ingest import IngestReport, Tally
@@ -48,7 +48,7 @@ def ingest(
 
         report = ingested(store, files, documents, progress)
     for line in _lines(report):
-        typer.echo(f"kvdrift: {line}", err=True)
+        typer.echo(f"kvdrift: {printable(line)}", err=True)
     typer.echo(summary(report, store))
     raise typer.Exit(InputError.exit_code if report.findings else 0)
 

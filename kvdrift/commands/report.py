@@ -44,6 +44,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     """
     from flows.pages import model_folder, report_folder, write_report
     from generator.transformer.tokenizer import token_reader
+    from schema.location import folder_name
     from schema.store.store import Store
 
     store = Store.open(location)
@@ -62,7 +63,8 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
         elif len(chosen) == 1:
             folder = output
         else:
-            folder = output / name / model_folder(model) if several else output / name
+            own = output / folder_name(name)
+            folder = own / model_folder(model) if several else own
         text = token_reader(model, revision=revisions.get((name, model)))
         pages.append(write_report(store, name, model, folder, token_text=text, latex=latex))
     return pages

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvdrift.options import StoreArgument
+from schema.errors import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +26,7 @@ def status(store: StoreArgument) -> None:
     from schema.store.store import Store
 
     for line in status_lines(Store.open(store)):
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def status_lines(store: Store) -> Iterator[str]:

@@ -20,6 +20,9 @@ from schema.study import POOLED
 from schema.tables import DOCUMENTS
 
 REQUIRED = ("doc", "stratum", "split")
+MOST_BYTES = 1 << 28  # of a file, and of the values of one column
+MOST_ROWS = 1 << 20
+_SHOWN = 80  # characters of a value
 _INT32_END = 2**31
 
 
@@ -85,6 +88,8 @@ def read_documents(path: Path) -> DocumentRows:
     """
     check_regular(path)
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise InputError(f"{path}: {size:,} bytes, a documents file may have {MOST_BYTES:,} at most")
         data = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such documents file") from None
@@ -99,6 +104,8 @@ def read_documents(path: Path) -> DocumentRows:
             raise InputError(f"{path}: neither Parquet nor UTF-8 text (CSV or JSONL)") from None
         numbered = "line"
         records = _jsonl(path, text) if text.lstrip()[:1] in {"{", "["} else _csv(path, text)
+    if len(records) > MOST_ROWS:
+        raise InputError(f"{path}: {len(records):,} rows, a documents file may have {MOST_ROWS:,} at most")
     unknown = {name for _, record in records for name in record if name not in DOCUMENTS.columns}
     places = ((f"{path}, {numbered} {number}", record) for number, record in records)
     return DocumentRows((DocumentRow(_clean(record, where), where) for where, record in places), unknown)
@@ -109,11 +116,25 @@ Records = list[tuple[int, dict[str, Any]]]  # with their row or line number, fro
 
 def _parquet(path: Path, data: bytes) -> Records:
     try:
-        table = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, NotImplementedError) as error:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+            names = parquet.schema_arrow.names
+            _check_columns(path, names)
+            _check_size(path, parquet.metadata)
+            records = parquet.read(columns=[name for name in names if name in DOCUMENTS.columns]).to_pylist()
+    except (pa.ArrowException, OSError, NotImplementedError, UnicodeDecodeError, ArithmeticError) as error:
         raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
-    _check_columns(path, table.column_names)
-    return list(enumerate(table.to_pylist(), 1))
+    others = dict.fromkeys(name for name in names if name not in DOCUMENTS.columns)
+    return list(enumerate([{**others, **record} for record in records], 1))
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """Refuse a small file that holds more than memory takes."""
+    if metadata.num_rows > MOST_ROWS:
+        raise InputError(f"{path}: {metadata.num_rows:,} rows, a documents file may have {MOST_ROWS:,} at most")
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for column in (group.column(place) for group in groups for place in range(group.num_columns)):
+        if column.total_uncompressed_size > MOST_BYTES:
+            raise InputError(f"{path}: column '{column.path_in_schema}' is too large, {MOST_BYTES:,} bytes at most")
 
 
 def _jsonl(path: Path, text: str) -> Records:
@@ -123,8 +144,9 @@ def _jsonl(path: Path, text: str) -> Records:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error.msg}); write one object per line") from None
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or lists in lists
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+            raise InputError(f"{path}, line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(record, dict):
             raise InputError(f"{path}, line {number}: not a JSON object; write one object per line")
         records.append((number, record))
@@ -169,16 +191,30 @@ def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
 def _value(name: str, value: Any, where: str) -> Any:
     kind = DOCUMENTS.schema.field(name).type
     if pa.types.is_integer(kind):
-        text = str(value).strip()
-        number = int(text) if text.isdecimal() and text.isascii() and not isinstance(value, bool) else -1
-        if not 0 <= number < _INT32_END:
-            raise InputError(f"{where}: {name} is {value!r}, must be a whole number of tokens")
-        return number
+        text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        digits = text.isdecimal() and text.isascii() and len(text) <= len(str(_INT32_END))
+        if not digits or int(text) >= _INT32_END:
+            raise InputError(f"{where}: {name} is {_shown(value)}, must be a whole number of tokens")
+        return int(text)
     if pa.types.is_list(kind):
         items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise InputError(f"{where}: {name} is {value!r}, must be a list of strings")
+        if not isinstance(items, list) or not all(_is_text(item) for item in items):
+            raise InputError(f"{where}: {name} is {_shown(value)}, must be a list of strings")
         return items
-    if not isinstance(value, str):
-        raise InputError(f"{where}: {name} is {value!r}, must be a string")
+    if not _is_text(value):
+        raise InputError(f"{where}: {name} is {_shown(value)}, must be a string")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    """Tell whether a value can be stored as text; JSON may escape half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    """Return a value as an error line shows it, which is one line and no long one."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

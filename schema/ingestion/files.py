@@ -3,7 +3,8 @@
 A group is one (study, model, doc, action). This module knows formats, types and the order of rows, and nothing of what
 makes an event right: that is ``schema.ingestion.checks``. A file is read twice. The first reading takes only its names,
 which gives the runs of equal groups. The second one yields portions of whole groups, one at a time; a file in which a
-group comes back after another one is a single portion.
+group comes back after another one is a single portion. What a portion would be too large for the memory is refused:
+a small file may say that it holds any number of rows.
 
 A log holds coupled pairs alone, and need not have the columns that came with residual branching: ``kind``, if there is
 one, must be ``coupled`` throughout, and ``weight`` null.
@@ -32,9 +33,14 @@ INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
 PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together
+MOST_ROWS = 1 << 23  # of one group, or of a file that is one portion; they take 100 bytes each while they are checked
+MOST_GROUPS = 1 << 18  # in one file
+MOST_BYTES = 1 << 30  # of a column of a Parquet row group, or of an IPC batch, when it is read
 _SLICE_ROWS = 1 << 18  # rows converted at once
 
 _PARQUET, _IPC = "Parquet", "an Arrow IPC file"
+
+_GROUP = ", ".join(GROUP_KEY)
 
 GroupNames = tuple[str | None, ...]  # study, model, doc, action
 
@@ -146,7 +152,7 @@ class EventFile:
         """Read the names alone and find the runs of equal groups.
 
         Raises:
-            InputError: The file is damaged, or a row does not belong to a coupled pair.
+            InputError: The file is damaged, a row does not belong to a coupled pair, or there are too many rows.
 
         """
         groups: dict[GroupNames, int] = {}
@@ -160,9 +166,22 @@ class EventFile:
             firsts.append(first + row)
             ids.append(group)
             row += batch.num_rows
+            if len(groups) > MOST_GROUPS:
+                raise InputError(f"{self.path}: more than {MOST_GROUPS:,} groups of {_GROUP}; split the file")
+            # As many runs from one batch to the next as the file has groups and batches: then it may be clustered.
+            if row > MOST_ROWS and sum(map(len, ids)) > len(groups) + len(ids):
+                raise self._too_large(f"more than {MOST_ROWS:,} rows that are not ordered by {_GROUP}; order them, or")
         first, group = np.concatenate(firsts), np.concatenate(ids)
         begins = run_begins(group)  # a run may go on from one batch into the next
-        return FileGroups(list(groups), np.append(first[begins], row), group[begins])
+        found = FileGroups(list(groups), np.append(first[begins], row), group[begins])
+        largest = int(np.diff(found.run_first).max(initial=0))
+        if largest > MOST_ROWS:
+            names = found.names[found.run_group[int(np.argmax(np.diff(found.run_first)))]]
+            raise self._too_large(f"{largest:,} rows of {names}, must be {MOST_ROWS:,} at most;")
+        return found
+
+    def _too_large(self, what: str) -> InputError:
+        return InputError(f"{self.path}: {what} give some replicates in a file of their own")
 
     def portions(self, groups: FileGroups) -> Iterator[EventRows]:
         """Yield all rows in the file's order, in portions of whole groups."""
@@ -194,13 +213,27 @@ class EventFile:
     def _parquet_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         coded = [name for name in columns if name in GROUP_KEY]
         with pq.ParquetFile(self.path, read_dictionary=coded, page_checksum_verification=True) as parquet:
+            self._check_sizes(parquet.metadata, columns)
             yield from parquet.iter_batches(batch_size=_SLICE_ROWS, columns=list(columns))
+
+    def _check_sizes(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
+        """Refuse a column that would be read into more memory than any row of an event takes."""
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for column in (group.column(place) for place in range(group.num_columns)):
+                if column.path_in_schema in columns and column.total_uncompressed_size > MOST_BYTES:
+                    raise InputError(
+                        f"{self.path}: column '{column.path_in_schema}' has {column.total_uncompressed_size:,} bytes "
+                        f"in row group {number}, must be {MOST_BYTES:,} at most"
+                    )
 
     def _ipc_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         places = [self.schema.names.index(name) for name in columns]
         with pa.memory_map(str(self.path)) as source:
             reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=places))
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
+                    raise InputError(f"{self.path}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
                 batch.validate(full=True)  # what Parquet's decoder guarantees, an IPC file only claims
                 yield batch
 

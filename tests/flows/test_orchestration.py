@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -9,14 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 from flows.generation import LocalGenerator
-from flows.orchestration import _own_home, orchestration
+from flows.orchestration import _failing_in_one_line, _own_home, orchestration
 from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
+from schema.errors import OperationError
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +56,24 @@ def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
         assert not second.exists()
     with _own_home(tmp_path / "home") as again:
         assert again == first
+
+
+def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect says how it asked its server, and not why that failed."""
+
+    def ask() -> None:
+        with _failing_in_one_line():
+            message = "Server error '500 Internal Server Error'"
+            raise httpx.HTTPError(message)
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    assert refused(ask, error=OperationError).startswith("the orchestration server failed (Server error '500 ")
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    line = f"No space left on device: the orchestration server cannot keep its database in {tmp_path}"
+    assert refused(ask, error=OperationError) == f"{line}; run the same command again to go on"
 
 
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fixtures.event_logs import LOG, Run, command, make_log, write
 from fixtures.refusals import refused
 
+from schema.ingestion import documents
 from schema.ingestion.documents import read_documents
 from schema.store.store import Store
 
@@ -101,6 +102,12 @@ def test_documents_that_contradict_the_store(run: Run, tmp_path: Path) -> None:
         ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
         ('{"doc": "d0"\n', "line 1: not JSON"),
         ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
+        ("[" * 100_000, "line 1: not JSON (maximum recursion depth exceeded"),
+        ('{"doc": "d0", "prompt_tokens": ' + "9" * 5000, "line 1: not JSON (Exceeds the limit (4300 digits)"),
+        ('{"doc": "d0", "stratum": "S", "split": "evaluation", "prompt_tokens": ' + "9" * 4000 + "}", f"line 1: prompt_tokens is {'9' * 80}…, must be a whole"),
+        ('{"doc": "d\\ud800", "stratum": "S", "split": "evaluation"}', "line 1: doc is 'd\\ud800', must be a string"),
+        (f"doc,stratum,split\n{'x' * 200_000},S,evaluation\n", "not CSV (field larger than field limit"),
+        ('doc,stratum,split\nd0,S,"evil\n\x1b[2J"\n', "split is 'evil\ufffd\ufffd[2J'; known: development, evaluation"),
         ("", "no column 'doc', 'stratum', 'split'"),
     ],
 )  # fmt: skip
@@ -115,6 +122,21 @@ def test_a_documents_file_that_cannot_be_taken(
     assert err.startswith(f"kvdrift: {tmp_path}/documents")
     assert err.count("\n") == 1
     assert not (tmp_path / "store").exists()
+
+
+def test_documents_files_that_memory_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"doc": f"d{number}", "stratum": "S", "split": "evaluation"} for number in range(4)]
+    paths = [rows_of(tmp_path, kind, rows) for kind in ("csv", "jsonl", "parquet")]
+    monkeypatch.setattr(documents, "MOST_ROWS", 3)
+    for path in paths:
+        assert refused(read_documents, path) == f"{path}: 4 rows, a documents file may have 3 at most"
+    monkeypatch.setattr(documents, "MOST_BYTES", 20)
+    assert refused(read_documents, paths[0]).endswith(" bytes, a documents file may have 20 at most")
+    monkeypatch.setattr(documents, "MOST_ROWS", 4)
+    many = pa.table({name: ["x" * 9999] * 4 for name in rows[0]})
+    pq.write_table(many, paths[2], compression="zstd", use_dictionary=False)
+    monkeypatch.setattr(documents, "MOST_BYTES", 9999)
+    assert refused(read_documents, paths[2]).endswith("column 'doc' is too large, 9,999 bytes at most")
 
 
 def test_documents_files_that_are_none(tmp_path: Path) -> None:

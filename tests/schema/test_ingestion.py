@@ -171,6 +171,38 @@ def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert names == list(zip(*(again.column(name).to_pylist() for name in GROUP_KEY), strict=True))
 
 
+@pytest.mark.parametrize("write_ipc", [False, True])
+def test_what_memory_does_not_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, write_ipc: bool
+) -> None:
+    """A group has 48 rows, the log 384; a small file may hold any number of them."""
+    path, shuffled = tmp_path / "log", tmp_path / "shuffled"
+    order = pa.array(np.random.default_rng(1).permutation(LOG.num_rows))
+    for target, rows in ((path, LOG), (shuffled, LOG.take(order))):
+        if write_ipc:
+            with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+                writer.write_table(rows, max_chunksize=40)
+        else:
+            pq.write_table(rows, target)
+    monkeypatch.setattr(event_files, "_SLICE_ROWS", 40)
+    monkeypatch.setattr(event_files, "MOST_ROWS", 48)
+    assert sum(len(rows) for rows in _portions(path)) == LOG.num_rows
+    ordered = "more than 48 rows that are not ordered by study, model, doc, action; order them, or give some replicates"
+    assert refused(_portions, shuffled) == f"{shuffled}: {ordered} in a file of their own"
+    monkeypatch.setattr(event_files, "MOST_ROWS", 47)
+    assert "48 rows of ('ext', 'org/m', 'd0', 'full'), must be 47 at most; give some repl" in refused(_portions, path)
+    monkeypatch.setattr(event_files, "MOST_GROUPS", 3)
+    assert "more than 3 groups of study, model, doc, action; split the file" in refused(_portions, path)
+    monkeypatch.setattr(event_files, "MOST_BYTES", 20)
+    line = refused(_portions, path)
+    assert ("a batch of 40 rows" if write_ipc else "column 'study' has") in line
+
+
+def _portions(path: Path) -> list[event_files.EventRows]:
+    file = event_files.EventFile(path)
+    return list(file.portions(file.groups()))
+
+
 def test_empty_files_and_folders_of_files(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "logs"
     (folder / "_delta_log").mkdir(parents=True)

@@ -235,16 +235,17 @@ int ftruncate(int file, off_t size) {
 }
 int ftruncate64(int file, off64_t size) { return ftruncate(file, size); }
 
-/* Where changes fail, no power is cut. */
+/* Where changes fail, no power is cut; and a read-only disk has nothing to write. */
 static int synced(long call, int file) { return how == NOTHING ? (int)syscall(call, file) : 0; }
+static int unsynced(void) { return how == READ_ONLY ? 0 : refusal(0); }
 
 int fsync(int file) {
     char path[PATH_MAX];
-    CHANGED(int, synced(SYS_fsync, file), path_of(file, NULL, path), refusal(0), record("fsync", path, "", 0, NULL, 0))
+    CHANGED(int, synced(SYS_fsync, file), path_of(file, NULL, path), unsynced(), record("fsync", path, "", 0, NULL, 0))
 }
 int fdatasync(int file) {
     char path[PATH_MAX];
-    CHANGED(int, synced(SYS_fdatasync, file), path_of(file, NULL, path), refusal(0),
+    CHANGED(int, synced(SYS_fdatasync, file), path_of(file, NULL, path), unsynced(),
             record("fsync", path, "", 0, NULL, 0))
 }
 

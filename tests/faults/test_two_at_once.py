@@ -1,0 +1,78 @@
+"""Several of one command on one store at the same time: all end well, and the store is as after one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.disk.laws import rows, write_laws
+from fixtures.processes import Command, run_command
+from fixtures.small_study import run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from schema.store.store import Store
+
+TIMES = 5
+DERIVED = {"trajectories", "steps", "branchings", "branching_depths"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that one command has run."""
+    folder = tmp_path_factory.mktemp("laws")
+    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
+    return folder
+
+
+def test_two_runs(whole: Path, tmp_path: Path) -> None:
+    for number in range(TIMES):
+        store = tmp_path / str(number)
+        runs = [Command("run", whole / "laws.toml", "--store", store) for _ in range(2)]
+        ended = [run.end() for run in runs]
+        assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
+        assert unmeasured(store) == unmeasured(whole / "store")
+        assert run_command("verify", store)[0] == 0
+
+
+def unmeasured(store: Path) -> dict[str, list[str]]:
+    """All rows but what is estimated from measured seconds; of the plan, that there is one."""
+    found = rows(store)
+    estimates = [row for row in found["results"] if "second" not in json.loads(row)["quantity"]]
+    return found | {"plans": ["one"] * len(found["plans"]), "results": estimates}
+
+
+@pytest.mark.parametrize("watching", [False, True])
+def test_derivations(whole: Path, tmp_path: Path, *, watching: bool) -> None:
+    """Three that each do it once, or two that watch until all is done."""
+    run = run_of(load_study(whole / "laws.toml"), tmp_path / "generated")
+    stages.prepare(run)
+    stages.develop(run)
+    expected = Path(shutil.copytree(tmp_path / "generated", tmp_path / "expected"))
+    assert run_command("derive", expected)[0] == 0
+    for number in range(TIMES):
+        store = Path(shutil.copytree(tmp_path / "generated", tmp_path / str(number)))
+        options = ["--watch"] if watching else []
+        commands = [Command("derive", store, *options) for _ in range(2 if watching else 3)]
+        if watching:
+            wait_until(lambda at=store: not Store.open(at).pending_segments(Store.open(at).version("events")))
+            for command in commands:
+                command.signal(signal.SIGTERM)
+        ended = [command.end() for command in commands]
+        assert {code for code, _, _ in ended} == {0}, [err for _, _, err in ended]
+        assert rows(store) == rows(expected)
+        assert run_command("verify", store)[0] == 0
+
+
+def wait_until(done: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
