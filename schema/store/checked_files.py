@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from schema.errors import first_line
 from schema.store.appends import DERIVED
-from schema.store.parquet_files import StoredFile, content_digest
+from schema.store.parquet_files import StoredFile, content_digest, is_seal_broken
 
 MEMORY = ".checked"  # a line for each file in a store's folder: path, size and time of change
 
@@ -32,7 +32,9 @@ def damage_of(table: str, file: StoredFile, data: bytes) -> str | None:
     """Say how a file's bytes are other than the ones that were committed, as far as log and name tell."""
     if len(data) != file.size:
         return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
-    named = None if table in DERIVED_TABLES else _NAMED_DIGEST.search(file.path)
+    if table in DERIVED_TABLES:
+        return "the content does not have the digest that the file holds of itself" if is_seal_broken(data) else None
+    named = _NAMED_DIGEST.search(file.path)
     if named and named[1] != (digest := content_digest(data)):
         return f"the content has digest {digest}, must have {named[1]} as its name says"
     return None

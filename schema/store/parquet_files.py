@@ -36,6 +36,35 @@ def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> b
     return bytes(sink.getvalue())
 
 
+_SEAL = "kvdrift.sha256"
+_UNSEALED = "0" * 16
+
+
+def encode_sealed(rows: pa.Table) -> bytes:
+    """Encode rows as a file that holds a digest of itself, for files whose names tell what they are derived from.
+
+    The digest is of the bytes that the file has with zeros in its place.
+    """
+    data = bytearray(encode_parquet(rows, {_SEAL: _UNSEALED}))
+    data[_seal_of(data)] = content_digest(data).encode()
+    return bytes(data)
+
+
+def is_seal_broken(data: bytes) -> bool:
+    """Tell whether a file holds a digest of itself that is not its own; files of before hold none."""
+    if _SEAL.encode() not in data:
+        return False
+    unsealed, place = bytearray(data), _seal_of(data)
+    unsealed[place] = _UNSEALED.encode()
+    return data[place] != content_digest(unsealed).encode()
+
+
+def _seal_of(data: bytes | bytearray) -> slice:
+    """The place of the digest: after its name, and two bytes of type and length."""
+    begin = data.rindex(_SEAL.encode()) + len(_SEAL) + 2
+    return slice(begin, begin + len(_UNSEALED))
+
+
 def slice_of(parquet: pq.ParquetFile, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
     """Read rows of a file from the row ``begin`` on, ``rows`` of them or all; only their row groups are read."""
     end = parquet.metadata.num_rows if rows is None else begin + rows
@@ -49,7 +78,7 @@ def slice_of(parquet: pq.ParquetFile, columns: Sequence[str], begin: int, rows: 
     return parquet.read_row_groups(groups, columns=list(columns)).slice(first, end - begin)
 
 
-def content_digest(data: bytes) -> str:
+def content_digest(data: bytes | bytearray) -> str:
     """Return 16 hexadecimal digits of a content's SHA-256; the name of every file but the derived ones ends in them."""
     return hashlib.sha256(data).hexdigest()[:16]
 

@@ -60,7 +60,7 @@ from schema.store.compaction.rows import compact_rows
 from schema.store.compaction.vacuum import delete_replaced
 from schema.store.delta import DeltaFolder
 from schema.store.moment_rows import append_moments, covered_versions, files_since
-from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet, encode_sealed
 from schema.store.projections import UnitRows, check_units
 from schema.store.revisions import current_units
 from schema.store.small_tables import KEYED, append_new_rows
@@ -452,7 +452,7 @@ class Store:
         """
         if table not in derived_tables(path):
             raise InputError(f"{table}: '{path}' is derived into {' and '.join(derived_tables(path))}")
-        data = encode_parquet(conform(TABLES[table], rows))
+        data = encode_sealed(conform(TABLES[table], rows))
         return self._put(table, path, data, rows.num_rows)
 
     def commit_files(self, table: str, files: Iterable[StoredFile], app_id: str, version: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from faults.outcomes import SURVIVED, tell
 from fixtures.command import call
 from fixtures.event_logs import make_log, write
 
@@ -67,3 +68,4 @@ def test_from_ingestion_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixt
             with table.open(newline="", encoding="utf-8") as file:
                 cells = {cell for row in csv.reader(file) for cell in row}
             assert not [cell for cell in cells if re.match(r"[=@\t\r]|[+-](?![\d.])", cell)]
+    tell("a name that leads out of folders, breaks documents, terminals or spreadsheets", [SURVIVED] * len(HOSTILE))

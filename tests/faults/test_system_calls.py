@@ -6,26 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.disk.failing import build_library
-from faults.disk.trials import MENDED, SURVIVED
+from faults.outcomes import MENDED, SURVIVED, tell
 from fixtures.house import ROOT
 
 PROGRAMS = Path(__file__).with_name("disk")
 TRIED = 2  # trials of each way in the default suite
 PROCESSES = 2
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    built = build_library(tmp_path)
-    if built is None:
-        pytest.skip("no C compiler for Linux, so no change on the disk can be made to fail")
-    return built
 
 
 def start(library: Path, program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -37,10 +28,10 @@ def start(library: Path, program: str, *arguments: object) -> subprocess.Popen[s
 def outcomes(*programs: subprocess.Popen[str]) -> list[dict[str, Any]]:
     """What became of the trials of programs, which all end well."""
     found = []
-    for program in programs:
-        out, err = program.communicate()
-        assert program.returncode == 0, err
-        found += [json.loads(line) for line in out.splitlines()]
+    with ThreadPoolExecutor() as readers:  # a pipe that nobody reads stops who writes
+        for program, (out, err) in zip(programs, readers.map(subprocess.Popen.communicate, programs), strict=True):
+            assert program.returncode == 0, err
+            found += [json.loads(line) for line in out.splitlines()]
     return found
 
 
@@ -52,9 +43,11 @@ def test_commits_with_failing_changes(library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_change_of_a_study_failing(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_change_of_a_study_failing(library: Path, tmp_path: Path) -> None:
     outcomes(start(library, "failing_study.py", tmp_path))
     found = outcomes(*(start(library, "failing_study.py", tmp_path, share, PROCESSES, 1) for share in range(PROCESSES)))
-    with capsys.disabled():
-        print(f"\nfailing changes: {len(found)} tried, {dict(Counter(trial['outcome'] for trial in found))}")  # noqa: T201
+    tell(
+        "each change of a study on the disk: killed at it, half done, full from it on, failing",
+        (trial["outcome"] for trial in found),
+    )
     assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults.disk.laws import rows, write_laws
+from faults.outcomes import SURVIVED, tell
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
@@ -19,7 +20,6 @@ from flows import stages
 from schema.store.store import Store
 
 TIMES = 5
-DERIVED = {"trajectories", "steps", "branchings", "branching_depths"}
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +40,7 @@ def test_two_runs(whole: Path, tmp_path: Path) -> None:
         assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
         assert unmeasured(store) == unmeasured(whole / "store")
         assert run_command("verify", store)[0] == 0
+    tell("two runs at once", [SURVIVED] * TIMES)
 
 
 def unmeasured(store: Path) -> dict[str, list[str]]:
@@ -69,6 +70,7 @@ def test_derivations(whole: Path, tmp_path: Path, *, watching: bool) -> None:
         assert {code for code, _, _ in ended} == {0}, [err for _, _, err in ended]
         assert rows(store) == rows(expected)
         assert run_command("verify", store)[0] == 0
+    tell("two watchers at once" if watching else "three derivations at once", [SURVIVED] * TIMES)
 
 
 def wait_until(done: Callable[[], bool], seconds: float = 120) -> None:

@@ -326,6 +326,35 @@ def test_again_changes_nothing(tmp_path: Path, run: Run) -> None:
     assert stored(tmp_path / "other").equals(canonical(LOG))
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 60), marks=pytest.mark.slow)])
+def test_any_files_in_any_order_give_the_same_rows(tmp_path: Path, seed: int | range) -> None:
+    """Replicates are dealt out to files, some to several; files come shuffled, in one call or more, some again."""
+    for one in [seed] if isinstance(seed, int) else seed:
+        chance = np.random.default_rng(one)
+        keys = list(zip(*(LOG.column(name).to_pylist() for name in PAIR_KEY[:-1]), strict=True))  # all but t
+        places: dict[tuple[Any, ...], list[int]] = {}
+        for row, key in enumerate(keys):
+            places.setdefault(key, []).append(row)
+        dealt: list[list[int]] = [[] for _ in range(chance.integers(1, 6))]
+        for rows in places.values():
+            for file in chance.choice(len(dealt), size=min(len(dealt), chance.integers(1, 3)), replace=False):
+                dealt[file] += rows
+        folder = tmp_path / str(one)
+        folder.mkdir()
+        files = [
+            write(folder / f"{number}.parquet", LOG.take(pa.array(chance.permutation(rows))))
+            for number, rows in enumerate(dealt) if rows
+        ]  # fmt: skip
+        files += list(chance.choice(files, size=2))
+        calls = np.array_split(chance.permutation(np.array(files, dtype=object)), chance.integers(1, 4))
+        for call in calls:
+            if len(call):
+                assert ingest(folder / "store", list(call), documents_csv(folder)).findings == []
+        assert stored(folder / "store").equals(canonical(LOG))
+        units = Store.open(folder / "store").units()
+        assert sum(units["replicates"].to_pylist()) == len(places)
+
+
 def test_replicates_grow_and_fill_gaps(tmp_path: Path, run: Run) -> None:
     first = run(make_log(replicates=[2, 3, 6]))
     assert (first.taken.units, first.taken.events) == (16, 8 * 3 * H), "two runs of replicates are two units"

@@ -21,7 +21,8 @@ import apache_beam.runners.portability.fn_api_runner
 import torch
 from faults.disk.failing import How, counted, fail
 from faults.disk.laws import rows, write_laws
-from faults.disk.trials import MENDED, SURVIVED, fault_of_end, in_a_process, say, ways
+from faults.disk.trials import fault_of_end, in_a_process, say, ways
+from faults.outcomes import MENDED, SURVIVED
 
 import flows.study_flow
 import generator.generation
@@ -33,7 +34,7 @@ from kvdrift.command import main
 from schema.errors import DamagedStoreError
 from schema.store.store import Store
 from schema.tables import TABLES
-from sql import catalog
+from sql import catalog, empty_views
 from sql.materialization import materialize_moments
 from verification.repair import repair
 
@@ -66,11 +67,18 @@ class Trials:
         self._own.mkdir()
         self._study = write_laws(folder)
         self._store, self._said = self._own / "store", self._own / "said"
-        # What columns the views have is found out once: it is half of what opening them takes.
-        columns = self._own / "columns"
-        in_a_process(self._said, lambda: columns.write_text(json.dumps(dict(catalog._view_columns()))))
-        found = json.loads(columns.read_text())
-        catalog._view_columns = lambda: found
+        # The empty views are made once for all processes: it is most of what opening the views of a store takes.
+        kinds = [
+            {"stored": stored, "waiting": waiting} for stored, waiting in ((False, False), (True, False), (True, True))
+        ]
+        for number, kind in enumerate(kinds):
+            path = self._own / f"views {number}"
+            assert (
+                in_a_process(self._said, lambda to=path, of=kind: to.write_bytes(empty_views._empty_database(**of)))
+                == 0
+            )
+        made = [(self._own / f"views {number}").read_bytes() for number in range(len(kinds))]
+        empty_views._empty_database = lambda **kind: made[kinds.index(kind)]
 
     def prepare(self) -> None:
         """Run the study stage by stage; keep the store as it is before each, what it holds after it, its changes."""

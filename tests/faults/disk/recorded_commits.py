@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
+from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_units import content, derive, expected, make_unit
 
 from schema.errors import DamagedStoreError
@@ -60,14 +61,14 @@ def go_on(location: Path, told: Collection[str]) -> str:
         told: What was acknowledged, which must be there.
 
     Returns:
-        What became of it: "survived", or "refused, then mended".
+        What became of it: survived, or refused and then mended.
 
     """
-    outcome = "survived"
+    outcome = SURVIVED
     try:
         store = Store.create(location)
     except DamagedStoreError:
-        outcome = "refused, then mended"
+        outcome = MENDED
         assert check_logs(Store(location)).faults, "what is refused is named"
         assert list(repair(Store(location)))
         store = Store.create(location)

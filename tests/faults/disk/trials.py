@@ -14,7 +14,6 @@ from typing import Any
 from faults.disk.failing import How
 
 HANGS = 120.0  # seconds
-SURVIVED, MENDED = "survived", "refused, then mended"
 
 # What is worth failing in each way, by what ``failing.counted`` says of a change: elsewhere two ways leave the same.
 _WORTH = {How.KILLED: "wg-", How.HALF: "w", How.FULL: "wg", How.BROKEN: "wg-"}

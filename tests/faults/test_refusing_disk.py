@@ -1,0 +1,81 @@
+"""A disk that may not be written, or is full from some change on: one line says so, and nothing is done by halves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from faults.disk.failing import How
+from faults.disk.laws import rows, write_laws
+from faults.disk.trials import fault_of_end
+from faults.outcomes import SURVIVED, tell
+from faults.test_system_calls import start
+from fixtures.processes import run_command
+from fixtures.small_study import run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+
+FULL_FROM = (1, 60, 400, 2900, 3300, 4000, 4700, 5300)  # of about 6,000 changes of a run, most of the orchestration's
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished study."""
+    folder = tmp_path_factory.mktemp("laws")
+    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
+    return folder
+
+
+def ended(program: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+    """Exit code, standard output, and what the command itself says on standard error."""
+    out, err = program.communicate(timeout=300)
+    assert "Traceback" not in err
+    return program.returncode, out, [line for line in err.splitlines() if line.startswith("kvdrift: ")]
+
+
+def test_a_store_that_may_only_be_read(library: Path, whole: Path, tmp_path: Path) -> None:
+    store, study = Path(shutil.copytree(whole / "store", tmp_path / "store")), whole / "laws.toml"
+
+    def call(*arguments: object) -> tuple[int, str, list[str]]:
+        return ended(start(library, "failing_command.py", store, "READ_ONLY", 0, *arguments))
+
+    readers = [
+        call("status", store), call("sql", store, "select count(*) as n from events"), call("analyze", store),
+        call("sql", store, "from estimates", "--checked"), call("report", store, "-o", tmp_path / "page"),
+        call("verify", store), call("run", study, "--store", store, "--dry-run"), call("run", study, "--store", store),
+    ]  # fmt: skip
+    assert [(code, said) for code, _, said in readers] == [(0, [])] * len(readers)
+    assert (tmp_path / "page" / "index.html").is_file()
+    shutil.rmtree(store / "report")
+    redone = ("run", study, "--store", store, "--redo", "mixture")
+    writers = [call("report", store), call(*redone), call("derive", store), call("run", study, "--store", store)]
+    for code, _, said in writers:
+        assert code in {1, 2}
+        assert len(said) == 1
+        assert "ead-only file system" in said[0]
+    assert rows(store) == rows(whole / "store")
+    tell("a store that may only be read: commands that read and that write", [SURVIVED] * (len(readers) + len(writers)))
+
+
+def test_a_disk_that_is_full_amid_a_run(library: Path, whole: Path, tmp_path: Path) -> None:
+    """With the orchestration, whose database is on the same disk."""
+    generated = run_of(load_study(whole / "laws.toml"), tmp_path / "generated")
+    stages.prepare(generated)
+    outcomes = []
+    for at in FULL_FROM:
+        store = Path(shutil.copytree(tmp_path / "generated", tmp_path / str(at)))
+        arguments = (store, "FULL", at, "run", whole / "laws.toml", "--store", store)
+        program = start(library, "failing_command.py", *arguments)
+        out, err = program.communicate(timeout=300)
+        fault = fault_of_end(How.FULL, program.returncode, out + err)
+        if fault is None:
+            assert run_command("run", whole / "laws.toml", "--store", store)[0] == 0
+            assert run_command("verify", store)[0] == 0
+        outcomes.append(fault or SURVIVED)
+    tell("the disk full from some change of a whole run on", outcomes)
+    assert set(outcomes) == {SURVIVED}
