@@ -68,12 +68,11 @@ def orchestration(home: Path) -> Iterator[None]:
 @contextmanager
 def _failing_in_one_line() -> Iterator[None]:
     """A block with our own server: when that fails, Prefect says how it was asked, and not why it failed."""
-    from httpx import HTTPError  # noqa: PLC0415 - imported where a study runs
-    from prefect.exceptions import PrefectException  # noqa: PLC0415
+    from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415 - where a study runs
 
     try:
         yield
-    except (HTTPError, PrefectException) as error:
+    except (PrefectException, PrefectHTTPStatusError) as error:
         fault = _database_fault() or f"the orchestration server failed ({first_line(error)})"
         raise OperationError(f"{fault}; run the same command again to go on") from error
 

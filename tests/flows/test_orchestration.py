@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
@@ -60,11 +59,12 @@ def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
 
 def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect says how it asked its server, and not why that failed."""
+    from prefect.exceptions import PrefectException  # noqa: PLC0415
 
     def ask() -> None:
         with _failing_in_one_line():
             message = "Server error '500 Internal Server Error'"
-            raise httpx.HTTPError(message)
+            raise PrefectException(message)
 
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
