@@ -57,7 +57,8 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    with _writing(folder), open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
+    kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
+    with _writing(folder), open_views(store, kept=kept, checked=True) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,

@@ -81,7 +81,7 @@ def run_studies(
     if before is not None:
         before()
     for run in runs:
-        stages.prepare(run)  # before the orchestration starts: what cannot be done is said at once
+        stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
     with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
         return _run_flow(runs, plan_only=plan_only)
 

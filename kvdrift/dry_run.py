@@ -103,21 +103,17 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         f"about {_binary(len(units) * _UNIT_BYTES + events * _EVENT_BYTES)} in the store"
     )
     by_reason: dict[str, list[str]] = {}
+    store = stored(run)
+    generated = [] if store is None else store.units(run.study.name, run.study.model.id)["action"].unique().to_pylist()
+    revisions = {} if store is None else newest_revisions(store.read("actions"))
     for action, count in split.pending.items():
-        by_reason.setdefault(_reason(run, action, redone), []).append(f"{action} ({count})")
+        superseded = revisions.get((run.study.name, action), 0)
+        reason = (
+            "redone" if action in redone else "missing" if action in generated else "redone" if superseded else "new"
+        )
+        by_reason.setdefault(reason, []).append(f"{action} ({count})")
     for reason, actions in by_reason.items():
         yield f"    {reason}: {', '.join(actions)}"
-
-
-def _reason(run: StudyRun, action: str, redone: set[str]) -> str:
-    """Why units of an action are generated."""
-    store = stored(run)
-    if action in redone:
-        return "redone"
-    if store is not None and action in store.units(run.study.name, run.study.model.id)["action"].to_pylist():
-        return "missing"
-    superseded = store is not None and newest_revisions(store.read("actions")).get((run.study.name, action), 0)
-    return "redone" if superseded else "new"
 
 
 def _later_lines(found: Forecast) -> Iterator[str]:
