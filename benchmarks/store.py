@@ -86,32 +86,34 @@ class WrittenStore:
     """A store of many units, written by hand."""
 
     def __init__(self, folder: Path, units: int) -> None:
-        """Write it: events, units, trajectories and steps, each unit in files of its own."""
+        """Name the units; nothing is written."""
         self.folder, self.units = folder, units
-        store = Store.create(folder)
-        self.location = store.location
-        documents = [document_row(1, number) for number in range(-(-units // SIZES.actions))]
-        store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+        self.documents = [document_row(1, number) for number in range(-(-units // SIZES.actions))]
+        record, self.events = conform_unit(next(drawn_units(self.documents[:1], SIZES, 0)))
+        names = ((row["doc"], action) for row in self.documents for action in SIZES.action_names)
+        self.records = [record | {"doc": doc, "action": action} for doc, action in names][:units]
+        self.data = encode_parquet(self.events)
+        self.paths = [unit_path(record, content_digest(self.data)) for record in self.records]
+
+    def write(self) -> None:
+        """Write events, units, trajectories and steps, each unit in files of its own."""
+        store = Store.create(self.folder)
+        store.append_rows("documents", pa.Table.from_pylist(self.documents, schema=DOCUMENTS.schema))
         store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))
         actions = [action_row(name) for name in SIZES.action_names]
         store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
-        record, self.events = conform_unit(next(drawn_units(documents[:1], SIZES, 0)))
-        names = ((row["doc"], action) for row in documents for action in SIZES.action_names)
-        self.records = [record | {"doc": doc, "action": action} for doc, action in names][:units]
-        data = encode_parquet(self.events)
-        self.paths = [unit_path(record, content_digest(data)) for record in self.records]
-        self._write_files("events", data, self.events.num_rows, UNITS_PER_COMMIT)
+        self._write_files("events", self.data, self.events.num_rows, UNITS_PER_COMMIT)
         for table, rows in derived_rows(self.paths[0], self.events).items():
             self._write_files(table, encode_parquet(rows), rows.num_rows, SEGMENTS_PER_COMMIT)
         rows = [record | {"path": path} for record, path in zip(self.records, self.paths, strict=True)]
-        for version, first in enumerate(range(0, units, UNITS_PER_COMMIT), 1):
+        for version, first in enumerate(range(0, self.units, UNITS_PER_COMMIT), 1):
             part = pa.Table.from_pylist(rows[first : first + UNITS_PER_COMMIT], schema=UNITS.schema)
             data = encode_parquet(part)
             path = f"{content_digest(data)}.parquet"
-            (folder / "units" / path).write_bytes(data)
+            (self.folder / "units" / path).write_bytes(data)
             self._write_commit("units", version, [path], len(data), part.num_rows)
         for table in ("events", "units", *DERIVED[PLAIN]):
-            DeltaTable(str(folder / table)).create_checkpoint()
+            DeltaTable(str(self.folder / table)).create_checkpoint()
 
     def _write_files(self, table: str, data: bytes, rows: int, per_commit: int) -> None:
         file = self.folder / f"{table}.parquet"
@@ -137,14 +139,14 @@ class WrittenStore:
 
     def compact(self) -> None:
         """Put all units in one file; everything else is done as ``kvdrift compact`` does it."""
-        folder = DeltaFolder(self.location)
+        folder = DeltaFolder(self.folder)
         members = [
             (Member(path, self.events.num_rows, record), self._events_of(record))
             for record, path in zip(self.records, self.paths, strict=True)
         ]
         file = put_pack(folder, PLAIN, members)
         folder.commit("events", lambda loaded: rewriting(loaded, file, self.paths), alone=True)
-        compact(Store.open(self.location))
+        compact(Store.open(self.folder))
 
     def _events_of(self, record: Record) -> pa.Table:
         events = self.events
@@ -154,15 +156,24 @@ class WrittenStore:
         return events
 
 
+def write(folder: Path, units: int) -> None:
+    """Write a store, each unit in files of its own."""
+    WrittenStore(folder, units).write()
+
+
+def compact_written(folder: Path, units: int) -> None:
+    """Compact such a store."""
+    WrittenStore(folder, units).compact()
+
+
 def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, int, Any]]:
     """Yield each part's name, whether the store is compacted, its units and what was measured."""
     for units in sizes:
-        store = WrittenStore(folder / str(units), units)
-        for form in ("as written", "compacted"):
-            if form == "compacted":
-                store.compact()
+        store = folder / str(units)
+        for form, prepare in (("as written", write), ("compacted", compact_written)):
+            measure(prepare, store, units)  # in a process of its own, whose memory is not that of the parts
             for part in PARTS:
-                yield part.__name__, form, units, measure(part, store.location)
+                yield part.__name__, form, units, measure(part, str(store))
 
 
 def main() -> None:

@@ -59,15 +59,15 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
     store.make_tables()
     store.reconcile()
     before = _count_files(store)
-    packs, damaged = store.plan_packs(), _align(store)
+    packs, damaged = store.rewriting.plan_packs(), _align(store)
     progress.begin("compact", sum(len(pack.sources) for pack in packs), "files of events")
     for pack in packs:
-        damaged += store.pack_events(pack).damaged
+        damaged += store.rewriting.pack_events(pack).damaged
         damaged += _align(store)
         progress.advance(len(pack.sources))
     for table in TABLES:
         if table not in _OF_EVENTS:
-            store.compact_rows(table)
+            store.rewriting.compact_rows(table)
     if damaged:
         more = f" and {len(damaged) - 1} more files" if len(damaged) > 1 else ""
         raise OperationError(f"{store.location}: {damaged[0]}{more}: kvdrift verify {store.location}")
@@ -79,7 +79,7 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
 def _align(store: Store) -> list[str]:
     """Derive what was put together, in place of what its units were derived into; return a line for each failure."""
     version, failures = store.version("events"), []
-    for path, tables in store.unaligned_packs().items():
+    for path, tables in store.rewriting.unaligned_packs().items():
         outcome = derive_segment(store, Segment(path, join(store.location, "events", path), tables))
         commit(store, [outcome], version, covered=False)
         failures += [outcome.error] if outcome.error else []

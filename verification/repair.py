@@ -181,7 +181,7 @@ def _unpack(store: Store, aside: _Aside, damaged: Collection[str]) -> Iterator[s
     if len(whole) < max(len(units), unit_count(damaged)):
         return
     for path in damaged:
-        store.withdraw_pack(path)
+        store.rewriting.withdraw_pack(path)
         if (file := Path(store.location, "events", path)).exists():
             aside.take(file)
     yield f"events: {counted(len(damaged), 'damaged compacted file')} set aside"

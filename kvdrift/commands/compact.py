@@ -59,7 +59,7 @@ def _delete(store: Store, before: datetime) -> None:
 
     deleted = 0
     for table in TABLES:
-        files, size = store.delete_replaced(table, before)
+        files, size = store.rewriting.delete_replaced(table, before)
         deleted += files
         if files:
             typer.echo(f"{table}: {_counted(files, size)} deleted, replaced before {before:%Y-%m-%d %H:%M} UTC")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schema.store.store import Store
 
 Row = dict[str, Any]
-_OF_UNITS = ("study", "model", "doc", "action", "estimator", "replicates", "path", "weights_sha256")
+_OF_UNITS = ("study", "model", "doc", "action", "estimator", "replicates", "weights_sha256")
 _UNKNOWN = "unknown"  # the split of a unit whose document has no row
 
 
@@ -32,8 +32,8 @@ def status(store: StoreArgument) -> None:
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
     version = store.version("events")
-    units = store.units(columns=_OF_UNITS)
     underived = store.unit_paths_in(store.pending_segments(version))
+    units = store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS)
     yield f"store: {store.location}"
     yield f"events: version {version}, {len(units)} units; {len(underived)} still to derive"
     documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"])

@@ -19,7 +19,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -31,13 +30,12 @@ from schema.errors import (
     OperationError,
     first_line,
     is_disk_fault,
-    is_forbidden,
 )
-from schema.location import absolute, filesystem_of, is_local, join
+from schema.location import join
 from schema.store.appends import is_compacted
 from schema.store.commits import Commit
 from schema.store.durability import make_folder
-from schema.store.parquet_files import replace_file, slice_of
+from schema.store.parquet_files import DataFiles
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.table_log import LocalDisk, LogState, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
@@ -53,7 +51,7 @@ _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of
 _ATTEMPTS = 200
 
 
-class DeltaFolder:
+class DeltaFolder(DataFiles):
     """The tables of ``schema.tables`` under one local folder or object-store URL.
 
     What was loaded of a local log serves until the log changes.
@@ -66,13 +64,11 @@ class DeltaFolder:
             InputError: The location cannot be that of a store.
 
         """
-        self.location = absolute(location)
-        self._local = is_local(self.location)
+        super().__init__(location)
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
         if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
-        self._files, self._root = filesystem_of(self.location)
         self._disk = LocalDisk(Path(self.location)) if self._local else None
         self._snapshots: dict[str, tuple[LogState, dict[int | None, Snapshot]]] = {}
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
@@ -160,7 +156,7 @@ class DeltaFolder:
             InputError: The table cannot be read.
 
         """
-        return self._exists(table) and not lacking_columns(table, self._open(table))
+        return self._exists(table) and not lacking_columns(table, self.load(table).delta)
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
         """Load a table at a version, by default the latest.
@@ -327,69 +323,6 @@ class DeltaFolder:
             return rows.cast(pa.schema([declared.field(name) for name in columns]))
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
-
-    def footer(self, table: str, path: str) -> tuple[int, dict[bytes, bytes]]:
-        """Read the number of rows and the key-value metadata of one Parquet file.
-
-        Raises:
-            InputError: The file is missing or damaged.
-
-        """
-        try:
-            metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-        return metadata.num_rows, dict(metadata.metadata or {})
-
-    def read_slice(self, table: str, path: str, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
-        """Read some of the rows of one Parquet file, from the row ``begin`` on; verify page checksums.
-
-        Raises:
-            InputError: The file is missing or damaged.
-
-        """
-        try:
-            with (
-                self._files.open_input_file(join(self._root, table, path)) as source,
-                pq.ParquetFile(source, page_checksum_verification=True) as parquet,
-            ):
-                return slice_of(parquet, columns, begin, rows)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-
-    def read_bytes(self, table: str, path: str) -> bytes:
-        """Read the content of one file.
-
-        Raises:
-            InputError: The file cannot be read.
-
-        """
-        try:
-            with self._files.open_input_file(join(self._root, table, path)) as source:
-                return bytes(source.read())
-        except OSError as error:
-            raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
-
-    def put(self, table: str, path: str, data: bytes) -> None:
-        """Put a file in place as a whole or not at all.
-
-        Raises:
-            InputError: Writing is not permitted.
-            OperationError: Writing failed for another reason.
-
-        """
-        target = join(self._root, table, path)
-        try:
-            if self._local:
-                replace_file(Path(target), data)
-            else:  # an object appears when its upload is complete
-                with self._files.open_output_stream(target) as sink:
-                    sink.write(data)
-        except OSError as error:
-            if is_forbidden(error):
-                reason = (error.strerror or first_line(error)).lower()
-                raise InputError(f"{self.location} cannot be written: {reason} for {table}/{path}") from None
-            raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
 
     def commit(
         self,

@@ -12,6 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schema.errors import InputError, OperationError, first_line, is_forbidden
+from schema.location import absolute, filesystem_of, is_local, join
+
 ROW_GROUP_ROWS = 1 << 17  # what a reader of few rows skips by, and what several threads share
 
 
@@ -24,13 +27,15 @@ class StoredFile:
     rows: int
 
 
-def encode_parquet(rows: pa.Table, footer: Mapping[str, str] | None = None) -> bytes:
+def encode_parquet(
+    rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
+) -> bytes:
     """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
     ) as writer:
-        writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        writer.write_table(rows, row_group_size=row_group)
         if footer:
             writer.add_key_value_metadata(dict(footer))
     return bytes(sink.getvalue())
@@ -96,3 +101,81 @@ def replace_file(target: Path, data: bytes) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+class DataFiles:
+    """The files of tables under one local folder or object-store URL, by table and relative path."""
+
+    def __init__(self, location: str | Path) -> None:
+        """Take a location without looking at it.
+
+        Raises:
+            InputError: It is no URL that can be read.
+
+        """
+        self.location = absolute(location)
+        self._local = is_local(self.location)
+        self._files, self._root = filesystem_of(self.location)
+
+    def footer(self, table: str, path: str) -> tuple[int, dict[bytes, bytes]]:
+        """Read the number of rows and the key-value metadata of one Parquet file.
+
+        Raises:
+            InputError: The file is missing or damaged.
+
+        """
+        try:
+            metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+        return metadata.num_rows, dict(metadata.metadata or {})
+
+    def read_slice(self, table: str, path: str, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
+        """Read some of the rows of one Parquet file, from the row ``begin`` on; verify page checksums.
+
+        Raises:
+            InputError: The file is missing or damaged.
+
+        """
+        try:
+            with (
+                self._files.open_input_file(join(self._root, table, path)) as source,
+                pq.ParquetFile(source, page_checksum_verification=True) as parquet,
+            ):
+                return slice_of(parquet, columns, begin, rows)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+
+    def read_bytes(self, table: str, path: str) -> bytes:
+        """Read the content of one file.
+
+        Raises:
+            InputError: The file cannot be read.
+
+        """
+        try:
+            with self._files.open_input_file(join(self._root, table, path)) as source:
+                return bytes(source.read())
+        except OSError as error:
+            raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
+
+    def put(self, table: str, path: str, data: bytes) -> None:
+        """Put a file in place as a whole or not at all.
+
+        Raises:
+            InputError: Writing is not permitted.
+            OperationError: Writing failed for another reason.
+
+        """
+        target = join(self._root, table, path)
+        try:
+            if self._local:
+                replace_file(Path(target), data)
+            else:  # an object appears when its upload is complete
+                with self._files.open_output_stream(target) as sink:
+                    sink.write(data)
+        except OSError as error:
+            if is_forbidden(error):
+                reason = (error.strerror or first_line(error)).lower()
+                raise InputError(f"{self.location} cannot be written: {reason} for {table}/{path}") from None
+            raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None

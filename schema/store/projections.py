@@ -1,9 +1,10 @@
-"""The table ``units``: the records in the footers of events files as rows, and what these rows say of events."""
+"""Units: the commits that make them visible, and the rows of ``units``, which are the records in their footers."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +12,17 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.store.appends import (
+    UNIT_FOOTER,
     Span,
+    Unit,
+    conform_unit,
     is_compacted,
     is_foreign,
     span_of_path,
     span_of_record,
     unit_count,
     unit_name,
+    unit_path,
 )
 from schema.store.commits import Commit, guards
 from schema.store.compaction.members import members_of, originals
@@ -125,6 +130,86 @@ class UnitRows:
                         f"[{other.first}, {other.first + other.count}) of the same action, stored or given too"
                     )
         return [span for span in given if span not in stored]
+
+
+class UnitCommits:
+    """Makes units visible: their events by one commit, and then their rows.
+
+    Once the rows are known to be whole, only a kill between the two leaves one out.
+    """
+
+    def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
+        self._folder, self._rows = folder, rows
+        self._healed = False
+
+    def append(self, units: Sequence[Unit]) -> int:
+        """Append units; ``Store.append_units`` says what of them and what is raised."""
+        given: dict[Span, tuple[dict[str, Any], pa.Table]] = {}
+        for unit in units:
+            record, events = conform_unit(unit)
+            given.setdefault(span_of_record(record), (record, events))
+        if not self._healed:
+            self.reconcile()
+        written: dict[Span, StoredFile] = {}
+
+        def put(span: Span) -> StoredFile:
+            if span not in written:
+                written[span] = self._put(*given[span])
+            return written[span]
+
+        # The version from before the events are there, without which nobody writes their rows.
+        since = self._folder.load("units").version
+        return self._commit({span: record for span, (record, _) in given.items()}, put, since)
+
+    def adopt(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
+        """Make files in place visible; ``Store.adopt_units`` says more."""
+        given = {span_of_record(record): (file, record) for file, record in files}
+        stored = set(map(span_of_path, originals(self._folder, "events", self._folder.load("events").paths())))
+        free = {
+            span: record
+            for span, (_, record) in given.items()
+            if not any(other is not None and other.overlaps(span) for other in stored)
+        }
+        return self._commit(free, lambda span: given[span][0], None)  # their rows may be there
+
+    def reconcile(self, prepare: Callable[[], None] = lambda: None) -> int:
+        """Append the rows that a killed writer left out; ``prepare`` is called before. Return how many."""
+        units, rows = self._rows.stored_and_missing()
+        if rows.num_rows:
+            prepare()
+        count = self._rows.append(rows.to_pylist(), units.version)
+        self._healed = True
+        return count
+
+    def _commit(
+        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], since: int | None
+    ) -> int:
+        """Make the units that the store lacks visible by one commit, then their rows; return how many.
+
+        ``put`` gives a unit's file, in place. At the version ``since`` of ``units`` none has a row; None where there
+        may be rows whose events are lost.
+        """
+        files: dict[Span, StoredFile] = {}
+
+        def attempt(events: Snapshot) -> Commit | None:
+            new = self._rows.missing(events, records, ahead=since is None)
+            files.clear()
+            files.update((span, put(span)) for span in new)
+            groups = ((span.group, span.first + span.count) for span in new)
+            ids = guards([*groups, *((span.app_id, span.count) for span in new)])
+            return Commit(list(files.values()), ids) if new else None
+
+        self._healed = False  # until the rows are there too
+        count = self._folder.commit("events", attempt)
+        self._rows.append([{**records[span], "path": file.path} for span, file in files.items()], since)
+        self._healed = True
+        return count
+
+    def _put(self, record: dict[str, Any], events: pa.Table) -> StoredFile:
+        data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
+        path = unit_path(record, content_digest(data))
+        self._folder.put("events", path, data)
+        return StoredFile(path, len(data), events.num_rows)
 
 
 def spans_in(paths: Iterable[str], groups: Collection[str]) -> Iterator[Span]:

@@ -29,7 +29,6 @@ Schema versions
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,36 +39,25 @@ from schema.errors import InputError, nearest
 from schema.location import is_local, join
 from schema.store.appends import (
     DERIVED,
-    UNIT_FOOTER,
-    Span,
     Unit,
     conform,
-    conform_unit,
     derived_tables,
-    is_compacted,
-    span_of_path,
-    span_of_record,
-    unit_path,
 )
 from schema.store.checked_files import first_damaged
-from schema.store.commits import Commit, guards
-from schema.store.compaction.derived import check_derived, commit_derived, lacking_tables, unaligned_packs
+from schema.store.compaction.derived import check_derived, commit_derived, lacking_tables
 from schema.store.compaction.members import UnitEvents, originals
-from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, plan_packs
-from schema.store.compaction.rows import compact_rows
-from schema.store.compaction.vacuum import delete_replaced
+from schema.store.compaction.rewriting import Rewriting
 from schema.store.delta import DeltaFolder
 from schema.store.moment_rows import append_moments, covered_versions, files_since
-from schema.store.parquet_files import StoredFile, content_digest, encode_parquet, encode_sealed
-from schema.store.projections import UnitRows, check_units
+from schema.store.parquet_files import StoredFile, encode_sealed
+from schema.store.projections import UnitCommits, UnitRows, check_units
 from schema.store.revisions import current_units
 from schema.store.small_tables import KEYED, append_new_rows
 from schema.store.snapshot import Snapshot
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow.dataset as pads
 
@@ -89,7 +77,7 @@ class Store:
     def __init__(self, location: str | Path) -> None:
         self._folder = DeltaFolder(location)
         self._units = UnitRows(self._folder)
-        self._healed = False
+        self._commits = UnitCommits(self._folder, self._units)
         self._current: set[str] = set()  # tables seen with all declared columns, which they do not lose again
 
     @classmethod
@@ -122,6 +110,11 @@ class Store:
         store.make_tables()
         store.reconcile()
         return store
+
+    @property
+    def rewriting(self) -> Rewriting:
+        """What changes files and no row."""
+        return Rewriting(self._folder)
 
     @property
     def location(self) -> str:
@@ -255,22 +248,8 @@ class Store:
             OperationError: Writing failed.
 
         """
-        given: dict[Span, tuple[dict[str, Any], pa.Table]] = {}
-        for unit in units:
-            record, events = conform_unit(unit)
-            given.setdefault(span_of_record(record), (record, events))
         self._prepare("units", "events")
-        if not self._healed:
-            self.reconcile()
-        written: dict[Span, StoredFile] = {}
-
-        def put(span: Span) -> StoredFile:
-            if span not in written:
-                written[span] = self._put_unit(*given[span])
-            return written[span]
-
-        # The version from before the events are there, without which nobody writes their rows.
-        return self._commit_units({span: record for span, (record, _) in given.items()}, put, self.version("units"))
+        return self._commits.append(units)
 
     def adopt_units(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
         """Make units' files that are in place visible; leave out those whose replicates are there.
@@ -282,48 +261,12 @@ class Store:
             The number of new units.
 
         """
-        given = {span_of_record(record): (file, record) for file, record in files}
         self._prepare("units", "events")
-        stored = set(map(span_of_path, self.unit_paths()))
-        free = {
-            span: record
-            for span, (_, record) in given.items()
-            if not any(other is not None and other.overlaps(span) for other in stored)
-        }
-        return self._commit_units(free, lambda span: given[span][0], None)  # their rows may be there
-
-    def _commit_units(
-        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], units: int | None
-    ) -> int:
-        """Make the units that the store lacks visible by one commit, then their rows; return how many.
-
-        ``put`` gives a unit's file, in place. At the version ``units`` of that table none has a row; None where there
-        may be rows whose events are lost.
-        """
-        files: dict[Span, StoredFile] = {}
-
-        def attempt(events: Snapshot) -> Commit | None:
-            new = self._units.missing(events, records, ahead=units is None)
-            files.clear()
-            files.update((span, put(span)) for span in new)
-            groups = ((span.group, span.first + span.count) for span in new)
-            ids = guards([*groups, *((span.app_id, span.count) for span in new)])
-            return Commit(list(files.values()), ids) if new else None
-
-        self._healed = False  # until the rows are there too
-        count = self._folder.commit("events", attempt)
-        self._units.append([{**records[span], "path": file.path} for span, file in files.items()], units)
-        self._healed = True
-        return count
+        return self._commits.adopt(files)
 
     def reconcile(self) -> int:
         """Append the ``units`` rows that a killed writer left out, from the events files' footers; return how many."""
-        units, rows = self._units.stored_and_missing()
-        if rows.num_rows:
-            self._prepare("units")
-        count = self._units.append(rows.to_pylist(), units.version)
-        self._healed = True
-        return count
+        return self._commits.reconcile(lambda: self._prepare("units"))
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
         """Append rows to a small table, one of ``KEYED``. Rows that the table has already are skipped.
@@ -469,70 +412,6 @@ class Store:
         self._prepare(table)
         return commit_derived(self._folder, table, files, {app_id: version})
 
-    def plan_packs(self) -> list[Pack]:
-        """Find out which files of ``events`` are worth putting together, sorted by the keys of their units.
-
-        Raises:
-            InputError: Another program has rewritten the table, or it is damaged.
-
-        """
-        units = self._folder.read(self._load("units"), [*UNIT_KEY, "path"]).sort_by(
-            [(name, "ascending") for name in UNIT_KEY]
-        )
-        return plan_packs(self._folder, {path: place for place, path in enumerate(units["path"].to_pylist())})
-
-    def pack_events(self, pack: Pack) -> Packed:
-        """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.
-
-        Raises:
-            InputError: The store cannot be written.
-
-        """
-        return pack_events(self._folder, pack)
-
-    def unaligned_packs(self) -> dict[str, tuple[str, ...]]:
-        """Find the compacted files of ``events`` that derived tables do not have under the same path.
-
-        Returns:
-            These tables, by the file's path, sorted.
-
-        """
-        return unaligned_packs(self._folder)
-
-    def compact_rows(self, table: str) -> bool:
-        """Put the small files of a table together that is not derived from events; tell whether it had several.
-
-        Raises:
-            InputError: A file is damaged, or the store cannot be written.
-
-        """
-        self._check_table(table)
-        return compact_rows(self._folder, table)
-
-    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
-        """Delete the files of a table that compactions replaced before a time; return how many, and bytes.
-
-        Raises:
-            InputError: The store is behind a URL.
-            OperationError: The store cannot be written.
-
-        """
-        self._check_table(table)
-        if not is_local(self.location):
-            raise InputError(f"{self.location}: files of an object store are deleted by its own rules of lifecycle")
-        return delete_replaced(self._folder, table, before)
-
-    def withdraw_pack(self, path: str) -> None:
-        """Take a compacted file of ``events`` out of view, whose units are to be adopted again one by one.
-
-        Raises:
-            InputError: It is none.
-
-        """
-        if not is_compacted(path):
-            raise InputError(f"events/{path} is no compacted file: its rows cannot be made again")
-        self._folder.remove("events", {path})
-
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
         """Take files of a table that can be made again out of view; return how many were visible.
 
@@ -573,10 +452,6 @@ class Store:
     def _check_table(table: str) -> None:
         if table not in TABLES:
             raise InputError(f"no table '{table}'; {nearest(table, TABLES)}")
-
-    def _put_unit(self, record: dict[str, Any], events: pa.Table) -> StoredFile:
-        data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
-        return self._put("events", unit_path(record, content_digest(data)), data, events.num_rows)
 
     def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
         self._folder.put(table, path, data)

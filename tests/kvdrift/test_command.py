@@ -268,6 +268,19 @@ def test_status_of_what_is_not_derived_estimated_or_written(finished: Path, tmp_
     assert lines[-1] == f"  next: kvdrift analyze {location}"
 
 
+def test_a_compacted_study_is_as_finished_as_before(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = shutil.copytree(finished, tmp_path / "store")
+    before = list(status_lines(Store.open(location)))
+    code, out, _ = call(capsys, "compact", location)
+    assert code == 0
+    assert out.startswith("events: 30 files, ")
+    after = list(status_lines(Store.open(location)))
+    assert after[2:] == before[2:], "also the estimates and the page are those of the present events"
+    assert after[-1].startswith("  next: nothing to do")
+
+
 def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = load_study(write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nrevision = "abc"')))
     run = run_of(study, tmp_path / "store")

@@ -1,0 +1,84 @@
+"""What a store offers to those who change its files and no row of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from schema.errors import InputError
+from schema.location import is_local
+from schema.store.appends import is_compacted
+from schema.store.compaction.derived import unaligned_packs
+from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, plan_packs
+from schema.store.compaction.rows import compact_rows
+from schema.store.compaction.vacuum import delete_replaced
+from schema.store.delta import DeltaFolder
+
+
+class Rewriting:
+    """A store's tables as files, which may be put together, deleted once they are replaced, and taken apart again."""
+
+    def __init__(self, folder: DeltaFolder) -> None:
+        self._folder = folder
+
+    def plan_packs(self) -> list[Pack]:
+        """Find out which files of ``events`` are worth putting together, sorted by the keys of their units.
+
+        Raises:
+            InputError: Another program has rewritten the table, or it is damaged.
+
+        """
+        units = self._folder.read(self._folder.load("units"), [*UNIT_KEY, "path"])
+        units = units.sort_by([(name, "ascending") for name in UNIT_KEY])
+        return plan_packs(self._folder, {path: place for place, path in enumerate(units["path"].to_pylist())})
+
+    def pack_events(self, pack: Pack) -> Packed:
+        """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
+        return pack_events(self._folder, pack)
+
+    def unaligned_packs(self) -> dict[str, tuple[str, ...]]:
+        """Find the compacted files of ``events`` that derived tables do not have under the same path.
+
+        Returns:
+            These tables, by the file's path, sorted.
+
+        """
+        return unaligned_packs(self._folder)
+
+    def compact_rows(self, table: str) -> bool:
+        """Put the small files of a table together that is not derived from events; tell whether it had several.
+
+        Raises:
+            InputError: A file is damaged, or the store cannot be written.
+
+        """
+        return compact_rows(self._folder, table)
+
+    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
+        """Delete the files of a table that compactions replaced before a time; return how many, and bytes.
+
+        Raises:
+            InputError: The store is behind a URL.
+            OperationError: The store cannot be written.
+
+        """
+        if not is_local(self._folder.location):
+            raise InputError(
+                f"{self._folder.location}: files of an object store are deleted by its own lifecycle rules"
+            )
+        return delete_replaced(self._folder, table, before)
+
+    def withdraw_pack(self, path: str) -> None:
+        """Take a compacted file of ``events`` out of view, whose units are to be adopted again one by one.
+
+        Raises:
+            InputError: It is none.
+
+        """
+        if not is_compacted(path):
+            raise InputError(f"events/{path} is no compacted file: its rows cannot be made again")
+        self._folder.remove("events", {path})
