@@ -39,6 +39,9 @@ CATALOG_NAME = "catalog.duckdb"
 # The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
 CATALOG_STORAGE = "v1.0.0"
 
+# Written out once, when all views are there: each time before would leave its space in the file.
+_CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
+
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
@@ -202,7 +205,7 @@ def write_catalog(store: Store) -> Path:
     files = {table: _parquet_sources(store, table, version) for table, version in versions.items()}
     moments = stored_moments(store, versions)
     try:
-        with duckdb.connect(str(aside), config={"storage_compatibility_version": CATALOG_STORAGE}) as connection:
+        with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
             for table, sources in files.items():
                 _create_stored_view(connection, table, sources)
