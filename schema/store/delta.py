@@ -249,6 +249,8 @@ class DeltaFolder(DataFiles):
         return int(found)
 
     def _check_readable(self, snapshot: Snapshot) -> None:
+        if not self._local:  # nothing is deleted there
+            return
         since = self.load(snapshot.table).transaction_version(READABLE_SINCE) or 0
         if snapshot.version < since:
             raise InputError(

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.command import call
+from fixtures.older_stores import make_store_1
 from fixtures.refusals import refused
-from fixtures.stored_units import killed_in
+from fixtures.stored_units import content, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
 from schema.errors import DamagedStoreError
@@ -395,6 +396,22 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     derive(store)
     assert_whole(store)
     assert len(store.paths("events", pinned["events"])) == 8, "the log tells what was there"
+
+
+def test_a_store_of_version_1(tmp_path: Path) -> None:
+    units = [make_unit(doc) for doc in ("d1", "d0", "d2")]
+    store = Store.open(make_store_1(tmp_path / "old", units, lost_rows=1))
+    held = content(store)
+    compact(store)
+    assert content(store).equals(held)
+    assert content(store).equals(expected(units))
+    assert list(store.files_by_missing_columns("events")) == [()]
+    assert_whole(store)
+    assert store.append_units([*units, make_unit("d0", first=4)]) == 1
+    derive(store)
+    compact(store)
+    assert len(store.paths("events")) == 1
+    assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
 
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:

@@ -25,7 +25,7 @@ from schema.tables import EVENTS, GROUP_KEY
 
 PACK_ROWS = 1 << 22  # of one file: what is sorted in memory at once
 UNIT_KEY = (*GROUP_KEY, "action_revision", "first_replicate")
-_WORDS = (*GROUP_KEY, "kind")  # read as dictionaries
+_WORDS = (*GROUP_KEY, "kind")  # dictionaries in memory; files of older versions lack the last
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _read_members(folder: DeltaFolder, file: StoredFile) -> list[tuple[Member, p
     if damage := damage_of("events", file, data):
         raise DamagedStoreError(damage)
     with pq.ParquetFile(
-        pa.BufferReader(data), read_dictionary=list(_WORDS), page_checksum_verification=True
+        pa.BufferReader(data), read_dictionary=list(GROUP_KEY), page_checksum_verification=True
     ) as parquet:
         rows = _declared(parquet.read(use_threads=False))
         members = members_in(file.path, rows.num_rows, parquet.metadata.metadata or {})
