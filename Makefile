@@ -26,7 +26,8 @@ slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed,multi-gpu]'
 	$(BIN)/python -m pytest -m slow
 
-# Faults, counted: every state that a power cut can leave of recorded commits, log files lost and damaged in any table.
+# Faults, counted in one table: every state that a power cut can leave of recorded commits, each change of a study on the
+# disk failing in four ways, files lost and damaged in any table, commands at once, hostile names. About an hour.
 faults: $(STAMP)
 	$(BIN)/python -m pytest tests/faults -m "slow or not slow"
 

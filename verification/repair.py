@@ -205,9 +205,10 @@ def _restore_units(store: Store) -> Iterator[str]:
     with suppress(InputError):  # where files of ``units`` are damaged, derived rows tell
         was_there |= set(store.read("units", columns=["path"])["path"].to_pylist())
     lost = sorted(path for path in was_there - visible if span_of_path(path) is not None)
-    whole = list(_whole_units(store, lost))
-    if whole and (count := store.adopt_units(whole)):
-        yield f"events: {counted(count, 'unit')} of files that are still there, committed again"
+    with suppress(InputError):  # their rows in damaged files of ``units`` are made again after this
+        store.adopt_units(list(_whole_units(store, lost)))
+    if back := store.unit_paths().intersection(lost):
+        yield f"events: {counted(len(back), 'unit')} of files that are still there, committed again"
     for path in sorted(set(lost) - store.unit_paths()):
         yield f"events: {path} is lost, and what was made from it goes"
 

@@ -224,6 +224,15 @@ def test_units_whose_rows_are_lost_are_read_from_their_events(location: Path) ->
     assert rows(location) == before
 
 
+def test_units_whose_commit_and_whose_rows_are_lost(location: Path) -> None:
+    before = rows(location)
+    newest(location, "events").unlink()
+    min((location / "units").glob("*.parquet")).unlink()
+    assert any("committed again" in line for line in repair(Store(location)))
+    use(location)
+    assert rows(location) == before
+
+
 def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:
     def found() -> Check:
         return check_leftovers(Store(location))

@@ -18,7 +18,7 @@ from fixtures.study_files import load_study
 
 from flows import stages
 
-FULL_FROM = (1, 60, 400, 2900, 3300, 4000, 4700, 5300)  # of about 6,000 changes of a run, most of the orchestration's
+FULL_FROM = (1, 400, 3300, 4700, 5300)  # of about 6,000 changes of a run, most of the orchestration's
 
 pytestmark = pytest.mark.slow
 
