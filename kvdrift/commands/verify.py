@@ -23,7 +23,10 @@ def verify(
     store: StoreArgument,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Mend first what is damaged or lost; stop what writes to the store before. Nothing is deleted."),
+        typer.Option(
+            "--repair",
+            help="Mend first what is damaged or lost; stop what writes to the store before. Nothing is deleted.",
+        ),
     ] = False,
 ) -> None:
     """Read everything in a store and compare it with the log and with what it was made from.
