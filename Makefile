@@ -17,8 +17,9 @@ study: $(STAMP)
 	$(BIN)/kvdrift run studies/quickstart.toml
 
 # A file's tests share what they are made from, so one process runs them all. The order of files is tests/conftest.py's.
+# Three processes keep two cores busy: a fifth of the time a test waits for the disk or for a process that it started.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The long checks: coverage of intervals, means of both estimators, random edits of a study, a distributed derivation,
 # a device map. They need Dask and accelerate.

@@ -54,7 +54,7 @@ class Segments:
 class _Tally:
     """What is counted and found of one subject while the files go by."""
 
-    files: int = 0
+    units: int = 0
     rows: int = 0
     faults: list[Fault] = field(default_factory=list)
     pending: int = 0
@@ -185,7 +185,7 @@ class _Walk:
                 what = f"the file is not in the log, must be there: {table} says that its events are derived"
                 own.faults.append(Fault(f"{table}/{path}", what))
             else:
-                own.pending += 1
+                own.pending += unit_count([path])
             return
         reading = self._read(files, path)
         if derived is None or reading.rows is None:
@@ -195,7 +195,7 @@ class _Walk:
 
     def _read(self, files: TableFiles, path: str) -> Reading:
         own, reading = self._tally[files.table], files.read(path)
-        own.files += 1
+        own.units += 0 if is_foreign(path) else unit_count([path])
         own.rows += 0 if reading.rows is None else reading.rows.num_rows
         own.faults += reading.faults
         self._readable &= reading.rows is not None
@@ -203,13 +203,13 @@ class _Walk:
 
     def _events_check(self) -> Check:
         own = self._tally["events"]
-        what = f"{counted(own.files, 'unit')}, {counted(own.rows, 'row')}"
+        what = f"{counted(own.units, 'unit')}, {counted(own.rows, 'row')}"
         return Check("events", what, "whole and unique", tuple(own.faults))
 
     def _derived_check(self, table: str) -> Check:
         own = self._tally[table]
         notes = (f"{table}: {counted(own.pending, 'unit')} still to derive",) if own.pending else ()
-        what = f"{counted(own.rows, 'row')} of {counted(own.files, 'unit')}"
+        what = f"{counted(own.rows, 'row')} of {counted(own.units, 'unit')}"
         return Check(table, what, "as their events give", tuple(own.faults), notes)
 
     def _control_check(self) -> Check:

@@ -347,6 +347,8 @@ def test_damage_is_named_and_mended(store: Store, monkeypatch: pytest.MonkeyPatc
     held = rows(store)
     compact(store)
     assert file_faults(store, monkeypatch) == []
+    counted = {check.subject: check.counted.partition(",")[0] for check in verify(store)}
+    assert counted["events"] == "8 units"
     for table in ("units", "steps"):
         damage(store.files(table)[0])
     faults = [fault for check in verify(store) for fault in check.faults]
