@@ -141,6 +141,7 @@ def bootstrap(location: str) -> int:
 def by_hand(location: str) -> Cells:
     """Compute the decomposition from events."""
     with duckdb.connect(":memory:") as connection:
+        connection.execute("set enable_progress_bar = false")
         events = parquet_files(Store.open(location).files("events"))
         return connection.execute(BY_HAND.format(events=events)).fetchall()
 

@@ -165,6 +165,8 @@ def open_views(
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
+        # DuckDB takes a process without a main file, such as `python -c`, for a person's, and draws on its output.
+        connection.execute("set enable_progress_bar = false")
         create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
             if is_local(store.location):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEAST_STEPS: Final = 1 << 21
 """Fewer steps than these are computed as quickly as they are looked for."""
 
-_BATCHES_AT_ONCE: Final = 4  # at most; each holds up to some 700 MB
+_BATCHES_AT_ONCE: Final = 4  # at most; each holds up to a gigabyte
 
 
 def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:

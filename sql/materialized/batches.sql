@@ -1,4 +1,4 @@
--- The waiting documents in batches of some 16 million steps: each is a commit, so that memory is bounded and a kill
+-- The waiting documents in batches of some 8 million steps: each is a commit, so that memory is bounded and a kill
 -- costs one of them.
 with
 
@@ -11,5 +11,5 @@ sizes as (
 
 select
     study, model, doc, action, steps,
-    (sum(steps) over (order by study, model, doc, action) - steps) // (1 << 24) as batch
+    (sum(steps) over (order by study, model, doc, action) - steps) // (1 << 23) as batch
 from sizes

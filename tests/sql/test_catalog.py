@@ -138,6 +138,19 @@ def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path
     assert comment == {one.view: one.description for one in describe_views()}["saturation"]
 
 
+def test_views_draw_no_progress_on_the_output(store: Store) -> None:
+    """DuckDB would, in a process without a main file, which it takes for a person's."""
+    script = f"""
+from schema.store.store import Store
+from sql.catalog import open_views
+
+with open_views(Store({store.location!r})) as views:
+    print(views.connection.execute("select current_setting('enable_progress_bar')").fetchall())
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[(False,)]\n"
+
+
 def test_the_catalogue_is_replaced_under_its_readers(store: Store) -> None:
     import duckdb  # noqa: PLC0415 - the one test that is itself a client
 

@@ -167,7 +167,7 @@ def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: p
 
 
 def _small_batches(name: str) -> str:
-    return materialized_text(name).replace("1 << 24", "10")
+    return materialized_text(name).replace("1 << 23", "10")
 
 
 def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
