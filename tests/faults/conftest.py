@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from faults.disk.failing import build_library
+from faults.disk.laws import write_laws
 from faults.outcomes import table
+from fixtures.processes import run_command
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in table():
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="module")
+def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that one command has run and finished."""
+    folder = tmp_path_factory.mktemp("laws")
+    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
+    return folder

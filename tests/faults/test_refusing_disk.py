@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.disk.failing import How
-from faults.disk.laws import rows, write_laws
+from faults.disk.laws import rows
 from faults.disk.trials import fault_of_end
 from faults.outcomes import SURVIVED, tell
 from faults.test_system_calls import start
@@ -23,14 +23,6 @@ FULL_FROM = (1, 400, 3300, 4700, 5300)  # of about 6,000 changes of a run, most 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished study."""
-    folder = tmp_path_factory.mktemp("laws")
-    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
-    return folder
-
-
 def ended(program: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     """Exit code, standard output, and what the command itself says on standard error."""
     out, err = program.communicate(timeout=300)
@@ -38,8 +30,8 @@ def ended(program: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
     return program.returncode, out, [line for line in err.splitlines() if line.startswith("kvdrift: ")]
 
 
-def test_a_store_that_may_only_be_read(library: Path, whole: Path, tmp_path: Path) -> None:
-    store, study = Path(shutil.copytree(whole / "store", tmp_path / "store")), whole / "laws.toml"
+def test_a_store_that_may_only_be_read(library: Path, finished_laws: Path, tmp_path: Path) -> None:
+    store, study = Path(shutil.copytree(finished_laws / "store", tmp_path / "store")), finished_laws / "laws.toml"
 
     def call(*arguments: object) -> tuple[int, str, list[str]]:
         return ended(start(library, "failing_command.py", store, "READ_ONLY", 0, *arguments))
@@ -58,23 +50,23 @@ def test_a_store_that_may_only_be_read(library: Path, whole: Path, tmp_path: Pat
         assert code in {1, 2}
         assert len(said) == 1
         assert "ead-only file system" in said[0]
-    assert rows(store) == rows(whole / "store")
+    assert rows(store) == rows(finished_laws / "store")
     tell("a store that may only be read: commands that read and that write", [SURVIVED] * (len(readers) + len(writers)))
 
 
-def test_a_disk_that_is_full_amid_a_run(library: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_amid_a_run(library: Path, finished_laws: Path, tmp_path: Path) -> None:
     """With the orchestration, whose database is on the same disk."""
-    generated = run_of(load_study(whole / "laws.toml"), tmp_path / "generated")
+    generated = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "generated")
     stages.prepare(generated)
     outcomes = []
     for at in FULL_FROM:
         store = Path(shutil.copytree(tmp_path / "generated", tmp_path / str(at)))
-        arguments = (store, "FULL", at, "run", whole / "laws.toml", "--store", store)
+        arguments = (store, "FULL", at, "run", finished_laws / "laws.toml", "--store", store)
         program = start(library, "failing_command.py", *arguments)
         out, err = program.communicate(timeout=300)
         fault = fault_of_end(How.FULL, program.returncode, out + err)
         if fault is None:
-            assert run_command("run", whole / "laws.toml", "--store", store)[0] == 0
+            assert run_command("run", finished_laws / "laws.toml", "--store", store)[0] == 0
             assert run_command("verify", store)[0] == 0
         outcomes.append(fault or SURVIVED)
     tell("the disk full from some change of a whole run on", outcomes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.disk.laws import rows, write_laws
+from faults.disk.laws import rows
 from faults.outcomes import SURVIVED, tell
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
@@ -24,21 +24,13 @@ TIMES = 5
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that one command has run."""
-    folder = tmp_path_factory.mktemp("laws")
-    assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
-    return folder
-
-
-def test_two_runs(whole: Path, tmp_path: Path) -> None:
+def test_two_runs(finished_laws: Path, tmp_path: Path) -> None:
     for number in range(TIMES):
         store = tmp_path / str(number)
-        runs = [Command("run", whole / "laws.toml", "--store", store) for _ in range(2)]
+        runs = [Command("run", finished_laws / "laws.toml", "--store", store) for _ in range(2)]
         ended = [run.end() for run in runs]
         assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
-        assert unmeasured(store) == unmeasured(whole / "store")
+        assert unmeasured(store) == unmeasured(finished_laws / "store")
         assert run_command("verify", store)[0] == 0
     tell("two runs at once", [SURVIVED] * TIMES)
 
@@ -51,9 +43,9 @@ def unmeasured(store: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("watching", [False, True])
-def test_derivations(whole: Path, tmp_path: Path, *, watching: bool) -> None:
+def test_derivations(finished_laws: Path, tmp_path: Path, *, watching: bool) -> None:
     """Three that each do it once, or two that watch until all is done."""
-    run = run_of(load_study(whole / "laws.toml"), tmp_path / "generated")
+    run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "generated")
     stages.prepare(run)
     stages.develop(run)
     expected = Path(shutil.copytree(tmp_path / "generated", tmp_path / "expected"))
