@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan
-from flows.generation import Work, pending_development, pending_of_plan, pending_work, stored_units
+from flows.generation.pending import Work, pending_development, pending_of_plan, pending_work, stored_units
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.frozen_plan import find_plan
-from flows.generation import lacking_actions
+from flows.generation.pending import lacking_actions
 from flows.material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action

@@ -14,7 +14,8 @@ from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences
-from flows.generation import Work, generate, pending_development, pending_evaluation
+from flows.generation.pending import Work, pending_development, pending_evaluation
+from flows.generation.storing import generate
 from flows.material import record_identities, record_material
 from flows.pages import page_of, report_is_current, write_report
 from flows.planning.plan import decides_the_same, freeze_plan, make_plan

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.generation import Generate, Identify, LocalGenerator, Work
+from flows.generation.local import LocalGenerator
+from flows.generation.pending import Work
+from flows.generation.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from generator.actions import Action
 from generator.identity import ActionIdentity
@@ -39,7 +41,7 @@ class StudyRun:
     Attributes:
         study: the study file, for one model.
         location: where the store is or will be: an absolute path or a URL.
-        made_by: what generates the events.
+        made_by: what generates the events and stores them.
         progress: who is told how far the work is.
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
@@ -50,7 +52,7 @@ class StudyRun:
 
     study: Study
     location: str
-    made_by: Generate
+    made_by: GenerateInto
     progress: Progress = SILENT
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from flows.checks import check_study
 from flows.comparison import check_agrees
 from flows.forecast import Forecast, SplitForecast, forecast, stored
-from flows.generation import LocalGenerator
+from flows.generation.local import LocalGenerator
+from flows.generation.storing import storing
 from flows.material import Material
 from flows.revisions import begun_revisions
 from flows.study_run import StudyRun
@@ -50,7 +51,7 @@ def describe_studies(
         InputError: the run would refuse this.
 
     """
-    runs = [StudyRun(study, location, LocalGenerator(), offline=True, replan=replan) for study in studies]
+    runs = [StudyRun(study, location, storing(LocalGenerator()), offline=True, replan=replan) for study in studies]
     unchecked = [check_study(run, served=served) for run in runs]
     for run in runs:
         check_agrees(run, redo)

@@ -130,7 +130,8 @@ def run_file(
     """
     from flows.checks import check_study
     from flows.forecast import forecast
-    from flows.generation import LocalGenerator
+    from flows.generation.local import LocalGenerator
+    from flows.generation.storing import storing
     from flows.study_flow import run_studies
     from flows.study_run import DocumentLimit, StudyRun
     from schema.location import absolute
@@ -143,7 +144,9 @@ def run_file(
         pool = EndpointPool(addresses, studies, progress.say)
     with closing(LocalGenerator()) as local:
         made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
-        runs = [StudyRun(study, location, made_by, progress, shared, identify, replan=replan) for study in studies]
+        runs = [
+            StudyRun(study, location, storing(made_by), progress, shared, identify, replan=replan) for study in studies
+        ]
         for one in runs:
             check_study(one, served=pool is not None)
 

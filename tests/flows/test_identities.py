@@ -25,7 +25,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from flows import stages
 from flows.comparison import check_agrees, differences
-from flows.generation import generate, pending_development
+from flows.generation.pending import pending_development
+from flows.generation.storing import generate
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from generator.selectors import SELECTORS

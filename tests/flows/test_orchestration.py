@@ -15,7 +15,8 @@ from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.generation import LocalGenerator
+from flows.generation.local import LocalGenerator
+from flows.generation.storing import storing
 from flows.orchestration import _failing_in_one_line, _own_home, orchestration
 from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
@@ -100,7 +101,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
     """Also where the user has results persisted, from which Prefect would serve the second derivation."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
-    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), LocalGenerator())
+    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
     calls = []
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)

@@ -9,10 +9,12 @@ import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows import generation
-from flows.generation import LocalGenerator, Work, pending_work
+from flows.generation import local as local_generation
+from flows.generation.local import LocalGenerator
+from flows.generation.named_work import Part
+from flows.generation.pending import Work, pending_work
+from flows.generation.second_process import generate_beside
 from flows.material import gather_material
-from flows.second_process import Part, generate_beside
 from schema.errors import OperationError
 from schema.store.store import Unit
 from schema.study import Study
@@ -36,7 +38,7 @@ def test_two_processes_give_the_events_of_one(study: Study, monkeypatch: pytest.
     """Then the second one is killed, and at last the work is given up."""
     work, local = work_of(study), LocalGenerator()
     expected = by_name(list(local(study, work)))
-    monkeypatch.setattr(generation, "_MUCH", 1)
+    monkeypatch.setattr(local_generation, "_MUCH", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("generator.transformer.model._PAIRS_AT_ONCE", 1)  # a document to a part
     local.get_ready(study, work)

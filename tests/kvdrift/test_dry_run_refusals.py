@@ -14,7 +14,8 @@ from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
 
 from flows import stages
-from flows.generation import LocalGenerator
+from flows.generation.local import LocalGenerator
+from flows.generation.storing import storing
 from flows.study_run import DocumentLimit, StudyRun
 from schema.store.store import Store
 from schema.tables import SCHEMA_VERSION
@@ -160,7 +161,7 @@ class TestAgainstTheStore:
     def test_what_a_stopped_run_left(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         study, store = write_study(tmp_path), tmp_path / "store"
         stages.prepare(run_of(load_study(study), store))
-        stages.develop(StudyRun(load_study(study), str(store), LocalGenerator(), limit=DocumentLimit(1)))
+        stages.develop(StudyRun(load_study(study), str(store), storing(LocalGenerator()), limit=DocumentLimit(1)))
         _, out, _ = call(capsys, "run", study, "--store", store, "--dry-run")
         assert "development: 4 documents, 9 units besides 3 that are there" in out
         assert "missing: snapkv-half (3), recent-half (3), full (3)" in out

@@ -1,13 +1,12 @@
-"""The program of a second process: it generates what ``flows.second_process`` asks, until the connection ends."""
+"""The program of a second process: it generates what ``flows.generation`` asks, until the connection ends."""
 
 from __future__ import annotations
 
 import sys
 from multiprocessing.connection import Connection
 
-from flows.generation import LocalGenerator
-from generator.actions import build_actions
-from generator.generation import PendingUnit
+from flows.generation.local import LocalGenerator
+from flows.generation.named_work import with_actions
 from schema.errors import KvdriftError, OperationError
 
 
@@ -16,15 +15,11 @@ def serve(connection: Connection) -> None:
     local = LocalGenerator()
     while True:
         try:
-            study, named = connection.recv()
+            study, part = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            actions = {action.name: action for action in build_actions(study)}
-            part = [
-                (document, [PendingUnit(actions[name], *rest) for name, *rest in units]) for document, units in named
-            ]
-            answer: object = local.generate_part(study, part)
+            answer: object = local.generate_part(study, with_actions(study, part))
         except KvdriftError as error:
             answer = error
         except Exception as error:  # noqa: BLE001 - told where it can be shown

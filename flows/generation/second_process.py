@@ -16,30 +16,25 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import Pipe
 from queue import SimpleQueue
 
-from generator.generation import PendingUnit
-from schema.document import Document
+from flows.generation.named_work import Part, named
 from schema.errors import KvdriftError
 from schema.store.store import Unit
 from schema.study import Study
 
-Part = Sequence[tuple[Document, Sequence[PendingUnit]]]
 GeneratePart = Callable[[Study, Part], list[list[Unit]]]
 
 _Queue = SimpleQueue[list[list[Unit]] | KvdriftError | None]
 
-# An action is made again over there: its selector may come from a module that the study file alone knows.
-_NamedUnit = tuple[str, int, int, str, int]
-
 
 class SecondProcess:
-    """``flows.served_process`` in a Python of its own, which begins with loading the study's model."""
+    """``flows.generation.served_process`` in a Python of its own, which begins with loading the study's model."""
 
     def __init__(self, study: Study) -> None:
         self._connection, theirs = Pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' stands for it
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "flows.served_process", str(theirs.fileno())],
+                [sys.executable, "-m", "flows.generation.served_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
@@ -62,7 +57,7 @@ class SecondProcess:
         if self._loading:
             self._answer()
             self._loading = False
-        self._connection.send((study, [(document, [_named(unit) for unit in units]) for document, units in part]))
+        self._connection.send((study, named(part)))
         return self._answer()
 
     def close(self) -> None:
@@ -144,10 +139,6 @@ def _arrived(made: _Queue, *, wait: bool) -> Iterator[list[list[Unit]] | None]:
         yield answer
         if answer is None:
             return
-
-
-def _named(unit: PendingUnit) -> _NamedUnit:
-    return unit.action.name, unit.first, unit.count, unit.estimator, unit.revision
 
 
 def _next(waiting: deque[Part]) -> Part | None:

@@ -1,0 +1,126 @@
+"""Generation on this machine, with one model in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from flows.generation.named_work import Part
+from flows.generation.pending import Work
+from flows.generation.second_process import SecondProcess, generate_beside
+from generator.actions import Action
+from generator.finite.model import finite_model
+from generator.generation import generate_documents, generate_together, together
+from generator.identity import ActionIdentity
+from generator.model import Model
+from generator.transformer.fingerprints import model_identity
+from generator.transformer.local_folders import model_folder, weight_files
+from schema.store.store import Unit
+from schema.study import FINITE_STATE, ModelSection, Study
+
+if TYPE_CHECKING:
+    from generator.transformer.model import LoadedModel
+
+_MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
+_SMALL = 100 << 20  # bytes of weights
+
+
+class LocalGenerator:
+    """Generates on this machine, with one model in memory at a time: much work of a small model in two processes."""
+
+    def __init__(self) -> None:
+        self._study: Study | None = None  # whose model is held
+        self._model: Model | None = None
+        self._second: SecondProcess | None = None
+
+    def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        """Yield the units of each document, in any order."""
+        self.get_ready(study, work)  # before the model is loaded here, so that both processes do so at once
+        model = self.model(study)
+        if self._second is None or not model.pairs_at_once:
+            yield from generate_documents(model, study.name, work, study.study.horizon, study.study.seed)
+            return
+        whole = False
+        try:
+            parts = list(together(model, work, 2))
+            yield from generate_beside(self._second, study, parts, self.generate_part)
+            whole = True
+        finally:
+            if not whole:
+                self._second = None
+
+    def get_ready(self, study: Study, work: Work) -> None:
+        """Start a second process, which takes some seconds, where so much work of a small model is to come."""
+        alone = self._second is None and len(os.sched_getaffinity(0)) > 1
+        if alone and _is_much(work, study) and _is_small(study):
+            self._second = SecondProcess(study)
+
+    def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
+        """Generate a part of the work in this thread; the model is loaded for it, or for none."""
+        model = self.model(study)
+        return generate_together(model, study.name, part, study.study.horizon, study.study.seed) if part else []
+
+    def close(self) -> None:
+        """End the second process, if there is one."""
+        if self._second is not None:
+            self._second.close()
+            self._second = None
+
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
+
+        Raises:
+            InputError: a file cannot be read, or the model cannot be loaded.
+
+        """
+        if study.model.kind == FINITE_STATE:
+            return finite_model(study).identity
+        files = model_identity(study.model.id, study.model.revision)
+        if required and files.weights_sha256 is None:
+            return self.model(study).identity
+        return lambda action: files.of(action.selector)
+
+    def model(self, study: Study) -> Model:
+        """Return the study's model, loaded where another one is held or none; that one is released before.
+
+        Raises:
+            InputError: the model cannot be loaded.
+
+        """
+        if self._model is None or self._study is None or self._study.model != study.model:
+            self._model = None
+            finite = study.model.kind == FINITE_STATE
+            self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
+        return self._model
+
+
+def _is_much(work: Work, study: Study) -> bool:
+    return sum(unit.count for _, units in work for unit in units) * study.study.horizon >= _MUCH
+
+
+def _is_small(study: Study) -> bool:
+    """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
+    model = study.model
+    if model.kind == FINITE_STATE or model.device != "cpu":
+        return False
+    folder = model_folder(model.id, model.revision)
+    return folder is not None and sum(file.stat().st_size for file in weight_files(folder)) < _SMALL
+
+
+def load_transformer(section: ModelSection) -> LoadedModel:
+    """Load the model of a study file's ``[model]``.
+
+    Raises:
+        InputError: it cannot be loaded.
+
+    """
+    from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
+
+    return load_model(
+        section.id,
+        device=section.device,
+        dtype=section.dtype,
+        revision=section.revision,
+        device_map=section.device_map,
+    )

@@ -1,0 +1,44 @@
+"""Work as another process is given it: with actions by name, since a selector may come from a study's own module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generator.actions import build_actions
+from generator.generation import PendingUnit
+from schema.document import Document
+from schema.study import Study
+
+Part = Sequence[tuple[Document, Sequence[PendingUnit]]]
+"""Documents, each with its pending units."""
+
+NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int]]]]
+"""The same, with actions by name."""
+
+
+def named(part: Part) -> NamedPart:
+    """Name the actions of some work."""
+    return [
+        (document, [(unit.action.name, unit.first, unit.count, unit.estimator, unit.revision) for unit in units])
+        for document, units in part
+    ]
+
+
+def with_actions(study: Study, part: NamedPart) -> Part:
+    """Make the actions that work names, from the study and what lies beside its file.
+
+    Raises:
+        InputError: a selector is not there, or not as the study asks for it.
+
+    """
+    actions = {action.name: action for action in build_actions(study)}
+    return [
+        (
+            document,
+            [
+                PendingUnit(actions[name], first, count, estimator, revision)
+                for name, first, count, estimator, revision in units
+            ],
+        )
+        for document, units in part
+    ]

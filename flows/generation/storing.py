@@ -1,0 +1,108 @@
+"""Generating what a study lacks, and storing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from flows.generation.pending import Work
+from flows.material import stored_identities
+from generator.actions import Action
+from generator.identity import ActionIdentity
+from schema.errors import InputError, OperationError
+from schema.progress import Progress
+from schema.store.appends import unit_name
+from schema.store.store import Store, Unit
+from schema.study import Study
+
+Identities = Mapping[tuple[str, int], ActionIdentity]
+"""What makes the units of each action and revision, as the store has it."""
+
+Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
+"""Makes the units of a study's work: yields one list for each document, in any order."""
+
+GenerateInto = Callable[[Store, Study, Work, Identities], Generator[int, None, None]]
+"""Makes the units of a study's work and stores them, a document by one commit: yields each one's number of new units.
+
+Units that were not made by the identities are refused.
+"""
+
+
+class Identify(Protocol):
+    """Says what makes the units of a study's actions, whoever generates them."""
+
+    def __call__(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return the identity by action; unless it is ``required``, that of the weights is None where it is not known.
+
+        Raises:
+            InputError: a file cannot be read, or an endpoint serves what no study asks for.
+            OperationError: no endpoint says what it serves, and that is required.
+
+        """
+
+
+def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
+    """Generate work and store it, one commit a document; returns the number of new units.
+
+    Raises:
+        InputError: a model, an endpoint or the store refuses the work.
+        OperationError: the work failed, or what came was not made as the store has it.
+
+    """
+    if not work:
+        return 0
+    known = stored_identities(store, study.name, study.model.id)
+    for action, revision in sorted({(unit.action.name, unit.revision) for _, pending in work for unit in pending}):
+        if (action, revision) not in known:
+            raise InputError(
+                f"action '{action}' of study '{study.name}': it is not known what made its units; "
+                f"kvdrift run --redo {action} generates them anew"
+            )
+    new = 0
+    with closing(made_by(store, study, work, known)) as stored:
+        progress.begin(stage, len(work), "documents")
+        for units in stored:
+            new += units
+            progress.advance(1)
+    return new
+
+
+def storing(made_by: Generate) -> GenerateInto:
+    """Have what generates units store them from this process."""
+
+    def generate_into(store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
+        with closing(made_by(study, work)) as made:
+            for units in made:
+                yield store_units(store, units, known)
+
+    return generate_into
+
+
+def store_units(store: Store, units: Sequence[Unit], known: Identities) -> int:
+    """Append units by one commit; returns the number of new ones.
+
+    Raises:
+        InputError: the store refuses them.
+        OperationError: they were not made as the store has it, or writing failed.
+
+    """
+    for unit in units:
+        _check_identity(unit, known)
+    return store.append_units(units)
+
+
+def _check_identity(unit: Unit, known: Identities) -> None:
+    """Refuse a unit that was not made as the store has it of its revision: what makes units changed meanwhile.
+
+    Raises:
+        OperationError: names what is another one.
+
+    """
+    record = unit.record
+    for name, value in known[record["action"], record["action_revision"]].columns.items():
+        if record[name] != value:
+            raise OperationError(
+                f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "
+                "what makes its units changed during the run: run the command again"
+            )
