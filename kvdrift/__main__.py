@@ -1,5 +1,5 @@
 """``python -m kvdrift`` is the ``kvdrift`` command."""
 
-from kvdrift.command import main
+from kvdrift.program import program
 
-main()
+program()

@@ -158,6 +158,26 @@ def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["sql", "nowhere", "from events"], 2)])
+def test_the_program_ends_with_all_said_and_nothing_taken_apart(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    text = (
+        "import atexit, sys, threading, time; from pathlib import Path; from kvdrift.program import program\n"
+        "folder = Path(sys.argv[1]); sys.argv = ['kvdrift', *sys.argv[2:]]\n"
+        "class Kept:\n    def __del__(self): (folder / 'taken apart').touch()\n"
+        "def write(): time.sleep(0.2); (folder / 'thread').touch(); atexit.register((folder / 'called').touch)\n"
+        "kept = Kept(); threading.Thread(target=write).start()\n"
+        "print('unflushed', end='')\n"
+        "program()\n"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.startswith("unflushed")
+    assert {path.name for path in tmp_path.iterdir()} == {"called", "thread"}
+
+
 def test_no_package_of_this_environment_shadows_ours() -> None:
     check_not_shadowed()
 
