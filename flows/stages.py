@@ -26,7 +26,6 @@ from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments
-from transforms.pipeline import run_derivation
 
 
 def prepare(run: StudyRun, *, compared: bool = False) -> None:
@@ -68,7 +67,7 @@ def derive(run: StudyRun) -> int:
         OperationError: segments could not be derived.
 
     """
-    done = run_derivation(run.location).segments
+    done = run.derived_by(run.location).segments
     if done:
         run.progress.say(f"derived {done} new segments")
         materialize_moments(run.store)

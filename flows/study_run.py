@@ -15,6 +15,8 @@ from generator.identity import ActionIdentity
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
 from schema.study import Study
+from transforms.pipeline import run_derivation
+from transforms.segments import DerivationReport
 
 
 class DocumentLimit:
@@ -45,6 +47,7 @@ class StudyRun:
         progress: who is told how far the work is.
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
+        derived_by: derives what the store at a location lacks; by default, this process.
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
 
@@ -56,6 +59,7 @@ class StudyRun:
     progress: Progress = SILENT
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
+    derived_by: Callable[[str], DerivationReport] = run_derivation
     offline: bool = False
     replan: bool = False
 

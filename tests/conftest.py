@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 # which others wait for. It is also the first of those that fork processes, and takes a worker with them.
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
-    "schema/test_schema_versions.py",
+    "schema/test_schema_versions.py", "flows/test_cluster.py",
 )  # fmt: skip
 LONG = (
     "sql/test_exact_truth.py", "sql/test_materialization.py", "report/test_report.py", "flows/test_growth.py",

@@ -33,6 +33,7 @@ DEFAULT_RUNNER = "FnApiRunner"
 SEGMENTS_PER_RUN = 2048  # per pipeline run and commit: bounds memory, and what a kill can cost
 SEGMENTS_PER_GROUP = 16  # per element: a segment of 1,000 events takes less time than handing an element around
 SEGMENTS_AT_ONCE = 4  # of a group, in threads: most of the time Arrow works or the disk syncs, without Python's lock
+_DASK_OPTIONS = ("--dask_partition_size=1",)  # a group is a task; by default 128 are
 
 SegmentGroup = tuple[int, tuple[Segment, ...]]  # numbered
 Late = Any  # a type or module of Beam's, not known before Beam is imported
@@ -106,7 +107,8 @@ def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Se
     groups = [(start // size, tuple(batch[start : start + size])) for start in range(0, len(batch), size)]
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
-        flags = _beam("options.pipeline_options").PipelineOptions(list(options))  # without a list, sys.argv
+        own = _DASK_OPTIONS if _is_dask(runner) else ()
+        flags = _beam("options.pipeline_options").PipelineOptions([*own, *options])  # without a list, sys.argv
         pipeline = beam.Pipeline(runner=_beam_runner(runner), options=flags)
         derive_groups(pipeline | "Segments" >> beam.Create(groups), location, folder)
         try:
@@ -134,9 +136,13 @@ def _beam(module: str = "") -> Late:
     return importlib.import_module(f"apache_beam.{module}" if module else "apache_beam")
 
 
+def _is_dask(runner: str) -> bool:
+    return runner.lower() in {"dask", "daskrunner"}
+
+
 def _beam_runner(name: str) -> Late:
     """Make the runner of a name: one that Beam lists, or Dask's, which it does not list."""
-    if name.lower() in {"dask", "daskrunner"}:
+    if _is_dask(name):
         if importlib.util.find_spec("distributed") is None:
             raise InputError("DaskRunner needs dask: pip install dask distributed")
         return _beam("runners.dask.dask_runner").DaskRunner()

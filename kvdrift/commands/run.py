@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from kvdrift.options import TokenOption
 from schema.errors import InputError
 
 if TYPE_CHECKING:
+    from flows.cluster.address import ClusterAddress
     from flows.study_flow import Outcome
     from generator.service.client import ServiceAddress
     from schema.progress import Progress
@@ -58,28 +58,43 @@ def run(
     endpoint_timeout: Annotated[
         float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
     ] = 60.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N on this machine.",
+        ),
+    ] = None,
 ) -> None:
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 
-    This process generates the events, or with --endpoint the services that are named; the events are the same.
+    This process generates the events, or the services that --endpoint names, or the workers of a --cluster; the events
+    are the same.
     """
+    from flows.cluster.address import ClusterAddress
     from schema.study import load_studies
 
     studies = load_studies(study)
     addresses = _addresses(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
+    if cluster is not None and addresses:
+        raise InputError(f"--cluster {cluster}: its workers generate, and so would --endpoint; give one of the two")
+    workers = None if cluster is None else ClusterAddress.parse(cluster)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from kvdrift.dry_run import describe_studies
         from schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
-        for line in describe_studies(studies, location, redo or [], served=bool(addresses), replan=replan):
+        for line in describe_studies(studies, location, redo or [], served=bool(addresses or workers), replan=replan):
             typer.echo(line)
         return
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
-        outcome = run_file(studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan)
+        outcome = run_file(
+            studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan, cluster=workers
+        )
     if plan_only and not outcome.documents_left:
         from flows.frozen_plan import require_plan
         from kvdrift.plan_lines import plan_lines
@@ -117,43 +132,34 @@ def run_file(
     *,
     plan_only: bool = False,
     replan: bool = False,
+    cluster: ClusterAddress | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one to a model; without ``addresses`` of services this process generates.
+    """Run the studies of one file, one to a model; without ``addresses`` of services or a ``cluster``, in this process.
 
     The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
     units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew.
 
     Raises:
-        InputError: the study file, the store or a service is not as it must be.
+        InputError: the study file, the store, a service or a worker is not as it must be.
         OperationError: the work failed.
 
     """
     from flows.checks import check_study
-    from flows.forecast import forecast
-    from flows.generation.local import LocalGenerator
-    from flows.generation.storing import storing
     from flows.study_flow import run_studies
     from flows.study_run import DocumentLimit, StudyRun
+    from kvdrift.generators import generators
     from schema.location import absolute
 
     location = absolute(store if store is not None else default_location(studies))
-    shared, pool = DocumentLimit(limit), None
-    if addresses:
-        from generator.service.dispatch import EndpointPool
-
-        pool = EndpointPool(addresses, studies, progress.say)
-    with closing(LocalGenerator()) as local:
-        made_by, identify = (local, local.identify) if pool is None else (pool.generate, pool.identify)
+    shared = DocumentLimit(limit)
+    with generators(studies, addresses, cluster, progress) as by:
         runs = [
-            StudyRun(study, location, storing(made_by), progress, shared, identify, replan=replan) for study in studies
+            StudyRun(study, location, by.made_by, progress, shared, by.identify, by.derived_by, replan=replan)
+            for study in studies
         ]
         for one in runs:
-            check_study(one, served=pool is not None)
-
-        def get_ready() -> None:
-            local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])
-
-        return run_studies(runs, get_ready if pool is None else pool.check, redo, plan_only=plan_only)
+            check_study(one, served=by.served)
+        return run_studies(runs, lambda: by.get_ready(runs), redo, plan_only=plan_only)
 
 
 def _addresses(

@@ -31,6 +31,11 @@ class Snapshot:
         self._delta = loaded
 
     @property
+    def id(self) -> str | None:
+        """What the table was given when it was made, which tells it from all others; None of one that is not there."""
+        return None if self._delta is None else str(self._delta.metadata().id)
+
+    @property
     def data_version(self) -> int:
         """The version that had these rows first: this one, unless nothing but files was rewritten since."""
         if self.transaction_version(_REWRITTEN) != self.version:

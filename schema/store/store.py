@@ -121,6 +121,11 @@ class Store:
         """Absolute path or URL."""
         return self._folder.location
 
+    @property
+    def id(self) -> str | None:
+        """What tells this store from all others, wherever it lies."""
+        return self._load("events").id
+
     def version(self, table: str) -> int:
         """Return the latest version of a table."""
         return self._load(table).version

@@ -1,0 +1,153 @@
+"""How a Dask cluster is reached: by its scheduler's address, or by starting workers that end with this process.
+
+Dask is imported when a cluster is reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from flows.cluster.address import ClusterAddress
+from flows.cluster.facts import check_facts, facts, facts_there
+from schema.errors import InputError, OperationError, first_line
+from schema.store.store import Store
+
+if TYPE_CHECKING:
+    from distributed import Client, Future, LocalCluster
+
+_CONNECT_SECONDS = 20
+_LOOK_SECONDS = 2.0  # for the first worker, until it is said that there is none
+_CLOSE_SECONDS = 10
+_FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # of Dask's client
+
+
+class Cluster:
+    """A connection to a cluster; it is made by the first use, which also starts the workers of ``local:N``.
+
+    Args:
+        address: Where the scheduler is.
+        say: Receives a line about the cluster that was reached.
+    """
+
+    def __init__(self, address: ClusterAddress, say: Callable[[str], None]) -> None:
+        self._address, self._say = address, say
+        self._client: Client | None = None
+        self._local: LocalCluster | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """The address as the user gave it."""
+        return self._address.text
+
+    @property
+    def client(self) -> Client:
+        """Dask's client of the cluster.
+
+        Raises:
+            OperationError: No scheduler answers.
+
+        """
+        if self._client is None:
+            self._client = self._connected()
+            self._tell(self._client)
+        return self._client
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler's address.
+
+        Raises:
+            OperationError: No scheduler answers.
+
+        """
+        scheduler: Any = self.client.scheduler
+        return str(scheduler.address)
+
+    def check(self, store: Store | None = None, *, threads: int | None = 1) -> None:
+        """Check that the present workers run this kvdrift, and see the store.
+
+        Args:
+            store: The store; None before there is one.
+            threads: How many threads a worker may have; None for any number.
+
+        Raises:
+            InputError: A worker does not; the line says which, and what it needs.
+            OperationError: No scheduler answers.
+
+        """
+        location = None if store is None else store.location
+        here = facts(location, threads)
+        answers = self.client.run(facts_there, location, on_error="return")
+        for address, answer in answers.items():
+            if isinstance(answer, tuple):
+                check_facts(answer[0], answer[1], here, location)
+            elif isinstance(answer, (ImportError, AttributeError)):
+                raise InputError(
+                    f"worker {address}: lacks this kvdrift ({first_line(answer)}); install there what is installed here"
+                )
+            elif not isinstance(answer, OSError):  # one that has just ended is not asked again
+                raise OperationError(f"worker {address}: {type(answer).__name__}: {first_line(answer)}")
+
+    def cancel(self, tasks: Sequence[Future]) -> None:
+        """Take tasks back that no worker has begun; nobody waits for the others."""
+        if self._client is not None:
+            with suppress(*_FAULTS):
+                self._client.cancel(tasks)
+
+    def lost(self) -> OperationError:
+        """Return the error of a scheduler that is gone."""
+        return OperationError(
+            f"cluster {self.name}: the scheduler is gone; what was stored is kept: run the same command again to go on"
+        )
+
+    def close(self) -> None:
+        """Leave the cluster, and end workers that were started for it."""
+        for end in (self._client, self._local):
+            if end is not None:
+                with suppress(*_FAULTS):
+                    end.close(timeout=_CLOSE_SECONDS)
+        self._client = self._local = None
+
+    def _connected(self) -> Client:
+        import dask  # noqa: PLC0415 - a run without a cluster needs none
+        from distributed import Client, LocalCluster  # noqa: PLC0415
+
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
+        dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"})  # prompts are large
+        quiet = dict.fromkeys(("root", "distributed"), "critical")  # of workers, which write where this process does
+        where: str | LocalCluster = self._address.text
+        try:
+            if self._address.workers is not None:
+                with dask.config.set(logging=quiet):
+                    where = self._local = LocalCluster(
+                        n_workers=self._address.workers,
+                        threads_per_worker=1,
+                        memory_limit=0,  # a model's memory is no reason to start a worker anew
+                        host="127.0.0.1",
+                        dashboard_address="127.0.0.1:0",
+                        silence_logs=logging.CRITICAL,
+                    )
+            return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except _FAULTS as error:
+            raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
+
+    def _tell(self, client: Client) -> None:
+        """Say how many workers there are, and where Dask shows what they do."""
+        end = time.monotonic() + _LOOK_SECONDS
+        while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
+            time.sleep(0.05)
+        many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits for one"
+        self._say(f"cluster {self.name}: {many}; dashboard {client.dashboard_link}")

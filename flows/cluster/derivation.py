@@ -1,0 +1,21 @@
+"""Derivation on a cluster, by Beam's runner for Dask."""
+
+from __future__ import annotations
+
+from flows.cluster.connection import Cluster
+from schema.store.store import Store
+from transforms.pipeline import run_derivation
+from transforms.segments import DerivationReport
+
+
+def derive_on(cluster: Cluster, location: str) -> DerivationReport:
+    """Derive every segment of a store that is not derived yet, on a cluster's workers.
+
+    Raises:
+        InputError: There is no store, or a worker does not see it or runs another kvdrift.
+        OperationError: Segments could not be derived, workers returned other segments than they were given, or the
+            scheduler is gone.
+
+    """
+    cluster.check(Store.open(location), threads=None)
+    return run_derivation(location, "DaskRunner", [f"--dask_client_address={cluster.scheduler}"])

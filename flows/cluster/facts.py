@@ -1,0 +1,91 @@
+"""What a worker of a cluster must have in common with the process that hands out work: the source, and the store."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schema.errors import InputError, KvdriftError
+from schema.store.store import Store
+
+_PACKAGES = ("schema", "generator", "transforms", "flows")  # what workers run
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a process has, as far as work of other machines needs it.
+
+    Attributes:
+        source: SHA-256 of the packages that it runs.
+        threads: How many tasks it takes at once; None says that any number will do.
+        store: What tells the store that it sees from all others; None where no store was asked for, or it sees none.
+        problem: Why it does not see the store.
+
+    """
+
+    source: str
+    threads: int | None = 1
+    store: str | None = None
+    problem: str | None = None
+
+
+def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
+    """Return this process's facts, with those of the store at a location where there is one."""
+    if location is None:
+        return WorkerFacts(source_sha256(), threads)
+    try:
+        return WorkerFacts(source_sha256(), threads, Store.open(location).id)
+    except KvdriftError as error:
+        return WorkerFacts(source_sha256(), threads, problem=str(error))
+
+
+def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFacts]:
+    """Return what error lines call this process's worker, which Dask adds, and its facts."""
+    return worker_name(dask_worker.address), facts(location, dask_worker.state.nthreads)
+
+
+def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
+    """Check the facts of a worker.
+
+    Args:
+        worker: What an error line calls it.
+        found: Its facts.
+        here: Those of the process that hands out the work.
+        location: The store's.
+
+    Raises:
+        InputError: It runs another kvdrift, takes more tasks at once, or does not see the store.
+
+    """
+    if found.source != here.source:
+        raise InputError(f"{worker}: runs another version of kvdrift; install there what is installed here")
+    if here.threads is not None and found.threads != here.threads:
+        raise InputError(f"{worker}: has {found.threads} threads, and a model serves one: start it with --nthreads 1")
+    if found.problem is not None:
+        raise InputError(
+            f"{worker}: does not see the store ({found.problem}); put it where every machine has it at the same path, "
+            "or behind a URL"
+        )
+    if found.store != here.store:
+        raise InputError(
+            f"{worker}: has another store at {location}; put the study's where every machine has it, or behind a URL"
+        )
+
+
+def worker_name(address: str) -> str:
+    """What error lines call the worker of this process."""
+    return f"worker {address} on {socket.gethostname()}"
+
+
+@functools.cache
+def source_sha256() -> str:
+    """SHA-256, in hexadecimal, of the source of what workers run, as it is when a process first asks."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for package in _PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()

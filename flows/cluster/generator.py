@@ -1,0 +1,163 @@
+"""Generation on a cluster: a document is a task, and the worker that takes it stores its units.
+
+Which worker takes what, how often it is tried and what becomes of a worker that is lost is Dask's. This process waits,
+counts, and at the end looks whether the store has what the workers say that they stored.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Any
+
+from flows.cluster.connection import Cluster
+from flows.cluster.facts import facts
+from flows.generation.local import LocalGenerator
+from flows.generation.named_work import named
+from flows.generation.pending import Work
+from flows.generation.storing import Identities
+from generator.actions import Action
+from generator.identity import ActionIdentity, ModelIdentity
+from generator.transformer.fingerprints import model_identity
+from schema.errors import InputError, KvdriftError, OperationError, first_line
+from schema.store.store import Store
+from schema.study import FINITE_STATE, Study
+
+_RETRIES = 1  # of a document whose generation fails: what failed may be the worker
+
+
+class ClusterGenerator:
+    """Generates the units of studies on a cluster.
+
+    Args:
+        cluster: The cluster.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._weights: dict[tuple[str, str | None], str | None] = {}  # of models that are not on this machine
+
+    def check(self) -> None:
+        """Check that the cluster is there, and that its workers can generate; needs no store.
+
+        Raises:
+            InputError: A worker cannot; the line says what it needs.
+            OperationError: No scheduler answers.
+
+        """
+        self._cluster.check()
+
+    def __call__(self, store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
+        """Generate a study's work, and yield each document's number of new units as it is stored.
+
+        Raises:
+            InputError: A worker has another kvdrift, store, model or selector, or refuses a document.
+            OperationError: The work of a document failed twice, or the scheduler is gone.
+
+        """
+        from distributed import as_completed  # noqa: PLC0415 - a run without a cluster needs none
+
+        from flows.cluster.worker import Assignment, generate_document  # noqa: PLC0415 - it imports Dask
+
+        self._cluster.check(store)
+        asked = {(unit.action.name, unit.revision) for _, units in work for unit in units}
+        token = uuid.uuid4().hex
+        assignment = Assignment(token, study, store.location, facts(store.location), {key: known[key] for key in asked})
+        client = self._cluster.client
+        tasks = client.map(
+            partial(generate_document, assignment=assignment),
+            [named([one]) for one in work],
+            key=f"generate-{token}",
+            pure=False,
+            retries=_RETRIES,
+        )
+        try:
+            for done in as_completed(tasks, loop=client.loop):
+                yield self._stored(done)
+        finally:
+            self._cluster.cancel(tasks)
+        check_stored(store, study, work)
+
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return what makes the units of the study's actions: this machine's files or, where it has none, a worker's.
+
+        Raises:
+            InputError: A file cannot be read, or a worker cannot load the model.
+            OperationError: No scheduler answers, and what is not on this machine is ``required``.
+
+        """
+        local = LocalGenerator()
+        if study.model.kind == FINITE_STATE:
+            return local.identify(study, required=required)
+        files = model_identity(study.model.id, study.model.revision)
+        if required and files.weights_sha256 is None:
+            files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
+        return lambda action: files.of(action.selector)
+
+    def _weights_of(self, study: Study) -> str | None:
+        from flows.cluster.worker import model_weights  # noqa: PLC0415 - it imports Dask
+
+        key = (study.model.id, study.model.revision)
+        if key not in self._weights:
+            found = self._answer(self._cluster.client.submit(model_weights, study, pure=False))
+            if isinstance(found, KvdriftError):
+                raise found
+            self._weights[key] = found
+        return self._weights[key]
+
+    def _stored(self, task: Any) -> int:
+        done = self._answer(task)
+        if isinstance(done, InputError):
+            raise done
+        return int(done)
+
+    def _answer(self, task: Any) -> Any:
+        """Return the result of a task.
+
+        Raises:
+            OperationError: The work failed, or the scheduler is gone.
+
+        """
+        from distributed.scheduler import KilledWorker  # noqa: PLC0415
+
+        try:
+            return task.result()
+        except KvdriftError:
+            raise
+        except CancelledError:
+            raise self._cluster.lost() from None
+        except KilledWorker as error:
+            ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
+            raise OperationError(
+                f"cluster {self._cluster.name}: {ended}, the last one {error.last_worker.address}; "
+                "is its memory enough, and its --memory-limit 0?"
+            ) from None
+        except Exception as error:
+            raise OperationError(
+                f"cluster {self._cluster.name}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+
+def check_stored(store: Store, study: Study, work: Work) -> None:
+    """Check that the store has what workers were to store.
+
+    Raises:
+        OperationError: It shows less here than workers have stored.
+
+    """
+    names = ("doc", "action", "action_revision", "estimator", "first_replicate", "replicates")
+    units = store.units(study.name, study.model.id, names)
+    found = set(zip(*(units[name].to_pylist() for name in names), strict=True))
+    lost = [
+        (document.doc, unit.action.name)
+        for document, pending in work
+        for unit in pending
+        if (document.doc, unit.action.name, unit.revision, unit.estimator, unit.first, unit.count) not in found
+    ]
+    if lost:
+        raise OperationError(
+            f"{store.location}: {len(lost)} units that workers have stored do not show here, the first of document "
+            f"'{lost[0][0]}', action '{lost[0][1]}'; run the same command again to go on"
+        )

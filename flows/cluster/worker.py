@@ -1,0 +1,120 @@
+"""What a worker of a cluster runs: it generates documents, and appends their units to the store itself.
+
+What it has loaded serves the tasks after, and goes when another model's come or the worker ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distributed import get_worker
+
+from flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
+from flows.generation.local import LocalGenerator
+from flows.generation.named_work import NamedPart, with_actions
+from flows.generation.storing import store_units
+from generator.actions import build_actions
+from generator.identity import ActionIdentity, changes
+from schema.errors import InputError, KvdriftError, OperationError, first_line
+from schema.store.store import Store
+from schema.study import Study
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the tasks of a stage have in common.
+
+    Attributes:
+        token: Tells it from all others.
+        study: The study.
+        location: The store's absolute path or URL.
+        facts: Those of the process that hands out the work.
+        known: What makes the units of each action and revision that is generated, as the store has it.
+
+    """
+
+    token: str
+    study: Study
+    location: str
+    facts: WorkerFacts
+    known: Mapping[tuple[str, int], ActionIdentity]
+
+
+@dataclass
+class _Kept:
+    """What this process keeps between tasks."""
+
+    local: LocalGenerator = field(default_factory=LocalGenerator)
+    token: str | None = None  # of the assignment that was accepted last
+    store: Store | None = None
+
+
+_KEPT = _Kept()
+
+
+def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError:
+    """Generate the units of a document and store them; runs on a worker.
+
+    Returns:
+        The number of new units. A mistake of the user's is returned and not raised: Dask would try it again.
+
+    Raises:
+        OperationError: The work failed.
+
+    """
+    name = worker_name(get_worker().address)
+    try:
+        store = _accepted(assignment, name)
+        units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
+        return sum(store_units(store, own, assignment.known) for own in units)
+    except InputError as error:
+        return InputError(_located(error, name))
+    except KvdriftError as error:
+        raise OperationError(_located(error, name)) from None
+    except Exception as error:
+        raise OperationError(f"{name}: generation failed: {type(error).__name__}: {first_line(error)}") from error
+
+
+def model_weights(study: Study) -> str | KvdriftError | None:
+    """Return the fingerprint of the weights that this worker has of a study's model, which is loaded if need be."""
+    try:
+        identity = _KEPT.local.identify(study, required=True)
+        return identity(build_actions(study)[-1]).weights_sha256
+    except KvdriftError as error:
+        return type(error)(_located(error, worker_name(get_worker().address)))
+
+
+def _accepted(assignment: Assignment, name: str) -> Store:
+    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment.
+
+    Raises:
+        InputError: It has several threads, or another kvdrift, store, model or selector.
+
+    """
+    if _KEPT.token == assignment.token and _KEPT.store is not None:
+        return _KEPT.store
+    check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
+    actions = {action.name: action for action in build_actions(assignment.study)}
+    asked = [(actions[action], stored) for (action, _), stored in assignment.known.items()]
+    identity = _KEPT.local.identify(assignment.study, required=True)
+    for action, stored in asked:
+        present = identity(action)
+        for column in changes(stored, present):
+            raise InputError(
+                f"{column} of action '{action.name}' is {_short(present, column)} there, and {_short(stored, column)} "
+                "in the store; give the worker the files that the study was begun with"
+            )
+    held = _KEPT.local.model(assignment.study)
+    if any(changes(stored, held.identity(action)) for action, stored in asked):
+        _KEPT.local = LocalGenerator()  # the files have changed since it was loaded
+    _KEPT.store, _KEPT.token = Store.open(assignment.location), assignment.token
+    return _KEPT.store
+
+
+def _short(identity: ActionIdentity, column: str) -> str:
+    return str(identity.columns[column])[:12]
+
+
+def _located(error: KvdriftError, name: str) -> str:
+    return str(error) if str(error).startswith("worker ") else f"{name}: {error}"

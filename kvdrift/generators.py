@@ -1,0 +1,71 @@
+"""Who generates and derives for a run: this process, services, or the workers of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flows.forecast import forecast
+from flows.generation.local import LocalGenerator
+from flows.generation.storing import GenerateInto, Identify, storing
+from flows.study_run import StudyRun
+from schema.progress import Progress
+from schema.study import Study
+from transforms.pipeline import run_derivation
+from transforms.segments import DerivationReport
+
+if TYPE_CHECKING:
+    from flows.cluster.address import ClusterAddress
+    from generator.service.client import ServiceAddress
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Who does the work of a run.
+
+    Attributes:
+        made_by: Generates events and stores them.
+        identify: Says what makes the units.
+        get_ready: Is called with all runs before anything is written, where something is to do.
+        derived_by: Derives what a store at a location lacks.
+        served: Whether generation goes on outside of this process, so that the devices here do not matter.
+    """
+
+    made_by: GenerateInto
+    identify: Identify
+    get_ready: Callable[[Sequence[StudyRun]], None]
+    derived_by: Callable[[str], DerivationReport] = run_derivation
+    served: bool = True
+
+
+@contextmanager
+def generators(
+    studies: Sequence[Study],
+    addresses: Sequence[ServiceAddress],
+    cluster: ClusterAddress | None,
+    progress: Progress,
+) -> Iterator[Generators]:
+    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
+    if addresses:
+        from generator.service.dispatch import EndpointPool
+
+        pool = EndpointPool(addresses, studies, progress.say)
+        yield Generators(storing(pool.generate), pool.identify, lambda _: pool.check())
+    elif cluster is not None:
+        from flows.cluster.connection import Cluster
+        from flows.cluster.derivation import derive_on
+        from flows.cluster.generator import ClusterGenerator
+
+        with Cluster(cluster, progress.say) as connection:
+            there = ClusterGenerator(connection)
+            yield Generators(there, there.identify, lambda _: there.check(), partial(derive_on, connection))
+    else:
+        with closing(LocalGenerator()) as local:
+
+            def get_ready(runs: Sequence[StudyRun]) -> None:
+                local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])
+
+            yield Generators(storing(local), local.identify, get_ready, served=False)

@@ -1,0 +1,178 @@
+"""Studies on a Dask cluster: the events of one process, whatever is killed, and workers that do not fit are refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fixtures.command import mistake
+from fixtures.dask_cluster import DaskCluster, wait_for
+from fixtures.finite_study import write_finite_study
+from fixtures.processes import forked
+from fixtures.small_study import evaluate, run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.cluster.address import ClusterAddress
+from flows.cluster.connection import Cluster
+from flows.cluster.derivation import derive_on
+from flows.cluster.generator import ClusterGenerator
+from flows.study_run import StudyRun
+from schema.errors import InputError, OperationError
+from schema.store.store import Store
+
+TABLES = ("documents", "actions", "identities", "events", "trajectories", "steps")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the study, evaluated in this process."""
+    folder = tmp_path_factory.mktemp("here")
+    evaluate(run_of(load_study(write_finite_study(folder)), folder / "store"))
+    return folder / "store"
+
+
+@pytest.fixture
+def dask_cluster(tmp_path: Path) -> Iterator[DaskCluster]:
+    """A scheduler of the test's own."""
+    cluster = DaskCluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@contextmanager
+def run_on(address: str, folder: Path) -> Iterator[StudyRun]:
+    """A run of the study on a cluster."""
+    study = load_study(write_finite_study(folder))
+    with Cluster(ClusterAddress.parse(address), lambda _: None) as cluster:
+        there = ClusterGenerator(cluster)
+        derive = partial(derive_on, cluster)
+        yield StudyRun(study, str(folder / "store"), there, identify=there.identify, derived_by=derive)
+
+
+class Background:
+    """A stage in a thread."""
+
+    def __init__(self, stage: Callable[[StudyRun], Any], run: StudyRun) -> None:
+        self._stage, self._run = stage, run
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._stage(self._run)
+        except Exception as error:  # noqa: BLE001 - raised again by ``end``
+            self.error = error
+
+    def end(self) -> None:
+        """Wait for the end, and raise what it raised."""
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def content(location: Path, table: str) -> pa.Table:
+    rows = Store.open(location).read(table)
+    return rows.sort_by([(name, "ascending") for name in rows.column_names if not pa.types.is_nested(rows[name].type)])
+
+
+def assert_same(location: Path, expected: Path) -> None:
+    for table in TABLES:
+        assert content(location, table).equals(content(expected, table)), table
+
+
+def test_workers_killed_in_generation_and_in_derivation_change_nothing(
+    dask_cluster: DaskCluster, tmp_path: Path, here: Path
+) -> None:
+    dask_cluster.add_worker()
+    one = dask_cluster.add_worker("before its units are stored")
+    with run_on(dask_cluster.address, tmp_path) as run:
+        stages.prepare(run)
+        developing = Background(stages.develop, run)
+        one.wait_until_it_halts()
+        one.kill()
+        developing.end()
+        other = dask_cluster.add_worker("in a derivation")
+        deriving = Background(stages.derive, run)
+        other.wait_until_it_halts()
+        other.kill()
+        deriving.end()
+        stages.plan(run)
+        third = dask_cluster.add_worker("after its units are stored")
+        evaluating = Background(stages.evaluate, run)
+        third.wait_until_it_halts()
+        third.kill()
+        evaluating.end()
+        stages.derive(run)
+    assert_same(tmp_path / "store", here)
+
+
+def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
+    dask_cluster: DaskCluster, tmp_path: Path, here: Path
+) -> None:
+    worker = dask_cluster.add_worker("after its units are stored")
+    with run_on(dask_cluster.address, tmp_path) as run:
+        stages.prepare(run)
+        developing = Background(stages.develop, run)
+        worker.wait_until_it_halts()
+        dask_cluster.scheduler.kill()
+        with pytest.raises(
+            OperationError, match="the scheduler is gone; what was stored is kept: run the same command"
+        ):
+            developing.end()
+        stored = {unit["doc"] for unit in run.store.units(columns=["doc"]).to_pylist()}
+        assert len(stored) == 1
+    dask_cluster.close()
+    (tmp_path / "again").mkdir()
+    again = DaskCluster(tmp_path / "again")
+    try:
+        again.add_worker()
+        with run_on(again.address, tmp_path) as run:
+            evaluate(run)
+    finally:
+        again.close()
+    assert_same(tmp_path / "store", here)
+
+
+def develop(address: str, folder: Path) -> None:
+    with run_on(address, folder) as run:
+        stages.prepare(run)
+        stages.develop(run)
+
+
+def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_path: Path, here: Path) -> None:
+    worker = dask_cluster.add_worker("before its units are stored")
+    driver = forked().Process(target=develop, args=(dask_cluster.address, tmp_path))
+    driver.start()
+    worker.wait_until_it_halts()
+    driver.kill()
+    driver.join()
+    worker.let_go()  # what it has begun it stores, though nobody waits for it
+    store = Store.open(tmp_path / "store")
+    wait_for(lambda: len(store.units()) == 2)
+    with run_on(dask_cluster.address, tmp_path) as run:
+        evaluate(run)
+    assert_same(tmp_path / "store", here)
+
+
+def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    dask_cluster.add_worker(threads=2)
+    with run_on(dask_cluster.address, tmp_path) as run:
+        stages.prepare(run)
+        with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+ on .*: has 2 threads, .* --nthreads 1"):
+            stages.develop(run)
+        assert run.derived_by(run.location).segments == 0  # which takes any number
+
+
+@pytest.mark.parametrize("address", ["8786", "local:0", "local:", "http://there:8786", "tcp://there"])
+def test_an_address_says_what_it_should_be(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "run", write_finite_study(tmp_path), "--cluster", address)
+    assert f"--cluster '{address}': write tcp://HOST:PORT of a Dask scheduler, or local:N" in line
