@@ -19,9 +19,10 @@ from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.contracts import Contract, contract, contracts
-from sql.empty_views import create_views, stored_types
-from sql.quoting import literal, parquet_files, quoted
+from sql.empty_views import create_views
+from sql.quoting import literal, quoted
 from sql.stored_moments import NO_MOMENTS, StoredMoments, stored_moments
+from sql.stored_tables import create_stored_view, parquet_sources
 from sql.view_texts import WAITING, view_texts
 
 if TYPE_CHECKING:
@@ -170,10 +171,10 @@ def open_views(
         create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
             if is_local(store.location):
-                sources = _parquet_sources(store, table, version)
+                sources = parquet_sources(store, table, version)
             else:
                 sources = _dataset_source(connection, store, table, version)
-            _create_stored_view(connection, table, sources)
+            create_stored_view(connection, table, sources)
         _insert_waiting(connection, moments)
         _keep(connection, kept)
     except duckdb.Error as error:
@@ -204,13 +205,13 @@ def write_catalog(store: Store) -> Path:
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
     versions = {table: store.version(table) for table in PINNING}
-    files = {table: _parquet_sources(store, table, version) for table, version in versions.items()}
+    files = {table: parquet_sources(store, table, version) for table, version in versions.items()}
     moments = stored_moments(store, versions)
     try:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
             for table, sources in files.items():
-                _create_stored_view(connection, table, sources)
+                create_stored_view(connection, table, sources)
             _insert_waiting(connection, moments)
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
@@ -262,51 +263,10 @@ def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
             connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
 
 
-def _create_stored_view(
-    connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]
-) -> None:
-    """Create the view ``stored.TABLE`` of a table's declared columns and types, in place of the empty table.
-
-    ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
-    """
-    types = stored_types()[table]
-    parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
-    rows = " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
-    connection.execute(f"drop table stored.{quoted(table)}")
-    connection.execute(f"create view stored.{quoted(table)} as {rows}")
-
-
-def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> str:
-    """The ``select`` of a table's columns, with the declared defaults in those that are missing or null."""
-    defaults = TABLES[table].defaults
-    columns = []
-    for name, kind in types.items():
-        default = "null" if defaults.get(name) is None else literal(str(defaults[name]))
-        if name in missing:
-            columns.append(f"cast({default} as {kind}) as {quoted(name)}")
-        elif default != "null":  # a compaction of older files leaves null
-            columns.append(f"coalesce({quoted(name)}, {default}) as {quoted(name)}")
-        else:
-            columns.append(quoted(name))
-    return f"select {', '.join(columns)}"
-
-
-def _parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
-    """A local table's files as sources of ``_create_stored_view``.
-
-    Files that lack the same columns are read together: for DuckDB to find out by itself what each file has, it would
-    open all of them for every query.
-    """
-    sources: dict[str, Sequence[str]] = {}
-    for missing, files in store.files_by_missing_columns(table, version).items():
-        sources[parquet_files(files)] = missing
-    return sources
-
-
 def _dataset_source(
     connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int
 ) -> dict[str, Sequence[str]]:
-    """A table behind a URL as a source of ``_create_stored_view``: scanned by Arrow when a query asks for rows.
+    """A table behind a URL as a source of ``create_stored_view``: scanned by Arrow when a query asks for rows.
 
     DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread.
     """

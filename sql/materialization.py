@@ -4,8 +4,7 @@ What is stored is what the views compute, by their own SQL and in one thread: eq
 for documents that got no trajectories since (``sql.stored_moments``), so rows may be late and no number changes. The
 cost of a call grows with the steps of documents that wait for their moments.
 
-Documents are computed in batches, some of them side by side. What a batch reads is read once, into tables that keep
-its order and have names as enumerations: what the views do with each step then compares no strings.
+Documents are computed in batches (``sql.moment_batches``), some of them side by side.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.location import is_local
-from schema.tables import DOCUMENT_MOMENTS, GROUP_KEY
-from sql.catalog import Views, open_views
+from schema.tables import DOCUMENT_MOMENTS
+from sql.moment_batches import BatchViews, find_batches, has_steps_of_trajectories
 from sql.stored_moments import stored_moments
-from sql.view_texts import READ_BY_COMPUTED, WAITING, computed_texts, materialized_text, moments_definition
+from sql.view_texts import moments_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,27 +60,27 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
             none = DOCUMENT_MOMENTS.schema.empty_table()
             store.append_moments(none, versions["document_moments"], moments_definition(), versions)
         return 0
-    waiting = moments.waiting or _EVERYTHING
+    if not has_steps_of_trajectories(store, versions):
+        return 0
+    found = find_batches(store, versions, moments.waiting)
+    batches = sorted(set(found.column("batch").to_pylist()))
+    if (pc.sum(found.column("steps")).as_py() or 0) < least or _has_foreign_documents(store, versions):
+        return 0
     with ExitStack() as opened:
-        first = opened.enter_context(_open_batches(store, versions, waiting))
-        sizes = first.connection.execute(_SIZES).fetchall()
-        foreign = "from documents anti join studies using (study, model) limit 1"
-        if sum(int(steps) for _, steps in sizes) < least or first.table(foreign).num_rows:
-            return 0
-        at_once = min(_BATCHES_AT_ONCE, os.cpu_count() or 1, len(sizes))
-        free = SimpleQueue[Views]()
-        free.put(first)
-        for _ in range(at_once - 1):
-            free.put(opened.enter_context(_open_batches(store, versions, waiting)))
+        at_once = min(_BATCHES_AT_ONCE, os.cpu_count() or 1, len(batches))
+        free = SimpleQueue[BatchViews]()
+        for _ in range(at_once):
+            one = BatchViews.open(store, versions, found)
+            opened.enter_context(one.views)
+            free.put(one)
 
         def compute(batch: int) -> pa.Table:
-            views = free.get()
+            one = free.get()
             try:
-                return _rows_of_batch(views, batch)
+                return one.rows(batch)
             finally:
-                free.put(views)
+                free.put(one)
 
-        batches = [int(batch) for batch, _ in sizes]
         workers = opened.enter_context(ThreadPoolExecutor(at_once))
         count, version = 0, versions["document_moments"]
         for batch, rows in zip(batches, workers.map(compute, batches), strict=True):
@@ -93,9 +93,6 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
         return count
 
 
-_READ = {f"computed.{name}": names for name, names in READ_BY_COMPUTED.items()}
-
-
 def keep_up_moments(store: Store) -> int:
     """Store the moments of all documents that wait for theirs, if the store keeps any or they are many.
 
@@ -105,36 +102,8 @@ def keep_up_moments(store: Store) -> int:
     return materialize_moments(store, 1) if kept else materialize_moments(store)
 
 
-_EVERYTHING = "select distinct study, model, doc, action from main.trajectories"
-_SIZES = "select batch, sum(steps) from stored.batches group by batch order by batch"
-
-
-def _open_batches(store: Store, versions: Mapping[str, int], waiting: str) -> Views:
-    """Open views with ``stored.batches``, the waiting documents in batches, and ``stored.rows``, those of one batch."""
-    views = open_views(store, versions, materialized=False)
-    execute = views.connection.execute
-    execute(f"insert into {WAITING} {waiting}")
-    execute(f"create table stored.batches as {materialized_text('batches')}")
-    for name in GROUP_KEY:
-        found = f"select distinct {name} from stored.batches order by {name}"  # noqa: S608 - a name of ours
-        execute(f"create type computed.{name} as enum ({found})")
-    _read_batch(views, -1)
-    for name, text in computed_texts().items():
-        if name not in _READ:
-            execute(f"create view {name} as {text}")
-    execute(f"create view stored.rows as {materialized_text('rows')}")
-    return views
-
-
-def _rows_of_batch(views: Views, batch: int) -> pa.Table:
-    _read_batch(views, batch)
-    return views.table("from stored.rows")
-
-
-def _read_batch(views: Views, batch: int) -> None:
-    """Put what the views of a batch are computed from into tables."""
-    views.connection.execute(f"create or replace table {WAITING} as from stored.batches where batch = {batch}")
-    for name, names in _READ.items():
-        enumerated = ", ".join(f"cast({column} as computed.{column}) as {column}" for column in names)
-        query = f"select * replace ({enumerated}) from ({computed_texts()[name]})"  # noqa: S608 - names of ours
-        views.connection.execute(f"create or replace table {name} as {query}")
+def _has_foreign_documents(store: Store, versions: Mapping[str, int]) -> bool:
+    """Whether there are documents whose study has no row in studies."""
+    documents, studies = (store.read(name, versions[name], ["study", "model"]) for name in ("documents", "studies"))
+    keys = ["study", "model"]
+    return bool(documents.join(studies, keys, join_type="left anti").num_rows)

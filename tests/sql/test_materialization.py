@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from sql.catalog import Views, open_views, view_texts, write_catalog
 from sql.materialization import materialize_moments
 from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED, materialized_text, moments_definition, qualified_texts
+from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 from verification.moments import check_moments
 
@@ -146,7 +148,7 @@ def test_redone_and_dropped_actions(store: Store) -> None:
 def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(store, *(make_unit(doc, action="one", first=4) for doc in ("d0", "d1")))
     cover, append_moments = [], Store.append_moments
-    monkeypatch.setattr("sql.materialization.materialized_text", _small_batches)
+    monkeypatch.setattr("sql.moment_batches.materialized_text", _small_batches)
 
     def broken(store: Store, rows: pa.Table, version: int, definition: str, covered: object = None) -> bool:
         cover.append(covered)
@@ -183,6 +185,35 @@ def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.Monke
     assert materialize_moments(store, 1) == 0
     assert_as_computed(store)
     assert store.row_count("document_moments") == 5
+
+
+def test_documents_of_compacted_files_in_several_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    compact(store)
+    generate(store, make_unit("d1", action="one", first=4))
+    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: "another")
+    monkeypatch.setattr("sql.materialization.moments_definition", lambda: "another")
+    monkeypatch.setattr("sql.moment_batches.materialized_text", _small_batches)
+    assert materialize_moments(store, 1) == 4, "all are computed again"
+    assert_as_computed(store)
+
+
+def test_trajectories_wait_for_their_steps(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A derivation that is killed between its two commits, or that is between them now."""
+    commit_files = Store.commit_files
+
+    def killed(store: Store, table: str, *given: Any) -> int:
+        if table == "steps":
+            raise KeyboardInterrupt
+        return commit_files(store, table, *given)
+
+    monkeypatch.setattr(Store, "commit_files", killed)
+    with pytest.raises(KeyboardInterrupt):
+        generate(store, make_unit("d1", action="one", first=4))
+    assert materialize_moments(store, 1) == 0
+    monkeypatch.setattr(Store, "commit_files", commit_files)
+    run_derivation(store.location)
+    assert materialize_moments(store, 1) == 1
+    assert_as_computed(store)
 
 
 def test_moments_of_another_definition_are_not_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ profile as (
         sum(mismatch) as mismatches,
         count(*) as branches
     from main.steps
-    inner join trajectories using (study, model, doc, action, replicate)
+    semi join trajectories using (study, model, doc, action, replicate)
     where lag >= 0
     group by study, model, doc, action, lag
 ),

@@ -1,0 +1,62 @@
+"""The schema ``stored``: a view of each stored table's declared columns, over files or over another source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schema.tables import TABLES
+from sql.empty_views import stored_types
+from sql.quoting import literal, parquet_files, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    import duckdb
+
+    from schema.store.store import Store
+
+
+def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
+    """Create the view ``stored.TABLE`` in place of the empty table; ``stored_rows`` says what ``sources`` are."""
+    connection.execute(f"drop table stored.{quoted(table)}")
+    connection.execute(f"create view stored.{quoted(table)} as {stored_rows(table, sources)}")
+
+
+def stored_rows(table: str, sources: Mapping[str, Sequence[str]], *more: str) -> str:
+    """The query for a table's declared columns, of the declared types, and for some ``more`` columns of its sources.
+
+    ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
+    """
+    types = stored_types()[table]
+    parts = [f"{_selected(table, types, missing, more)} from {source}" for source, missing in sources.items()]
+    return " union all ".join(parts) or f"{_selected(table, types, tuple(types), ())} where false"
+
+
+def _selected(table: str, types: Mapping[str, str], missing: Sequence[str], more: Sequence[str]) -> str:
+    """The ``select`` of a table's columns, with the declared defaults in those that are missing or null."""
+    defaults = TABLES[table].defaults
+    columns = []
+    for name, kind in types.items():
+        default = "null" if defaults.get(name) is None else literal(str(defaults[name]))
+        if name in missing:
+            columns.append(f"cast({default} as {kind}) as {quoted(name)}")
+        elif default != "null":  # a compaction of older files leaves null
+            columns.append(f"coalesce({quoted(name)}, {default}) as {quoted(name)}")
+        else:
+            columns.append(quoted(name))
+    return f"select {', '.join((*columns, *more))}"
+
+
+def parquet_sources(
+    store: Store, table: str, version: int, files: Collection[str] | None = None
+) -> dict[str, Sequence[str]]:
+    """A local table's files, or some of them, as sources of ``stored_rows``.
+
+    Files that lack the same columns are read together: for DuckDB to find out by itself what each file has, it would
+    open all of them for every query.
+    """
+    sources: dict[str, Sequence[str]] = {}
+    for missing, there in store.files_by_missing_columns(table, version).items():
+        if wanted := [file for file in there if files is None or file in files]:
+            sources[parquet_files(wanted)] = missing
+    return sources
