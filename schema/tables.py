@@ -6,6 +6,7 @@ Column names follow the definitions page; SQL staging views are held against thi
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ class Table:
     schema: pa.Schema
     since: int = 1
 
-    @property
+    @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """Column names in stored order."""
         return tuple(self.schema.names)
@@ -54,7 +55,7 @@ class Table:
         """What each column means, by name."""
         return {field.name: field.metadata[b"meaning"].decode() for field in self.schema}
 
-    @property
+    @functools.cached_property
     def defaults(self) -> dict[str, Any]:
         """The columns that came after the table, each with the value that rows written before it have there."""
         later = {field.name: (field.metadata, field.type) for field in self.schema if b"since" in field.metadata}

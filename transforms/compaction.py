@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from schema.errors import OperationError
 from schema.location import join
 from schema.progress import SILENT, Progress
-from schema.store.appends import DERIVED
+from schema.store.appends import DERIVED, derived_tables
 from schema.tables import TABLES
 from transforms.segments import Segment, commit, derive_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from schema.store.store import Store
+
+FILES_OF_A_SIZE = 16  # beside a live derivation
 
 _OF_EVENTS = ("events", *(table for tables in DERIVED.values() for table in tables))
 
@@ -74,6 +76,48 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
     after = _count_files(store)
     found = [CompactedTable(table, before[table], after[table]) for table in TABLES]
     return [one for one in found if one.after.files < one.before.files]
+
+
+def put_together(store: Store, segments: Sequence[Segment]) -> tuple[list[Segment], set[str]]:
+    """Put segments of units that are not derived yet together, so that many are derived at the cost of one.
+
+    Args:
+        store: The store.
+        segments: Segments that are pending.
+
+    Returns:
+        The segments in their place, and the paths of those that are gone into them; damaged ones stay as they are.
+
+    Raises:
+        InputError: The store cannot be written.
+
+    """
+    whole = [segment.path for segment in segments if segment.tables == derived_tables(segment.path)]
+    found, gone = list[Segment](), set[str]()
+    for pack in store.rewriting.packs_of(set(whole)) if len(whole) > 1 else ():
+        packed = store.rewriting.pack_events(pack)
+        if packed.file is not None:
+            path, replaced = packed.file.path, {file.path for file in packed.replaced}
+            tables = derived_tables(path)
+            found.append(Segment(path, join(store.location, "events", path), tables, len(replaced)))
+            gone |= replaced
+    return found, gone
+
+
+def gather(store: Store) -> None:
+    """Put files together of which there are many, small ones first; the cost is that of what came since.
+
+    What reads a growing store then opens some hundred files at most, however many units it has. Files that are damaged
+    or not derived stay as they are.
+
+    Raises:
+        InputError: The store cannot be written, or another program has rewritten a table.
+
+    """
+    store.rewriting.gather_rows("units", FILES_OF_A_SIZE)
+    for pack in store.rewriting.plan_tier(FILES_OF_A_SIZE):
+        store.rewriting.pack_events(pack)
+        _align(store)
 
 
 def _align(store: Store) -> list[str]:

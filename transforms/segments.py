@@ -41,18 +41,21 @@ class Segment:
         path: Its path relative to the events table; its derived files have the same path relative to their tables.
         file: Its absolute path or URL.
         tables: Those of its derived tables that lack its file.
+        sources: How many pending files it was put together from.
 
     """
 
     path: str
     file: str
     tables: tuple[str, ...]
+    sources: int = 1
 
 
 @dataclass(frozen=True)
 class SegmentOutcome:
     """What became of a segment: how many rows, and the tables' files written for them, which are not visible yet.
 
+    ``sources`` is that of the segment.
     ``error`` is why nothing could be derived, on one line; None if something was.
     """
 
@@ -62,6 +65,7 @@ class SegmentOutcome:
     branchings: int = 0
     files: tuple[tuple[str, StoredFile], ...] = ()
     error: str | None = None
+    sources: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class DerivationReport:
         """Count the outcomes of segments."""
         failures = tuple(outcome.error for outcome in outcomes if outcome.error)
         return cls(
-            segments=len(outcomes) - len(failures),
+            segments=sum(outcome.sources for outcome in outcomes if not outcome.error),
             events=sum(outcome.events for outcome in outcomes),
             trajectories=sum(outcome.trajectories for outcome in outcomes),
             branchings=sum(outcome.branchings for outcome in outcomes),
@@ -135,7 +139,7 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
         reason = " ".join(str(error).split())  # Arrow's messages may have several lines
         return SegmentOutcome(segment.path, error=f"{segment.file}: {reason}")
     trajectories, branchings = (len(rows.get(table, ())) for table in ("trajectories", "branchings"))
-    return SegmentOutcome(segment.path, events.num_rows, trajectories, branchings, files)
+    return SegmentOutcome(segment.path, events.num_rows, trajectories, branchings, files, sources=segment.sources)
 
 
 def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:

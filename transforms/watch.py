@@ -2,6 +2,10 @@
 
 It calls what the pipeline's workers call, without a runner: runners that work offline pass nothing on before the end
 of their input, so each micro-batch would pay for a whole pipeline.
+
+A micro-batch of many units is put together first, and is derived at the cost of one. The files that this leaves are
+put together again as they become many: neither time nor memory grows with the units that have come, and views read few
+files.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schema.store.store import Store
+from transforms.compaction import gather, put_together
 from transforms.segments import DerivationReport, commit, derive_segment, pending
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MICRO_BATCH = 256  # segments per commit
+BATCHES_PER_GATHERING = 8  # a micro-batch leaves one file
 POLL_SECONDS = 0.1  # how soon a request to stop is seen
 
 
@@ -26,11 +32,13 @@ def watch(
     interval_seconds: float,
     stop: Callable[[], bool],
     progress: Callable[[DerivationReport], None] | None = None,
+    idle: Callable[[], None] | None = None,
 ) -> DerivationReport:
     """Derive new segments until asked to stop; safe beside writers, and beside a derivation in another process.
 
-    Waits ``interval_seconds`` where nothing is to do. ``stop`` is asked between micro-batches and while waiting,
-    ``progress`` gets the report of each micro-batch, failures included. The counts returned are over all of them.
+    Waits ``interval_seconds`` where nothing is to do, and calls ``idle`` before. ``stop`` is asked between
+    micro-batches and while waiting, ``progress`` gets the report of each micro-batch, failures included. The counts
+    returned are over all of them.
 
     Raises:
         InputError: There is no store.
@@ -42,20 +50,27 @@ def watch(
     total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
     failed: set[str] = set()  # paths
+    batches = 0
     while not stop():
         version = store.version("events")
         todo = [] if version == seen else [s for s in pending(store, version) if s.path not in failed]
         if not todo:
             seen, total = version, replace(total, events_version=version)
+            if idle is not None:
+                idle()
             _wait(interval_seconds, stop)
             continue
         batch_begun = time.perf_counter()
         batch = todo[:MICRO_BATCH]
-        outcomes = [derive_segment(store, segment) for segment in batch]
+        together, gone = put_together(store, batch)
+        outcomes = [derive_segment(store, segment) for segment in (*together, *batch) if segment.path not in gone]
         failed |= {outcome.path for outcome in outcomes if outcome.error}
         commit(store, outcomes, version, covered=len(batch) == len(todo) and not failed)
         report = DerivationReport.of(outcomes, version, time.perf_counter() - batch_begun)
         total = total.plus(report)
+        batches += 1
+        if batches % BATCHES_PER_GATHERING == 0:
+            gather(store)
         if progress is not None:
             progress(report)
     total.check()

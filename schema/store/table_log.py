@@ -23,7 +23,9 @@ from schema.store.commits import Commit
 from schema.store.durability import sync, sync_names
 from schema.tables import TABLES
 
-CHECKPOINT_EVERY = 100  # versions
+# Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
+CHECKPOINT_EVERY = 20
+_SPARSE, _LARGE = 100, 1 << 20  # versions where a checkpoint has so many bytes: its writing takes longer
 
 # Tables that the rows of others rely on: those that are made from nothing else in the store; and calibration, since
 # results, which are written after it, say that the analysis is done. ``units`` and derived rows are made again where
@@ -104,7 +106,12 @@ class TableLog:
 
     def needs_checkpoint(self) -> bool:
         """Tell whether the next reader would have to read many files."""
-        return self.newest() - self.checkpointed() >= CHECKPOINT_EVERY
+        last = self.checkpointed()
+        try:
+            large = self._checkpoint(last).stat().st_size > _LARGE
+        except OSError:  # there is none yet
+            large = False
+        return self.newest() - last >= (_SPARSE if large else CHECKPOINT_EVERY)
 
     def sync_checkpoint(self) -> None:
         """Make a checkpoint that was just written durable."""
@@ -112,9 +119,12 @@ class TableLog:
         sync(self.folder)
 
     def _sync_checkpoint(self) -> None:
-        for path in (self.folder / f"{self.checkpointed():020d}.checkpoint.parquet", self.folder / "_last_checkpoint"):
+        for path in (self._checkpoint(self.checkpointed()), self.folder / "_last_checkpoint"):
             if path.is_file():
                 sync(path)
+
+    def _checkpoint(self, version: int) -> Path:
+        return self.folder / f"{version:020d}.checkpoint.parquet"
 
     def fault_of_tail(self) -> str | None:
         """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""

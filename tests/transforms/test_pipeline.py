@@ -25,12 +25,15 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures import swrb_events
 from fixtures.processes import forked
+from fixtures.stored_units import killed_in
 
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
+from schema.store.appends import unit_count
 from schema.store.store import Store, Unit
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
+from transforms import watch as watching_module
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
@@ -424,7 +427,7 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
     try:
         for turn in range(1, 6):
             store.append_units([unit(number, first=3 * turn) for number in range(4)])
-            watching.until(lambda turn=turn: len(store.paths("steps")) == 40 + 4 * turn)  # type: ignore[misc]
+            watching.until(lambda turn=turn: unit_count(store.paths("steps")) == 40 + 4 * turn)  # type: ignore[misc]
     finally:
         watching.stop()
     assert_derived_once(store)
@@ -433,7 +436,37 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
     assert watching.total.events == 60 * 30
     assert watching.total.events_version == store.version("events")
     assert max(report.segments for report in watching.reports) <= 15
-    assert store.covered_version("steps", segments.COVERED) == store.version("events")
+    assert store.covered_version("steps", segments.COVERED) == store.data_version("events")
+
+
+def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transforms.watch.MICRO_BATCH", 2)
+    monkeypatch.setattr("transforms.watch.BATCHES_PER_GATHERING", 2)
+    monkeypatch.setattr("transforms.compaction.FILES_OF_A_SIZE", 3)
+    store.append_units([branched_unit(number) for number in range(10)])
+    for number in range(4):
+        store.append_units([unit(number, first=3)])
+    before = store.read("events").sort_by([(name, "ascending") for name in EVENTS.key])
+    watching = Watching(store.location)
+    try:
+        watching.until(lambda: store.pending_segments(store.version("events")) == [])
+    finally:
+        watching.stop()
+    assert len(store.paths("events")) <= 16, "54 units, by twos: at most 3 files of each size and estimator, and 2 new"
+    assert len(store.paths("units")) <= 4
+    assert_derived_once(store)
+    assert store.read("events").sort_by([(name, "ascending") for name in EVENTS.key]).equals(before)
+    assert store.units().num_rows == 54
+
+
+def test_a_watch_killed_between_putting_together_and_deriving_is_gone_on_from(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_in(monkeypatch, watching_module, "derive_segment"):
+        watch(store.location, 0.0, iter([False, True]).__next__)
+    assert unit_count(store.paths("events")) == 40 > len(store.paths("events"))
+    assert watch(store.location, 0.0, iter([False, True]).__next__).trajectories == 120
+    assert_derived_once(store)
 
 
 def test_watch_derives_branches_too(store: Store) -> None:
@@ -466,9 +499,9 @@ def test_watch_goes_on_past_a_bad_segment_and_tells_of_it(store: Store) -> None:
     right = damage(store)
     watching = Watching(store.location)
     try:
-        watching.until(lambda: len(store.paths("steps")) == 37)
+        watching.until(lambda: unit_count(store.paths("steps")) == 37)
         store.append_units([unit(0, first=3)])
-        watching.until(lambda: len(store.paths("steps")) == 38)
+        watching.until(lambda: unit_count(store.paths("steps")) == 38)
     finally:
         watching.stop()
     assert sum(len(report.failures) for report in watching.reports) == 3  # tried once each

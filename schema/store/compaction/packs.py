@@ -6,7 +6,9 @@ and then derived like any other file, in place of what its units had been derive
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -77,6 +79,48 @@ def plan_packs(folder: DeltaFolder, order: Mapping[str, int]) -> list[Pack]:
         sources.sort(key=lambda file: (-1 if is_compacted(file.path) else order.get(file.path, len(order)), file.path))
         found += [Pack(estimator, files) for files in _cut(sources) if len(files) > 1]
     return found
+
+
+def packs_of(folder: DeltaFolder, paths: Collection[str]) -> list[Pack]:
+    """Make packs of some files of ``events``; those that are not visible are left out."""
+    files = [file for file in folder.load("events").files() if file.path in paths]
+    by_estimator = {
+        estimator: [file for file in files if estimator_of(file.path) == estimator] for estimator in DERIVED
+    }
+    return [Pack(estimator, cut) for estimator, own in by_estimator.items() for cut in _cut(own) if len(cut) > 1]
+
+
+def plan_tier(folder: DeltaFolder, most: int) -> list[Pack]:
+    """Find out which files of ``events`` of one size are too many; those that are not derived do not count.
+
+    Args:
+        folder: The store's tables.
+        most: How many files of one size there may be; see ``tier``.
+
+    Raises:
+        InputError: Another program has rewritten the table.
+
+    """
+    events = folder.load("events")
+    if len(own_paths(folder, events)) <= most:
+        return []
+    derived = [set.intersection(*(set(folder.load(table).paths()) for table in tables)) for tables in DERIVED.values()]
+    return packs_of(
+        folder, [file.path for file in tier(events.files(), most) if any(file.path in of for of in derived)]
+    )
+
+
+def tier(files: Iterable[StoredFile], most: int) -> list[StoredFile]:
+    """Choose the files of the smallest size that more than ``most`` have; sizes are powers of ``most``, in rows.
+
+    Where these are put together whenever there are some, each row is rewritten once for each size, and the files that
+    are left are few.
+    """
+    sizes = defaultdict[int, list[StoredFile]](list)
+    for file in files:
+        if file.rows < PACK_ROWS // 2:
+            sizes[int(math.log(max(file.rows, 1), most))].append(file)
+    return next((sizes[size] for size in sorted(sizes) if len(sizes[size]) > most), [])
 
 
 def _cut(sources: list[StoredFile]) -> Iterator[tuple[StoredFile, ...]]:

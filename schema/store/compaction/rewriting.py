@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from schema.errors import InputError
 from schema.location import is_local
 from schema.store.appends import is_compacted
 from schema.store.compaction.derived import unaligned_packs
-from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, plan_packs
-from schema.store.compaction.rows import compact_rows
+from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, packs_of, plan_packs, plan_tier
+from schema.store.compaction.rows import compact_rows, gather_rows
 from schema.store.compaction.vacuum import delete_replaced
 from schema.store.delta import DeltaFolder
 
@@ -30,6 +31,24 @@ class Rewriting:
         units = self._folder.read(self._folder.load("units"), [*UNIT_KEY, "path"])
         units = units.sort_by([(name, "ascending") for name in UNIT_KEY])
         return plan_packs(self._folder, {path: place for place, path in enumerate(units["path"].to_pylist())})
+
+    def packs_of(self, paths: Collection[str]) -> list[Pack]:
+        """Make packs of some files of ``events``.
+
+        Raises:
+            InputError: The table is damaged.
+
+        """
+        return packs_of(self._folder, paths)
+
+    def plan_tier(self, most: int) -> list[Pack]:
+        """Find out which files of ``events``, of one size and derived, are more than ``most``.
+
+        Raises:
+            InputError: Another program has rewritten the table, or it is damaged.
+
+        """
+        return plan_tier(self._folder, most)
 
     def pack_events(self, pack: Pack) -> Packed:
         """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.
@@ -57,6 +76,15 @@ class Rewriting:
 
         """
         return compact_rows(self._folder, table)
+
+    def gather_rows(self, table: str, most: int) -> bool:
+        """Put the files of such a table together of which there are more than ``most`` of one size; tell of any.
+
+        Raises:
+            InputError: A file is damaged, or the store cannot be written.
+
+        """
+        return gather_rows(self._folder, table, most)
 
     def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
         """Delete the files of a table that compactions replaced before a time; return how many, and bytes.

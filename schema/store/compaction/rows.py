@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schema.store.appends import compacted_name
 from schema.store.commits import Commit
 from schema.store.compaction.members import files_footer, originals
-from schema.store.compaction.packs import rewriting
+from schema.store.compaction.packs import rewriting, tier
 from schema.store.delta import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.snapshot import Snapshot
@@ -30,8 +32,26 @@ def compact_rows(folder: DeltaFolder, table: str) -> bool:
         if file.size < FILE_BYTES // 2 and size + file.size <= FILE_BYTES:
             sources.append(file)
             size += file.size
-    if len(sources) < 2:
-        return False
+    return len(sources) > 1 and _put_together(folder, loaded, sources)
+
+
+def gather_rows(folder: DeltaFolder, table: str, most: int) -> bool:
+    """Put the files of a table together of which there are more than ``most`` of one size; see ``tier``.
+
+    Returns:
+        Whether they were; another compaction may have been quicker.
+
+    Raises:
+        InputError: A file is damaged, or the store cannot be written.
+
+    """
+    loaded = folder.load(table)
+    sources = tier(loaded.files(), most)
+    return bool(sources) and _put_together(folder, loaded, sources)
+
+
+def _put_together(folder: DeltaFolder, loaded: Snapshot, sources: Sequence[StoredFile]) -> bool:
+    table = loaded.table
     declared = TABLES[table]
     replaced = [file.path for file in sources]
     rows = folder.read(loaded, declared.columns, paths=replaced)

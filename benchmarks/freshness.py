@@ -1,0 +1,233 @@
+"""How soon an event that was committed is in the views, while a study is generated and ``kvdrift derive --watch`` runs.
+
+    python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
+    python -m benchmarks.freshness --seconds 20 --no-peer --json
+    python -m benchmarks.freshness --commits 10000 --no-peer    # memory: one unit a commit, about 7 minutes
+
+Three kinds of processes work at once, as they do beside a real run:
+
+- writers commit units at a stated rate in all; a commit is two transactions with fsync, some 50 ms, so each writer
+  commits several units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``);
+- ``kvdrift derive --watch`` derives them, and its resident memory is read at 100 commits and at the end;
+- a reader opens the views of one ``Store`` again and again, and asks ``trajectories`` which units it has.
+
+A unit's delay is from when its writer was told that it is committed to when a query of the reader has returned it. The
+time of the query is part of it: what matters is when somebody sees the unit.
+
+The peer is the plain way: ``kvdrift derive`` again and again in place of ``--watch``, with the same writers and reader
+on a store of its own. Its ratio is how many times as late 95% of the units are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
+from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
+from schema.store.store import Store
+from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from sql.catalog import open_views
+
+EARLY_COMMITS = 100  # after which memory is to stay what it is
+PATIENCE = 120.0  # seconds that the reader waits for the last units
+COMMAND = (sys.executable, "-m", "kvdrift", "derive")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the writers do.
+
+    Attributes:
+        commits: Commits of all writers together.
+        units: Units of a commit: those of one document, one to an action.
+        rate: Units per second, of all writers together.
+        writers: Processes that commit.
+        replicates: Of a unit.
+        horizon: Of a unit.
+
+    """
+
+    commits: int
+    units: int
+    rate: float
+    writers: int
+    replicates: int
+    horizon: int
+
+    @property
+    def sizes(self) -> Sizes:
+        """The study: a document for each commit."""
+        return Sizes(1, self.commits, self.units, self.replicates, self.horizon)
+
+
+@dataclass
+class Seen:
+    """What a run of writers, derivation and reader saw.
+
+    Attributes:
+        delays: Seconds of each unit, in the order of the documents.
+        writing: Seconds from the first commit to the last.
+        early, late: Resident bytes of the derivation after 100 commits and at the end; 0 where it is many processes.
+
+    """
+
+    delays: list[float] = field(default_factory=list)
+    writing: float = 0.0
+    early: int = 0
+    late: int = 0
+
+
+def prepare(location: str, load: Load) -> None:
+    """Make a store with the study's rows and no unit."""
+    store, sizes = Store.create(location), load.sizes
+    documents = [document_row(1, number) for number in range(load.commits)]
+    store.append_rows("studies", pa.Table.from_pylist([study_row(sizes, 0)], schema=STUDIES.schema))
+    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
+    actions = [action_row(name) for name in sizes.action_names]
+    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+
+
+def write(location: str, load: Load, writer: int, begin: float) -> dict[str, float]:
+    """Commit every ``writers``-th document's units when they are due; return when that was, by document."""
+    store, told = Store.open(location), dict[str, float]()
+    for number in range(writer, load.commits, load.writers):
+        document = document_row(1, number)
+        units = list(drawn_units([document], load.sizes, 0))
+        time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
+        store.append_units(units)
+        told[document["doc"]] = time.time()
+    return told
+
+
+def read(location: str, load: Load, end: float) -> dict[str, float]:
+    """Open the views of a store again and again; return when a query first had each document's units, by document."""
+    store, seen = Store.open(location), dict[str, float]()
+    query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
+    while len(seen) < load.commits and time.time() < end:
+        with open_views(store) as views:
+            rows = views.sql(query).fetchall()
+        now = time.time()
+        for (doc,) in rows:
+            seen.setdefault(doc, now)
+    return seen
+
+
+@contextlib.contextmanager
+def watching(location: str) -> Iterator[int]:
+    """Run ``kvdrift derive --watch`` in a process of its own; give its id."""
+    watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    try:
+        yield watch.pid
+        if watch.poll() is not None:
+            raise SystemExit(f"kvdrift derive --watch ended with exit code {watch.returncode}")
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.wait()
+
+
+@contextlib.contextmanager
+def deriving_again(location: str) -> Iterator[int]:
+    """Run ``kvdrift derive`` again and again."""
+    stop = threading.Event()
+
+    def again() -> None:
+        while not stop.is_set():
+            subprocess.run([*COMMAND, location], capture_output=True, check=False)  # noqa: S603
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    try:
+        yield 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
+    """Run writers, derivation and reader on a new store."""
+    location = str(folder / ("watched" if watched else "again"))
+    prepare(location, load)
+    spawn = multiprocessing.get_context("spawn")
+    found = Seen()
+    with (
+        (watching if watched else deriving_again)(location) as process,
+        ProcessPoolExecutor(load.writers + 1, mp_context=spawn) as pool,
+    ):
+        list(pool.map(abs, range(load.writers + 1)))  # the processes and their imports are there
+        time.sleep(5)  # and so is the derivation
+        begin = time.time()
+        seconds = load.commits * load.units / load.rate
+        reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
+        writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
+        log = Path(location, "events", "_delta_log")
+        while process and not reading.done():
+            found.late = resident(process)
+            if not found.early and (log / f"{EARLY_COMMITS:020d}.json").exists():
+                found.early = found.late
+            time.sleep(0.2)
+        seen, told = reading.result(), {key: at for part in writing for key, at in part.result().items()}
+    if len(seen) < load.commits:
+        raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
+    found.writing = max(told.values()) - begin
+    found.delays = [max(0.0, seen[doc] - told[doc]) for doc in sorted(told) for _ in range(load.units)]
+    return found
+
+
+def resident(process: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Measure, and print delays."""
+    parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
+    parser.add_argument("--rate", type=float, default=50.0, metavar="N", help="units per second; 50 by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long units are committed; 60 by default")
+    parser.add_argument("--commits", type=int, metavar="N", help="commits of one unit each, however long they take")
+    parser.add_argument("--units-per-commit", type=int, default=5, metavar="N", help="5 by default")
+    parser.add_argument("--writers", type=int, default=2, metavar="N", help="processes that commit; 2 by default")
+    parser.add_argument("--replicates", type=int, default=8, metavar="N", help="of a unit; 8 by default")
+    parser.add_argument("--horizon", type=int, default=32, metavar="N", help="of a unit; 32 by default")
+    parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
+    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
+    options = parser.parse_args()
+    units = 1 if options.commits else options.units_per_commit
+    commits = options.commits or max(1, round(options.rate * options.seconds / units))
+    load = Load(commits, units, options.rate, options.writers, options.replicates, options.horizon)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        live = observe(Path(folder), load, watched=True)
+        peer = None if options.no_peer else observe(Path(folder), load, watched=False)
+    rows, facts = list[BenchmarkRow](), {"commits": commits, "units_per_commit": units, "writers": load.writers}
+    for name, seen in itertools.chain([("derive --watch", live)], [("derive again and again", peer)] if peer else []):
+        for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
+            delay, other = (float(np.percentile(one.delays, share)) if one else None for one in (seen, peer))
+            against = ("derive again and again", other / delay) if other and delay and seen is live else (None, None)
+            rows.append(BenchmarkRow(f"{name}, {label}", delay or 0.0, rate=commits * units / seen.writing,
+                                     peer=against[0], ratio=against[1]))  # fmt: skip
+    memory: dict[str, Any] = {
+        f"mib_at_{EARLY_COMMITS}_commits": round(mib(live.early), 1), "mib_at_the_end": round(mib(live.late), 1),
+        "growth": round(live.late / live.early - 1, 4) if live.early else None,
+    }  # fmt: skip
+    show("freshness: seconds from commit to view", rows, "units", facts | memory, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
