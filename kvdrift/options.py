@@ -11,3 +11,11 @@ StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Folder or o
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N on this machine.",
+    ),
+]

@@ -30,6 +30,7 @@ torch.set_num_threads(1)
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
     "schema/test_schema_versions.py", "flows/test_cluster.py",
+    "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
     "sql/test_exact_truth.py", "sql/test_materialization.py", "report/test_report.py", "flows/test_growth.py",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdrift.options import StoreArgument
+from kvdrift.options import ClusterOption, StoreArgument
+from schema.errors import InputError
 
 if TYPE_CHECKING:
     from schema.store.store import Store
@@ -19,21 +22,52 @@ _CATALOG_SHARE = 9  # how much longer than its last writing the catalogue is lef
 
 def derive(
     store: StoreArgument,
-    runner: Annotated[str, typer.Option("--runner", help="Beam runner: FnApiRunner, DaskRunner, …")] = "FnApiRunner",
+    runner: Annotated[
+        str | None,
+        typer.Option("--runner", metavar="NAME", help="Beam's runner, such as FlinkRunner; by default FnApiRunner."),
+    ] = None,
+    runner_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--runner-option", metavar="OPTION", help="An option of Beam's for the runner; repeat it for several."
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on deriving as events arrive, until interrupted.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 0.2,
 ) -> None:
     """Derive trajectories and steps of all events that lack them."""
-    typer.echo(_watching(store, interval) if watch else _once(store, runner))
+    if watch and (runner or cluster):
+        raise InputError("--watch: derives in this process; leave --runner and --cluster out")
+    if runner and cluster:
+        raise InputError(f"--cluster {cluster}: derives with Beam's runner for Dask, not {runner}; give one of the two")
+    if runner_option and not runner:
+        raise InputError(f"--runner-option {runner_option[0]}: says how a runner works; add --runner NAME")
+    if watch:
+        typer.echo(_watching(store, interval))
+    else:
+        typer.echo(_once(store, partial(_derive, runner or "FnApiRunner", runner_option or [], cluster)))
 
 
-def _once(location: str, runner: str) -> str:
+def _derive(runner: str, options: list[str], cluster: str | None, location: str) -> DerivationReport:
+    if cluster is None:
+        from transforms.pipeline import run_derivation
+
+        return run_derivation(location, runner, options)
+    from flows.cluster.address import ClusterAddress
+    from flows.cluster.connection import Cluster
+    from flows.cluster.derivation import derive_on
+
+    with Cluster(ClusterAddress.parse(cluster), partial(typer.echo, err=True)) as connection:
+        return derive_on(connection, location)
+
+
+def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     from schema.store.store import Store
     from sql.catalog import refresh_catalog
     from sql.materialization import materialize_moments
-    from transforms.pipeline import run_derivation
 
-    report, store = run_derivation(location, runner=runner), Store.open(location)
+    report, store = derive(location), Store.open(location)
     materialize_moments(store)
     refresh_catalog(store)
     if not report.segments:

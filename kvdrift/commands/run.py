@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdrift.options import TokenOption
+from kvdrift.options import ClusterOption, TokenOption
 from schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def run(
     endpoint_timeout: Annotated[
         float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
     ] = 60.0,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="ADDRESS",
-            help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N on this machine.",
-        ),
-    ] = None,
+    cluster: ClusterOption = None,
 ) -> None:
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 

@@ -90,8 +90,9 @@ def assert_same(location: Path, expected: Path) -> None:
 
 
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
-    dask_cluster: DaskCluster, tmp_path: Path, here: Path
+    dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("transforms.pipeline.SEGMENTS_PER_GROUP", 2)
     dask_cluster.add_worker()
     one = dask_cluster.add_worker("before its units are stored")
     with run_on(dask_cluster.address, tmp_path) as run:

@@ -362,13 +362,6 @@ def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.Monkey
         run_derivation(store.location, runner="DaskRunner")
 
 
-@pytest.mark.slow
-def test_dask_runner(store: Store) -> None:
-    pytest.importorskip("distributed")
-    assert run_derivation(store.location, runner="DaskRunner").segments == 40
-    assert_derived_once(store)
-
-
 def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> None:
     import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
     from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415

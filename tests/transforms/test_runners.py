@@ -1,0 +1,100 @@
+"""The pipeline on runners of other processes: Dask's workers, and the portable job service with workers outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.dask_cluster import DaskCluster
+from fixtures.finite_study import write_finite_study
+from fixtures.job_service import JobService
+from fixtures.small_study import run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from schema.errors import OperationError
+from schema.store.store import Store
+from transforms import pipeline
+from transforms.derivation import derive_trajectories
+from transforms.pipeline import run_derivation
+from transforms.segments import COVERED
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Eight segments that are not derived, and groups of two."""
+    run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
+    stages.prepare(run)
+    stages.develop(run)
+    monkeypatch.setattr(pipeline, "SEGMENTS_PER_GROUP", 2)
+    return run.store
+
+
+@pytest.fixture(scope="module")
+def dask_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskCluster]:
+    """Two workers, one of several threads."""
+    cluster = DaskCluster(tmp_path_factory.mktemp("dask"))
+    cluster.add_worker()
+    cluster.add_worker(threads=2)
+    yield cluster
+    cluster.close()
+
+
+def assert_derived_once(store: Store) -> None:
+    expected = derive_trajectories(store.read("events"))
+    for table, rows in (("trajectories", expected.trajectories), ("steps", expected.steps)):
+        keys = [(name, "ascending") for name in rows.column_names]
+        assert store.read(table).sort_by(keys).equals(rows.sort_by(keys)), table
+    assert store.covered_version("steps", COVERED) == store.version("events")
+
+
+def test_derive_on_a_cluster(store: Store, dask_cluster: DaskCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "derive", store.location, "--cluster", dask_cluster.address)
+    assert code == 0, err
+    assert "derived 8 segments" in out
+    assert err.count("\n") == 1
+    assert f"cluster {dask_cluster.address}: 2 workers" in err
+    assert_derived_once(store)
+
+
+def test_a_runner_that_loses_a_bundle_is_an_error(store: Store, dask_cluster: DaskCluster) -> None:
+    """It reports success; what did come back is derived, and the rest by the next derivation."""
+    options = [f"--dask_client_address={dask_cluster.address}", "--dask_partition_size=1"]
+    with pytest.raises(OperationError, match="was given 8 segments and returned 6; run the derivation again"):
+        run_derivation(store.location, "fixtures.dropping_runner.DroppingRunner", options)
+    assert store.covered_version("steps", COVERED) is None
+    assert run_derivation(store.location).segments == 2
+    assert_derived_once(store)
+
+
+def test_the_portable_job_service_with_external_workers(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Flink and Spark are given: a job of the portable API, and workers that are there already."""
+    service = JobService(tmp_path)
+    try:
+        options = [word for option in service.options for word in ("--runner-option", option)]
+        code, out, err = call(capsys, "derive", store.location, "--runner", "PortableRunner", *options)
+    finally:
+        service.close()
+    assert (code, err) == (0, "")
+    assert "derived 8 segments" in out
+    assert_derived_once(store)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--cluster", "local:2", "--runner", "FlinkRunner"), "--cluster local:2: derives with Beam's runner for Dask, not FlinkRunner"),
+        (("--cluster", "local:2", "--watch"), "--watch: derives in this process"),
+        (("--runner", "FlinkRunner", "--watch"), "--watch: derives in this process"),
+        (("--runner-option", "--flink_master=here"), "--runner-option --flink_master=here: says how a runner works; add --runner"),
+        (("--cluster", "here"), "--cluster 'here': write tcp://HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other(
+    options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert line in mistake(capsys, "derive", tmp_path, *options)
