@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 # which others wait for. It is also the first of those that fork processes, and takes a worker with them.
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
-    "schema/test_schema_versions.py", "flows/test_cluster.py",
+    "schema/test_schema_versions.py", "flows/cluster/test_cluster.py",
     "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (

@@ -107,6 +107,11 @@ class Cluster:
             with suppress(*_FAULTS):
                 self._client.cancel(tasks)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether there was a scheduler, and does not answer any more."""
+        return self._client is not None and self._client.status != "running"
+
     def lost(self) -> OperationError:
         """Return the error of a scheduler that is gone."""
         return OperationError(
@@ -124,22 +129,24 @@ class Cluster:
     def _connected(self) -> Client:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
         from distributed import Client, LocalCluster  # noqa: PLC0415
+        from distributed.gc import disable_gc_diagnosis  # noqa: PLC0415
 
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
+        for name in ("distributed", "distributed.client"):  # what goes wrong is raised, too
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"})  # prompts are large
-        quiet = dict.fromkeys(("root", "distributed"), "critical")  # of workers, which write where this process does
         where: str | LocalCluster = self._address.text
         try:
             if self._address.workers is not None:
-                with dask.config.set(logging=quiet):
-                    where = self._local = LocalCluster(
-                        n_workers=self._address.workers,
-                        threads_per_worker=1,
-                        memory_limit=0,  # a model's memory is no reason to start a worker anew
-                        host="127.0.0.1",
-                        dashboard_address="127.0.0.1:0",
-                        silence_logs=logging.CRITICAL,
-                    )
+                where = self._local = LocalCluster(
+                    n_workers=self._address.workers,
+                    threads_per_worker=1,
+                    memory_limit=0,  # a model's memory is no reason to start a worker anew
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
+                    preload="flows.cluster.own_workers",
+                )
+                disable_gc_diagnosis(force=True)  # Ctrl-C that comes while it looks would be lost
             return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False)
         except _FAULTS as error:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows.cluster.connection import Cluster
+from schema.errors import OperationError
 from schema.store.store import Store
 from transforms.pipeline import run_derivation
 from transforms.segments import DerivationReport
@@ -18,4 +19,9 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
 
     """
     cluster.check(Store.open(location), threads=None)
-    return run_derivation(location, "DaskRunner", [f"--dask_client_address={cluster.scheduler}"])
+    try:
+        return run_derivation(location, "DaskRunner", [f"--dask_client_address={cluster.scheduler}"])
+    except OperationError:
+        if cluster.is_lost:  # of which the runner says nothing: it returns fewer segments than it was given
+            raise cluster.lost() from None
+        raise

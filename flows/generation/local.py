@@ -88,9 +88,11 @@ class LocalGenerator:
             InputError: the model cannot be loaded.
 
         """
-        if self._model is None or self._study is None or self._study.model != study.model:
+        finite = study.model.kind == FINITE_STATE
+        held = self._study
+        # The documents of a study are its systems.
+        if self._model is None or held is None or held.model != study.model or (finite and held != study):
             self._model = None
-            finite = study.model.kind == FINITE_STATE
             self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
         return self._model
 

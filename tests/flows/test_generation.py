@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fixtures.command import call
+from fixtures.finite_study import write_finite_study
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
@@ -17,6 +18,7 @@ from flows import stages
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
 from flows.study_run import DocumentLimit, StudyRun
+from generator.finite.model import FiniteModel
 from schema.progress import SILENT
 from schema.study import load_studies
 
@@ -43,6 +45,17 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
     assert len(loaded) == 1
     generator.model(other)
     assert len(loaded) == 2
+
+
+def test_systems_are_those_of_the_study(tmp_path: Path) -> None:
+    """Also where one generator serves two studies of the same section ``[model]``, as a worker of a cluster does."""
+    local = LocalGenerator()
+    for development in (4, 5):
+        study = load_study(write_finite_study(tmp_path, ("development = 4", f"development = {development}")))
+        model = local.model(study)
+        assert isinstance(model, FiniteModel)
+        assert len(model.systems) == development + 6
+        assert local.model(study) is model
 
 
 def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:

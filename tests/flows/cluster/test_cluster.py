@@ -15,7 +15,7 @@ from fixtures.command import mistake
 from fixtures.dask_cluster import DaskCluster, wait_for
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
-from fixtures.small_study import evaluate, run_of
+from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -23,9 +23,13 @@ from flows.cluster.address import ClusterAddress
 from flows.cluster.connection import Cluster
 from flows.cluster.derivation import derive_on
 from flows.cluster.generator import ClusterGenerator
+from flows.generation.local import LocalGenerator
 from flows.study_run import StudyRun
+from generator.actions import build_actions
+from generator.identity import ModelIdentity
 from schema.errors import InputError, OperationError
 from schema.store.store import Store
+from transforms.pipeline import run_derivation
 
 TABLES = ("documents", "actions", "identities", "events", "trajectories", "steps")
 
@@ -171,6 +175,61 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+ on .*: has 2 threads, .* --nthreads 1"):
             stages.develop(run)
         assert run.derived_by(run.location).segments == 0  # which takes any number
+
+
+def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    """After as many as Dask's ``allowed-failures`` says."""
+    with run_on(dask_cluster.address, tmp_path) as run:
+        stages.prepare(run)
+        developing = Background(stages.develop, run)
+        for _ in range(4):
+            worker = dask_cluster.add_worker("before its units are stored")
+            worker.wait_until_it_halts()
+            worker.kill()
+        with pytest.raises(OperationError, match=r"4 workers ended while they had the same document, .*memory"):
+            developing.end()
+
+
+def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    worker = dask_cluster.add_worker("in a derivation")
+    with run_on(dask_cluster.address, tmp_path) as run:
+        stages.prepare(run)
+        stages.develop(run)
+        deriving = Background(stages.derive, run)
+        worker.wait_until_it_halts()
+        dask_cluster.scheduler.kill()
+        with pytest.raises(OperationError, match=r"the scheduler is gone.*run the same command again") as refused:
+            deriving.end()
+    assert "\n" not in str(refused.value)
+    assert run_derivation(run.location).segments == 8
+
+
+def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.cluster.connection._CONNECT_SECONDS", 0.5)
+    with run_on("tcp://127.0.0.1:9", tmp_path) as run:
+        assert isinstance(run.made_by, ClusterGenerator)
+        with pytest.raises(OperationError, match=r"^cluster tcp://127.0.0.1:9: no scheduler answers \("):
+            run.made_by.check()
+
+
+def test_dask_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"--cluster local:2: needs Dask: pip install 'kvdrift\[distributed\]'"):
+        ClusterAddress.parse("local:2")
+
+
+def test_weights_that_are_not_here_are_those_of_a_worker(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(write_study(tmp_path))
+    (action,) = build_actions(study)[:1]
+    expected = LocalGenerator().identify(study, required=True)(action)
+    absent = ModelIdentity(None, expected.tokenizer_sha256)
+    monkeypatch.setattr("flows.cluster.generator.model_identity", lambda *_: absent)
+    dask_cluster.add_worker()
+    with run_on(dask_cluster.address, tmp_path) as run:
+        assert run.identify(study, required=False)(action).weights_sha256 is None
+        assert run.identify(study, required=True)(action) == expected
 
 
 @pytest.mark.parametrize("address", ["8786", "local:0", "local:", "http://there:8786", "tcp://there"])

@@ -1,0 +1,132 @@
+"""What a worker of a cluster does with a task, in this process: it looks whether it fits, generates and stores."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.own_selectors import write_module
+from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.cluster import worker
+from flows.cluster.facts import facts
+from flows.cluster.generator import check_stored
+from flows.generation.named_work import named
+from flows.generation.pending import pending_development
+from flows.material import stored_identities
+from flows.study_run import StudyRun
+from schema.errors import InputError, OperationError
+
+
+@pytest.fixture
+def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
+    """What a worker keeps that has done nothing yet: this process."""
+    dask = SimpleNamespace(address="tcp://there:1", state=SimpleNamespace(nthreads=1))
+    monkeypatch.setattr(worker, "get_worker", lambda: dask)
+    monkeypatch.setattr(worker, "_KEPT", worker._Kept())
+    return worker._KEPT
+
+
+def assigned(run: StudyRun, **changes: Any) -> tuple[Any, worker.Assignment]:
+    """The first document of the run's development, and what its workers are told."""
+    work = pending_development(run.store, run.material)
+    known = stored_identities(run.store, run.study.name, run.study.model.id)
+    told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), known)
+    return named(work[:1]), replace(told, **changes)
+
+
+def refused(run: StudyRun, **changes: Any) -> str:
+    """What a worker says that has something else than it is told."""
+    answer = worker.generate_document(*assigned(run, **changes))
+    assert isinstance(answer, InputError)
+    assert len(run.store.units()) == 0
+    line = str(answer)
+    assert line.startswith("worker tcp://there:1 on ")
+    assert "\n" not in line
+    return line.partition(": ")[2]
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> StudyRun:
+    """A run with nothing generated."""
+    run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
+    stages.prepare(run)
+    return run
+
+
+@pytest.mark.usefixtures("at_work")
+def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Path) -> None:
+    here = facts(waiting.location)
+    assert refused(waiting, facts=replace(here, source="0")).startswith(
+        "runs another version of kvdrift; install there"
+    )
+    assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}; put")
+    nowhere = str(tmp_path / "nowhere")
+    assert refused(waiting, location=nowhere).startswith(f"does not see the store ({nowhere}")
+    known = stored_identities(waiting.store, waiting.study.name, waiting.study.model.id)
+    for column in ("weights_sha256", "selector_sha256"):
+        other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}
+        assert re.match(
+            rf"{column} of action '\w+' is [0-9a-f]{{12}} there, and 000000000000 in the store; give the worker the files",
+            refused(waiting, known=other),
+        )
+
+
+def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting: StudyRun, tmp_path: Path) -> None:
+    """Of a model that is kept, and of one of the same description that has other systems."""
+    part, told = assigned(waiting)
+    assert worker.generate_document(part, told) == 2
+    model = at_work.local.model(waiting.study)
+    assert worker.generate_document(part, replace(told, token=uuid4().hex)) == 0  # they are there
+    assert at_work.local.model(waiting.study) is model
+    (tmp_path / "other").mkdir()
+    study = load_study(
+        write_finite_study(tmp_path / "other", ("development = 4", "development = 9"), ("seed = 24", "seed = 3"))
+    )
+    other = run_of(study, tmp_path / "other" / "store")
+    stages.prepare(other)
+    assert worker.generate_document(*assigned(other)) == 2
+
+
+@pytest.mark.usefixtures("at_work")
+def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Path) -> None:
+    """A worker that has not the same module there is refused."""
+    module = write_module(tmp_path)
+    study = write_study(tmp_path, ('selector = "recent"', 'selector = "my_selector:Mine"'))
+    run = run_of(load_study(study), tmp_path / "store")
+    stages.prepare(run)
+    part, told = assigned(run)
+    module.write_text(module.read_text() + "\n# changed\n")
+    assert "selector_sha256 of action 'recent-half' is " in refused(run)
+    module.unlink()
+    assert re.match(rf"action 'recent-half': selector 'my_selector:Mine': .*{re.escape(str(tmp_path))}", refused(run))
+    write_module(tmp_path)
+    assert worker.generate_document(part, told) == 3
+
+
+@pytest.mark.usefixtures("at_work")
+def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(worker, "store_units", fails)
+    with pytest.raises(
+        OperationError, match=r"^worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError$"
+    ):
+        worker.generate_document(*assigned(waiting))
+
+
+def test_units_that_do_not_show_here_are_an_error(waiting: StudyRun) -> None:
+    work = pending_development(waiting.store, waiting.material)
+    with pytest.raises(
+        OperationError, match=r"8 units that workers have stored do not show here, the first of document"
+    ):
+        check_stored(waiting.store, waiting.study, work)
