@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from schema.store.store import Store
 
-LEAST_STEPS: Final = 1 << 21
+LEAST_STEPS: Final = 1 << 15
 """Fewer steps than these are computed as quickly as they are looked for."""
 
 _BATCHES_AT_ONCE: Final = 4  # at most; each holds up to a gigabyte
