@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,10 @@ from schema.store.parquet_files import replace_file
 from schema.store.store import Store
 
 if TYPE_CHECKING:
+    from flows.generation.second_process import SecondProcess
     from flows.study_run import StudyRun
+    from report.page import DrawFigures
+    from report.printing.section import Drawing
 
 _INPUTS = "inputs.json"
 _TABLES = ("events", "trajectories", "branchings", "exact_values", "results", "calibration", "plans", "actions")
@@ -32,6 +35,7 @@ def write_report(
     token_text: Callable[[int], str] | None = None,
     latex: bool = False,
     progress: Progress = SILENT,
+    second: SecondProcess | None = None,
 ) -> Path:
     """Write the report of a stored study.
 
@@ -43,6 +47,7 @@ def write_report(
         token_text: a token id as text; without it the examples show ids.
         latex: whether the tables are written as .tex files too.
         progress: who is told how far the work is.
+        second: draws figures beside this process.
 
     Returns:
         The path of the page.
@@ -57,12 +62,14 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
+    draw = None if second is None else _draw_beside(second)
     kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
     with _writing(folder), open_views(store, kept=kept, checked=True) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,
             latex=latex,
+            draw=draw,
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
@@ -74,6 +81,34 @@ def write_report(
         sync(folder)
     progress.advance(1)
     return page
+
+
+def _draw_beside(second: SecondProcess) -> DrawFigures:
+    """Return what draws figures here and in the second process, which gets ready for it now."""
+    from flows.generation.second_process import work_beside  # noqa: PLC0415 - with what generates
+    from report.page import draw_figures  # noqa: PLC0415 - as above
+
+    second.begin(_get_ready_to_draw)
+
+    def draw(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
+        parts = [[one] for one in drawings]
+
+        def there(part: Sequence[Drawing]) -> dict[str, str]:
+            return second.call(draw_figures, part, folder)
+
+        def here(part: Sequence[Drawing]) -> dict[str, str]:
+            return draw_figures(part, folder)
+
+        return {name: figure for figures in work_beside(second, parts, there, here) for name, figure in figures.items()}
+
+    return draw
+
+
+def _get_ready_to_draw() -> None:
+    from report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
+
+    with drawing():  # imports what draws
+        return
 
 
 @contextmanager

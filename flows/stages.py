@@ -154,7 +154,10 @@ def report(run: StudyRun) -> Path:
     if not report_is_current(run.store, page.parent):
         model = run.study.model
         text = None if model.kind == FINITE_STATE else token_reader(model.id, revision=model.revision)
-        write_report(run.store, run.study.name, model.id, page.parent, token_text=text, progress=run.progress)
+        write_report(
+            run.store, run.study.name, model.id, page.parent,
+            token_text=text, progress=run.progress, second=run.second(),
+        )  # fmt: skip
     return page
 
 

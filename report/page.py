@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -9,7 +10,7 @@ import jinja2
 from report.printing.canvas import drawing, save
 from report.printing.headline import sentences
 from report.printing.latex import write_tex
-from report.printing.section import Section
+from report.printing.section import Drawing, Section
 from report.printing.tables import write_records
 from report.reading.content import PageContent, TokenReader, read_content
 from report.reading.estimates import ESTIMATE_COLUMNS
@@ -17,6 +18,10 @@ from report.reading.source import Provenance, StudyRows, ViewSource
 from report.sections import SECTIONS
 
 _TEMPLATES = Path(__file__).parent / "templates"
+
+DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
+"""Draws figures into a folder, and returns every figure by name, as it stands in the page."""
+
 _MACROS = '{% from "macros.html.j2" import table, by_stratum, figure, absent, facts_list with context %}\n'
 
 
@@ -30,6 +35,7 @@ def build_report(
     token_text: TokenReader | None = None,
     provenance: Provenance | None = None,
     latex: bool = False,
+    draw: DrawFigures | None = None,
 ) -> Path:
     """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes.
 
@@ -44,6 +50,7 @@ def build_report(
         token_text: turns a token id into what a person reads; without it ids are shown.
         provenance: what the page says of the store and of library versions.
         latex: whether every table is a ``.tex`` file too (package booktabs), not only a CSV file.
+        draw: draws the figures; by default ``draw_figures``.
 
     Returns:
         The page's path.
@@ -63,7 +70,7 @@ def build_report(
     for part in ("figures", "tables"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     _write_tables(sections, content, folder / "tables")
-    figures = _draw(sections, folder / "figures")
+    figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
     page.write_text(_html(content, sections, figures), encoding="utf-8", newline="\n")
     return page
@@ -77,9 +84,8 @@ def _write_tables(sections: list[Section], content: PageContent, folder: Path) -
     write_records(folder / "estimates.csv", [row.as_row() for row in content.estimates.all()], ESTIMATE_COLUMNS)
 
 
-def _draw(sections: list[Section], folder: Path) -> dict[str, str]:
-    """Every figure by name, as it stands in the page."""
-    drawings = [one for section in sections for one in section.drawings]
+def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
+    """Draw figures one after the other and write their files; return each by name, as it stands in the page."""
     if not drawings:
         return {}
     with drawing():

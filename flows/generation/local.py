@@ -32,29 +32,29 @@ class LocalGenerator:
     def __init__(self) -> None:
         self._study: Study | None = None  # whose model is held
         self._model: Model | None = None
-        self._second: SecondProcess | None = None
+        self.second: SecondProcess | None = None  # the process beside this one, where there is one
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Yield the units of each document, in any order."""
         self.get_ready(study, work)  # before the model is loaded here, so that both processes do so at once
         model = self.model(study)
-        if self._second is None or not model.pairs_at_once:
+        if self.second is None or not model.pairs_at_once:
             yield from generate_documents(model, study.name, work, study.study.horizon, study.study.seed)
             return
         whole = False
         try:
             parts = list(together(model, work, 2))
-            yield from generate_beside(self._second, study, parts, self.generate_part)
+            yield from generate_beside(self.second, study, parts, self.generate_part)
             whole = True
         finally:
             if not whole:
-                self._second = None
+                self.second = None
 
     def get_ready(self, study: Study, work: Work) -> None:
         """Start a second process, which takes some seconds, where so much work of a small model is to come."""
-        alone = self._second is None and len(os.sched_getaffinity(0)) > 1
+        alone = self.second is None and len(os.sched_getaffinity(0)) > 1
         if alone and _is_much(work, study) and _is_small(study):
-            self._second = SecondProcess(study)
+            self.second = SecondProcess(study)
 
     def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
         """Generate a part of the work in this thread; the model is loaded for it, or for none."""
@@ -63,9 +63,9 @@ class LocalGenerator:
 
     def close(self) -> None:
         """End the second process, if there is one."""
-        if self._second is not None:
-            self._second.close()
-            self._second = None
+        if self.second is not None:
+            self.second.close()
+            self.second = None
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.

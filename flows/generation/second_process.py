@@ -1,8 +1,8 @@
-"""A second process that generates beside this one.
+"""A second process that works beside this one.
 
-A position of a small model takes the interpreter about as long as the processor: two threads of one process get little
-more done than one. The second process is given whole parts of the work, and ends with the connection to it. What it
-does not finish, because it was killed, is generated here.
+A position of a small model takes the interpreter about as long as the processor, and so does a figure: two threads of
+one process get little more done than one. The second process is given whole parts of the work, and ends with the
+connection to it. What it does not finish, because it was killed, is done here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from flows.generation.named_work import Part, named
 from schema.errors import KvdriftError
 from schema.store.store import Unit
 from schema.study import Study
 
-GeneratePart = Callable[[Study, Part], list[list[Unit]]]
-
-_Queue = SimpleQueue[list[list[Unit]] | KvdriftError | None]
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class SecondProcess:
@@ -43,7 +44,7 @@ class SecondProcess:
                 start_new_session=True,  # Ctrl-C is for us
             )
         self._connection.send((study, []))
-        self._loading = True
+        self._begun = 1  # what it was asked for and has not been listened to
 
     def generate(self, study: Study, part: Part) -> list[list[Unit]]:
         """Generate a part of the work there.
@@ -54,11 +55,21 @@ class SecondProcess:
             OSError: The same.
 
         """
-        if self._loading:
-            self._answer()
-            self._loading = False
-        self._connection.send((study, named(part)))
-        return self._answer()
+        units: list[list[Unit]] = self._ask((study, named(part)))
+        return units
+
+    def call(self, function: Callable[..., Made], *arguments: object) -> Made:
+        """Call a function there; raises what ``generate`` does, and RuntimeError for all else that it raised there."""
+        result: Made = self._ask(partial(function, *arguments))
+        return result
+
+    def begin(self, function: Callable[[], None]) -> None:
+        """Have a function called there, and wait for it when the next thing is asked for."""
+        try:
+            self._connection.send(partial(function))
+        except OSError:  # the next call will say so
+            return
+        self._begun += 1
 
     def close(self) -> None:
         """End the process; what it is doing is lost."""
@@ -66,15 +77,22 @@ class SecondProcess:
         self._process.wait()
         self._connection.close()
 
-    def _answer(self) -> list[list[Unit]]:
-        answer: KvdriftError | list[list[Unit]] = self._connection.recv()
-        if isinstance(answer, KvdriftError):
+    def _ask(self, what: object) -> Any:
+        while self._begun:
+            self._begun -= 1
+            self._answer()
+        self._connection.send(what)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
 
 def generate_beside(
-    second: SecondProcess, study: Study, parts: Sequence[Part], here: GeneratePart
+    second: SecondProcess, study: Study, parts: Sequence[Part], here: Callable[[Study, Part], list[list[Unit]]]
 ) -> Generator[list[Unit], None, None]:
     """Generate parts of work here and in the second process, which is closed where that ends early.
 
@@ -91,23 +109,45 @@ def generate_beside(
         KvdriftError: What either process raised.
 
     """
-    waiting, made = deque(parts), _Queue()
+    for documents in work_beside(second, parts, partial(second.generate, study), partial(here, study)):
+        yield from documents
 
-    feeder, whole = threading.Thread(target=_feed, args=(second, study, waiting, made), daemon=True), False
+
+def work_beside(
+    second: SecondProcess, parts: Sequence[Given], there: Callable[[Given], Made], here: Callable[[Given], Made]
+) -> Generator[Made, None, None]:
+    """Do parts of some work here and in the second process, which is closed where that ends early.
+
+    Args:
+        second: The second process.
+        parts: The parts.
+        there: Has the second process do a part.
+        here: Does a part in this process.
+
+    Yields:
+        What became of each part, in any order.
+
+    Raises:
+        KvdriftError: What either process raised.
+
+    """
+    waiting, made = deque(parts), SimpleQueue[Made | KvdriftError | None]()
+
+    feeder, whole = threading.Thread(target=_feed, args=(there, waiting, made), daemon=True), False
     feeder.start()
     try:
         feeding = True
         while True:
             part = _next(waiting)
             if part is not None:
-                yield from here(study, part)
+                yield here(part)
             elif not feeding:
                 break
-            for units in _arrived(made, wait=part is None) if feeding else ():
-                if units is None:
+            for done in _arrived(made, wait=part is None) if feeding else ():
+                if done is None:
                     feeding = False
                 else:
-                    yield from units
+                    yield done
         whole = True
     finally:
         waiting.clear()
@@ -116,21 +156,21 @@ def generate_beside(
         feeder.join()
 
 
-def _feed(second: SecondProcess, study: Study, waiting: deque[Part], made: _Queue) -> None:
-    """Have parts generated there until none waits, or the process ends: the part that it had waits again then."""
+def _feed(there: Callable[[Given], Made], waiting: deque[Given], made: SimpleQueue[Made | KvdriftError | None]) -> None:
+    """Have parts done there until none waits, or one is not done there: that one waits again then."""
     while (part := _next(waiting)) is not None:
         try:
-            made.put(second.generate(study, part))
+            made.put(there(part))
         except KvdriftError as error:
             made.put(error)
             break
-        except (EOFError, OSError):
+        except Exception:  # noqa: BLE001 - the process has ended, or what it cannot do is tried here, and said
             waiting.appendleft(part)
             break
     made.put(None)
 
 
-def _arrived(made: _Queue, *, wait: bool) -> Iterator[list[list[Unit]] | None]:
+def _arrived(made: SimpleQueue[Made | KvdriftError | None], *, wait: bool) -> Iterator[Made | None]:
     """Yield what the other process has made, and None when no more comes; with ``wait``, until then."""
     while wait or not made.empty():
         answer = made.get()
@@ -141,7 +181,7 @@ def _arrived(made: _Queue, *, wait: bool) -> Iterator[list[list[Unit]] | None]:
             return
 
 
-def _next(waiting: deque[Part]) -> Part | None:
+def _next(waiting: deque[Given]) -> Given | None:
     try:
         return waiting.popleft()
     except IndexError:

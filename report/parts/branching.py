@@ -7,6 +7,7 @@ what is computed here is one difference over its error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from report.parts.depth import by_depth, depth_table, interval_band, read_depths, selected_depths
@@ -28,6 +29,7 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.source import ViewRow
 from schema.study import POOLED
+from schema.windows import Windows
 from stats.registry import Scale
 
 if TYPE_CHECKING:
@@ -91,10 +93,12 @@ def section(content: PageContent) -> Section | None:
     drawings = []
     if len(actions) * len(strata) > 1 and estimates.known("efficiency"):
         words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
-        drawings.append(Drawing("swrb_efficiency", words, lambda: gain_figure(estimates, styles, strata)))
+        drawings.append(Drawing("swrb_efficiency", words, partial(gain_figure, estimates, styles, strata)))
     if windows and content.windows.horizon > 1:
         words = "Interval of R by depth of the branch window, from residual branching and from coupled pairs"
-        drawings.append(Drawing("swrb_windows", words, lambda: windows_figure(windows, styles, content)))
+        coupled = read_depths(content).intervals
+        draw = partial(windows_figure, windows, coupled, styles, content.windows)
+        drawings.append(Drawing("swrb_windows", words, draw))
     pays = pay_sentences(estimates, actions)
     return Section("branching", "Residual branching", TEMPLATE, tables, tuple(drawings), {"pays": pays})
 
@@ -208,10 +212,12 @@ def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle],
 
 
 def windows_figure(
-    intervals: Mapping[str, list[ViewRow]], styles: Mapping[str, ActionStyle], content: PageContent
+    intervals: Mapping[str, list[ViewRow]],
+    coupled: Mapping[str, list[ViewRow]],
+    styles: Mapping[str, ActionStyle],
+    windows: Windows,
 ) -> Figure:
     """The interval of each action's R by depth from residual branching; ends from coupled pairs as open markers."""
-    windows, coupled = content.windows, read_depths(content).intervals
     figure = new_figure(WIDTH, 3.7)
     axes = figure.add_subplot()
     wanted = set(selected_depths(windows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import INK, QUIET, legend_patch, new_figure
@@ -50,7 +51,7 @@ def section(content: PageContent) -> Section | None:
     if rows:
         tables.append(calibration_table(rows, baseline, windows, content.published))
         words = "Error of each predictor of the gap with its interval against the margin"
-        drawings.append(Drawing("calibration", words, lambda: calibration_figure(rows, windows, content.published)))
+        drawings.append(Drawing("calibration", words, partial(calibration_figure, rows, windows, content.published)))
     names = [name for name in _UNCALIBRATED if estimates.known(name)]
     if "flat_extrapolation_gap" in names:
         title = "Uncalibrated predictions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, library, new_figure, shown
@@ -84,10 +85,10 @@ def section(content: PageContent) -> Section | None:
         note = f"Differences to {baseline}; Δg is the gap of the last block less the gap of the first block."
         tables += action_tables("generation_gaps", title, content, columns, contrasts=True, note=note)
     words = "Total variation by generation position and by lag after divergence, with block gaps and late minus early"
-    drawings = [Drawing("two_clocks", words, lambda: clocks_figure(content))] if drawn else []
+    drawings = [Drawing("two_clocks", words, partial(clocks_figure, content))] if drawn else []
     if drawn and len(content.facts.strata) > 1:
         words = "Change of the gap over generation blocks and late minus early on the branch, in each stratum"
-        drawings.append(Drawing("clocks_by_stratum", words, lambda: strata_figure(content)))
+        drawings.append(Drawing("clocks_by_stratum", words, partial(strata_figure, content)))
     return Section("clocks", "Two clocks", TEMPLATE, tuple(tables), tuple(drawings))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, new_figure, shown
@@ -64,7 +65,7 @@ def section(content: PageContent) -> Section:
     ordering = (ordering_table(depths, content),) if depths.orderings else ()
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
-    drawing = Drawing("depth", words, lambda: depth_figure(depths, content))
+    drawing = Drawing("depth", words, partial(depth_figure, depths, content))
     return Section("depth", "Windows", TEMPLATE, tables, (drawing,))
 
 

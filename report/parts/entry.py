@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import action_styles, new_figure
@@ -33,7 +34,7 @@ def section(content: PageContent) -> Section:
     tables = action_tables("entry", "Entry into divergence", content, [*columns, EstimateColumn("mean_entry")])
     shown = content.estimates.known("entry_cdf")
     words = "Share of continuations that have diverged by each position, one curve per action"
-    drawings = (Drawing("entry_cdf", words, lambda: entry_figure(content)),) if shown else ()
+    drawings = (Drawing("entry_cdf", words, partial(entry_figure, content)),) if shown else ()
     return Section("entry", "Entry", TEMPLATE, tables, drawings, {"shown": shown})
 
 

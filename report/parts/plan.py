@@ -6,6 +6,7 @@ made from. A plan without one of these entries is shown without it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import INK, QUIET, new_figure
@@ -84,7 +85,7 @@ def section(content: PageContent) -> Section:
     costs = cost_table(plan)
     tables = tuple(table for table in (endpoints_table(plan), costs, *listings) if table is not None)
     words = "Widest half-width and expected time by number of replicates"
-    drawings = () if costs is None else (Drawing("cost_curve", words, lambda: cost_figure(plan)),)
+    drawings = () if costs is None else (Drawing("cost_curve", words, partial(cost_figure, plan)),)
     seen = any(row.standing == SEEN for row in primary)
     planned_late = _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
     values = {

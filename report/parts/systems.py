@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import INK, QUIET, legend_line, library, new_figure
@@ -106,7 +107,7 @@ def section(content: PageContent) -> Section | None:
         return None
     made = (validation_table(systems, content.estimates), systems_table(systems), ratios_table(systems))
     words = "Estimates against exact risks, and sorted variance ratios, of systems known by enumeration"
-    drawing = Drawing("swrb_systems", words, lambda: systems_figure(systems))
+    drawing = Drawing("swrb_systems", words, partial(systems_figure, systems))
     values = {"published": bool(systems.published)}
     tables = tuple(table for table in made if table is not None)
     return Section("systems", "Known risk", TEMPLATE, tables, (drawing,), values)

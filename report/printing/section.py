@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that is yet to be drawn, with the name of its files; ``words`` are for readers who do not see it."""
+    """A figure that is yet to be drawn, with the name of its files; ``words`` are for readers who do not see it.
+
+    Another process may draw it: ``draw`` can be pickled.
+    """
 
     name: str
     words: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from report.reading.estimates import ReportedEstimates, read_estimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
@@ -41,6 +42,10 @@ class PageContent:
     token_text: TokenReader
     provenance: Provenance
     latex: bool
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that figures are drawn from, for another process: the views are open in this one alone."""
+        return self.__dict__ | {"source": None, "token_text": str}
 
     @property
     def baseline(self) -> str:

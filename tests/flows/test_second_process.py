@@ -1,13 +1,16 @@
-"""Generation in a second process: the events of one process, and the work of a process that ends is done here."""
+"""Work in a second process: the events of one process, and what a process does not do, since it ended, is done here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
+from matplotlib.figure import Figure
 
 from flows.generation import local as local_generation
 from flows.generation.local import LocalGenerator
@@ -15,6 +18,9 @@ from flows.generation.named_work import Part
 from flows.generation.pending import Work, pending_work
 from flows.generation.second_process import generate_beside
 from flows.material import gather_material
+from flows.pages import _draw_beside
+from report.printing.canvas import new_figure
+from report.printing.section import Drawing
 from schema.errors import OperationError
 from schema.store.store import Unit
 from schema.study import Study
@@ -42,8 +48,11 @@ def test_two_processes_give_the_events_of_one(study: Study, monkeypatch: pytest.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("generator.transformer.model._PAIRS_AT_ONCE", 1)  # a document to a part
     local.get_ready(study, work)
-    second = local._second
+    second = local.second
     assert second is not None
+    assert second.call(os.getpid) == second._process.pid
+    with pytest.raises(RuntimeError, match="FileNotFoundError: "):
+        second.call(os.stat, "nowhere")
     there = [units for one in work[:2] for units in second.generate(study, [one])]
     assert by_name([*there, *local(study, work[2:])]) == expected
     second._process.kill()
@@ -56,12 +65,18 @@ def test_two_processes_give_the_events_of_one(study: Study, monkeypatch: pytest.
 
 
 class Fake:
-    """Stands for the second process."""
+    """Stands for a second process, in which everything fails."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.closed = error, False
 
     def generate(self, *_: Study | Part) -> list[list[Unit]]:
+        raise self.error
+
+    def begin(self, *_: object) -> None:
+        pass
+
+    def call(self, *_: object) -> Any:
         raise self.error
 
     def close(self) -> None:
@@ -73,3 +88,25 @@ def test_what_the_second_process_refuses_ends_the_work(study: Study) -> None:
     with pytest.raises(OperationError, match="selector Mine: fails"):
         list(generate_beside(second, study, [[one] for one in work_of(study)], lambda *_: []))
     assert second.closed, "the other parts are not waited for"
+
+
+@pytest.mark.parametrize("error", [EOFError(), RuntimeError("ValueError: no canvas"), TypeError("cannot pickle")])
+def test_figures_that_the_second_process_does_not_draw_are_drawn_here(error: Exception, tmp_path: Path) -> None:
+    second: Any = Fake(error)
+    drawings = [Drawing(name, "A line", empty_figure) for name in ("one", "two", "three")]
+    drawn = _draw_beside(second)(drawings, tmp_path)
+    assert drawn.keys() == {"one", "two", "three"}
+    assert len(list(tmp_path.glob("*.pdf"))) == len(drawings)
+    assert not second.closed, "it may generate again"
+
+
+def test_a_figure_that_fails_ends_the_page(tmp_path: Path) -> None:
+    """As it fails without a second process: in the line of the file system."""
+    second: Any = Fake(RuntimeError("OSError: [Errno 28] No space left on device"))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        _draw_beside(second)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")
+    assert second.closed
+
+
+def empty_figure() -> Figure:
+    return new_figure(1, 1)
