@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,10 +22,27 @@ _OF_UNITS = ("study", "model", "doc", "action", "estimator", "replicates", "weig
 _UNKNOWN = "unknown"  # the split of a unit whose document has no row
 
 
-def status(store: StoreArgument) -> None:
-    """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it."""
+def status(
+    store: StoreArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on showing what moves, until the study is finished or interrupted.")
+    ] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --watch.")] = 2.0,
+) -> None:
+    """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it.
+
+    With --watch: units done of those planned, rate, time left, and the divergence so far, which is preliminary. It
+    reads only, beside whatever writes the store.
+    """
     from schema.store.store import Store
 
+    if watch:
+        from flows.analysis.live import LiveStore
+        from kvdrift.live_display import show_live
+
+        live = LiveStore(Store.open(store))
+        show_live((live.look() for _ in itertools.count()), interval)
+        return
     for line in status_lines(Store.open(store)):
         typer.echo(printable(line))
 
@@ -107,40 +125,23 @@ def _study_lines(
 
 
 def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan: FrozenPlan | None) -> list[str]:
-    """What the present actions lack, by split and action.
-
-    How many replicates development documents are to have is in the study file alone: as many as the most have.
-    """
+    """What the present actions lack, by split and action."""
     import pyarrow.compute as pc
 
-    from schema.study import CONTROL_REPLICATES
-    from schema.tables import PLAIN, SWRB
+    from flows.planning.work import planned_work
 
-    of_document = ["split", "stratum", "doc", "action", "estimator"]
-    covered = units.group_by(of_document).aggregate([("replicates", "sum")])
-    most = pc.max(_rows(covered, split="development")["replicates_sum"]).as_py() or 1
     known = set(pc.unique(units["action"]).to_pylist())
-    branching = {} if plan is None else plan.content.get("residual_branching", {})
+    covered = units.group_by(["doc", "action", "estimator"]).aggregate([("replicates", "sum")])
+    cells = zip(*(covered[name].to_pylist() for name in ("doc", "action", "estimator")), strict=True)
+    replicates = dict(zip(cells, covered["replicates_sum"].to_pylist(), strict=True))
+    by_name = {row["doc"]: row for row in documents.to_pylist()}
     lines = []
-    for split, replicates in (("development", most), ("evaluation", 0 if plan is None else plan.replicates)):
-        strata = {row["stratum"]: row["count_all"] for row in _counts(_rows(documents, split=split), "stratum")}
-        for name, action in sorted(actions.items()):
-            wanted = min(replicates, CONTROL_REPLICATES) if action["control"] else replicates
-            estimators = [PLAIN]
-            if not action["control"] and (name in branching.get("actions", []) or branching.get("estimator") == SWRB):
-                estimators.append(SWRB)
-            lacking = 0
-            for estimator in estimators:
-                own = _rows(covered, split=split, action=name, estimator=estimator)
-                whole = _counts(own.filter(pc.greater_equal(own["replicates_sum"], wanted)), "stratum")
-                done = {row["stratum"]: row["count_all"] for row in whole}
-                for stratum, count in strata.items():
-                    of_each = count if split == "development" or plan is None else plan.documents_per_stratum
-                    there = done.get(stratum, 0) if wanted else count
-                    lacking += max(0, of_each - there)
-            if lacking:
-                reason = "missing" if name in known else "redone" if action["action_revision"] else "new"
-                lines.append(f"{split} of {name}, {lacking} units ({reason})")
+    for work in planned_work(actions, by_name, replicates, plan):
+        if lacking := work.wanted - work.done:
+            reason = (
+                "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
+            )
+            lines.append(f"{work.split} of {work.action}, {lacking} units ({reason})")
     return lines
 
 

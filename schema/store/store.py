@@ -46,6 +46,7 @@ from schema.store.appends import (
 from schema.store.checked_files import first_damaged
 from schema.store.compaction.derived import check_derived, commit_derived, lacking_tables
 from schema.store.compaction.members import UnitEvents, originals
+from schema.store.compaction.new_rows import NewRows
 from schema.store.compaction.rewriting import Rewriting
 from schema.store.delta import DeltaFolder
 from schema.store.moment_rows import append_moments, covered_versions, files_since
@@ -215,6 +216,11 @@ class Store:
             if name not in declared:
                 raise InputError(f"{table}: no column '{name}'; {nearest(name, declared)}")
         return self._folder.read(loaded, declared if columns is None else columns)
+
+    def new_rows(self, table: str, columns: Sequence[str]) -> NewRows:
+        """Return what reads the rows of a table, in some columns, that came since it was asked last."""
+        self._check_table(table)
+        return NewRows(self._folder, table, columns)
 
     def unit_events(self) -> UnitEvents:
         """Return a reader of single units' events, as ``events`` is now."""

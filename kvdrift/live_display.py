@@ -1,0 +1,113 @@
+"""``kvdrift status --watch``: looks at a store that moves, as a table on a terminal and as lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from schema.errors import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flows.analysis.live import StudyLook
+
+_NAMED = "95% intervals as if the study ended now; preliminary"
+
+
+def show_live(looks: Iterator[list[StudyLook]], interval: float) -> None:
+    """Show each look until all studies are finished; wait ``interval`` seconds between them."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    (_show_tables if console.is_terminal else _print_lines)(looks, interval)
+
+
+def _show_tables(looks: Iterator[list[StudyLook]], interval: float) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        for found in looks:
+            live.update(Group(*map(_table, found)), refresh=True)
+            if _is_finished(found):
+                break
+            time.sleep(interval)
+
+
+def _print_lines(looks: Iterator[list[StudyLook]], interval: float) -> None:
+    said: dict[tuple[str, str], str] = {}
+    for found in looks:
+        for look in found:
+            what = f"{look.study}, {look.model}: {progress_text(look)}"
+            moved = f"{what}{_divergence_text(look)}"
+            if said.get((look.study, look.model)) != moved:
+                said[look.study, look.model] = moved
+                typer.echo(printable(f"{what}{_pace_text(look)}{_divergence_text(look)}"))
+        if _is_finished(found):
+            break
+        time.sleep(interval)
+
+
+def _is_finished(looks: list[StudyLook]) -> bool:
+    return bool(looks) and all(look.finished for look in looks)
+
+
+def progress_text(look: StudyLook) -> str:
+    """Say how much of a study is there."""
+    if not look.work:
+        return f"{look.stored:,} units, {look.derived:,} trajectories derived"
+    planned = "" if look.planned else ", evaluation not planned yet"
+    finished = "; finished" if look.finished else ""
+    return f"{look.done:,} of {look.wanted:,} units{planned}, {look.derived:,} trajectories derived{finished}"
+
+
+def _pace_text(look: StudyLook) -> str:
+    if not look.rate or look.finished:
+        return ""
+    left = f", about {_duration(look.seconds_left)} left" if look.work and look.seconds_left else ""
+    return f", {look.rate:.2f} units/s{left}"
+
+
+def _divergence_text(look: StudyLook) -> str:
+    parts = [
+        f"{one.action} R = {_share(one.mismatch, one.mismatch_half_width)}, "
+        f"P(tau <= H) = {_share(one.probability, one.probability_half_width)}"
+        for one in look.divergence
+    ]
+    return f"; preliminary, {look.split}: {'; '.join(parts)}" if parts else ""
+
+
+def _table(look: StudyLook) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = Text(printable(f"{look.study}, {look.model}: {progress_text(look)}{_pace_text(look)}"))
+    table = Table(title=title, caption=f"{look.split}: {_NAMED}" if look.split else None, title_justify="left")
+    for name in ("action", "development", "evaluation", "documents", "R", "P(tau <= H)"):
+        table.add_column(name, justify="left" if name == "action" else "right")
+    diverged = {one.action: one for one in look.divergence}
+    for action in dict.fromkeys([*(work.action for work in look.work), *diverged]):
+        counts = {work.split: f"{work.done:,} / {work.wanted:,}" for work in look.work if work.action == action}
+        one = diverged.get(action)
+        table.add_row(
+            Text(printable(action)), counts.get("development", ""), counts.get("evaluation", ""),
+            "" if one is None else f"{one.documents:,}",
+            "" if one is None else _share(one.mismatch, one.mismatch_half_width),
+            "" if one is None else _share(one.probability, one.probability_half_width),
+        )  # fmt: skip
+    return table
+
+
+def _share(value: float, half_width: float | None) -> str:
+    return f"{value:.3f}" if half_width is None else f"{value:.3f} ± {half_width:.3f}"
+
+
+def _duration(seconds: float | None) -> str:
+    whole = round(seconds or 0)
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
