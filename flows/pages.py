@@ -130,7 +130,7 @@ def page_of(run: StudyRun) -> Path:
 
 
 def report_folder(store: Store, study: str, model: str | None = None) -> Path:
-    """Return where a study's report goes unless asked otherwise: in the store, if that is a folder.
+    """Return where a study's report goes unless asked otherwise: in the store if that is a folder, else ``reports``.
 
     Args:
         store: the study's store.
@@ -138,7 +138,7 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
         model: whose report it is, for a study of several models.
 
     """
-    base = Path(store.location) / "report" if is_local(store.location) else Path("report")
+    base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
     return base / folder_name(study) if model is None else base / folder_name(study) / model_folder(model)
 
 

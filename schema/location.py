@@ -46,8 +46,10 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
     """
     if is_local(location):
         return pa.fs.LocalFileSystem(), location
+    # One request then puts a small object, where by default three do.
+    options = "?allow_delayed_open=true" if location.startswith("s3://") else ""
     try:
-        filesystem, path = pa.fs.FileSystem.from_uri(location)
+        filesystem, path = pa.fs.FileSystem.from_uri(location + options)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{location}: not a URL that can be read ({first_line(error)})") from None
     return filesystem, path

@@ -54,6 +54,9 @@ PINNING = (
 MOMENT_VIEWS = ("moments", "position_moments", "lag_moments")
 
 
+_HELD_BYTES = 1 << 25  # of a table behind a URL, compressed as its files are; in memory it is a few times as much
+
+
 @dataclass(frozen=True)
 class Views:
     """An open set of views. ``versions`` are the Delta versions that its stored tables are read at."""
@@ -138,7 +141,8 @@ def open_views(
         threads: how many DuckDB may use. With one, the same versions give the same rows bit for bit in every run, as
             estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
         kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
-            views that depend on them, each of which would compute them again.
+            views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
+            in memory too.
         materialized: take the moments of documents that the store has; False computes all of them from steps.
         checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
 
@@ -173,7 +177,7 @@ def open_views(
             if is_local(store.location):
                 sources = parquet_sources(store, table, version)
             else:
-                sources = _dataset_source(connection, store, table, version)
+                sources = _remote_source(connection, store, table, version, held=bool(kept))
             create_stored_view(connection, table, sources)
         _insert_waiting(connection, moments)
         _keep(connection, kept)
@@ -263,15 +267,17 @@ def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
             connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
 
 
-def _dataset_source(
-    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int
+def _remote_source(
+    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, *, held: bool
 ) -> dict[str, Sequence[str]]:
     """A table behind a URL as a source of ``create_stored_view``: scanned by Arrow when a query asks for rows.
 
-    DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread.
+    DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread. A
+    small table that many queries are going to ask for is read once instead, if it is to be ``held``.
     """
     name = f"stored_{table}"
-    connection.register(name, store.dataset(table, version))
+    small = sum(file.size for file in store.stored_files(table, version)) <= _HELD_BYTES
+    connection.register(name, store.read(table, version) if held and small else store.dataset(table, version))
     return {quoted(name): ()}
 
 

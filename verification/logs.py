@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+
+import pyarrow.fs
 
 from schema.errors import InputError, KvdriftError
-from schema.location import is_local
+from schema.location import filesystem_of, is_local, join
+from schema.store.commits import added_files
 from schema.store.store import Store
 from schema.store.table_log import TableLog, lost_commits
 from schema.tables import TABLES
@@ -49,36 +52,45 @@ def check_logs(store: Store) -> Check:
 
 def check_leftovers(store: Store) -> Check:
     """Name the files that no commit names: what a killed writer left, or what a lost commit named. None is a fault."""
-    notes, total = [], 0
+    # Files are listed before the logs are read: what is committed meanwhile is named by them.
+    listed = {table: sorted(files_of(store, table)) for table in TABLES}
     if is_local(store.location):
-        # Files are listed before the logs are read: what is committed meanwhile is named by them.
-        listed = {table: sorted(files_of(Path(store.location, table))) for table in TABLES}
         listed["."] = sorted(str(p.relative_to(store.location)) for p in _temporary(Path(store.location)))
-        for table, paths in listed.items():
-            named = set() if table == "." else named_files(store, table)
-            left = [path for path in paths if path not in named]
-            total += len(left)
-            where = "" if table == "." else f"{table}/"
-            notes += [f"{where}{path}: no commit names this file" for path in left[:NAMED_LEFTOVERS]]
-            if len(left) > NAMED_LEFTOVERS:
-                notes.append(f"and {counted(len(left) - NAMED_LEFTOVERS, 'more file')} of {table}")
+    notes, total = [], 0
+    for table, paths in listed.items():
+        named = set() if table == "." else named_files(store, table)
+        left = [path for path in paths if path not in named]
+        total += len(left)
+        where = "" if table == "." else f"{table}/"
+        notes += [f"{where}{path}: no commit names this file" for path in left[:NAMED_LEFTOVERS]]
+        if len(left) > NAMED_LEFTOVERS:
+            notes.append(f"and {counted(len(left) - NAMED_LEFTOVERS, 'more file')} of {table}")
     return Check("leftovers", counted(total, "file"), "that no commit names", (), tuple(notes))
 
 
-def files_of(folder: Path) -> Iterator[str]:
+def files_of(store: Store, table: str) -> Iterator[str]:
     """Yield a table's files by their paths relative to its folder, without those that are its log."""
-    for path in folder.rglob("*"):
-        relative = path.relative_to(folder)
-        if path.is_file() and not (relative.parts[0] == "_delta_log" and _is_log(path)):
+    for relative in _everything_below(join(store.location, table)):
+        if not (relative.parts[0] == "_delta_log" and _is_log(relative)):
             yield str(relative)
 
 
 def named_files(store: Store, table: str) -> set[str]:
     """Return the files that a table's commits name, at its latest version or before."""
-    return set(store.paths(table)) | TableLog(Path(store.location, table)).added()
+    return set(store.paths(table)) | added_files(join(store.location, table))
 
 
-def _is_log(path: Path) -> bool:
+def _everything_below(folder: str) -> Iterator[PurePath]:
+    if is_local(folder):
+        yield from (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
+        return
+    filesystem, root = filesystem_of(folder)
+    for found in filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True, recursive=True)):
+        if found.is_file:
+            yield PurePosixPath(found.path).relative_to(root)
+
+
+def _is_log(path: PurePath) -> bool:
     name = path.name
     return name == "_last_checkpoint" or (
         name[:20].isdecimal() and name[20:] in {".json", ".checkpoint.parquet", ".crc"}

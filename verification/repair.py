@@ -157,7 +157,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
     """Append the rows of small tables that lost a commit from the files that it named."""
     for table in sorted(lost & set(KEYED)):
         named = set(store.paths(table))
-        left = [path for path in files_of(Path(store.location, table)) if path not in named]
+        left = [path for path in files_of(store, table) if path not in named]
         found = [reading.rows for reading in (read_unnamed(store, table, path) for path in left) if reading.rows]
         try:
             count = store.append_rows(table, pa.concat_tables(found)) if found else 0

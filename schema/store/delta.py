@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
+import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _VERSION_KEY = "kvdrift.schema_version"
 READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
+_REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "20"}  # versions; behind a URL each log file is a request
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
@@ -54,7 +56,7 @@ _ATTEMPTS = 200
 class DeltaFolder(DataFiles):
     """The tables of ``schema.tables`` under one local folder or object-store URL.
 
-    What was loaded of a local log serves until the log changes.
+    What was loaded of a log serves until the log changes.
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -70,7 +72,8 @@ class DeltaFolder(DataFiles):
         if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
         self._disk = LocalDisk(Path(self.location)) if self._local else None
-        self._snapshots: dict[str, tuple[LogState, dict[int | None, Snapshot]]] = {}
+        # By table: the state of its log, which behind a URL is its newest version, and what was loaded of it.
+        self._snapshots: dict[str, tuple[LogState | int, dict[int | None, Snapshot]]] = {}
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
@@ -98,6 +101,7 @@ class DeltaFolder(DataFiles):
                         # Results cite table versions; by default delta-rs would forget those older than 30 days.
                         "delta.enableExpiredLogCleanup": "false",
                         **_FORGETTING,
+                        **({} if self._local else _REMOTE_CHECKPOINTS),
                     },
                     raise_if_key_not_exists=False,  # the version key is ours
                     # With retries, processes that make a table at once would make it again, one version up.
@@ -165,17 +169,31 @@ class DeltaFolder(DataFiles):
             InputError: The table or the version is missing or cannot be read.
 
         """
-        state = None if self._disk is None else self._disk.logs[table].state()  # first: a commit may come in between
-        if state is None:
-            return self._load(table, version)
+        state = self._log_state(table)  # first: a commit may come in between
         known, snapshots = self._snapshots.get(table, (None, {}))
-        if known != state:
+        if state is None or state != known:
             snapshots = {}
-            self._snapshots[table] = state, snapshots
         if version not in snapshots:
             loaded = self._load(table, version)
             snapshots[version] = snapshots[loaded.version] = loaded
+            if self._disk is None and version is None:
+                state = loaded.version
+        if state is not None:
+            self._snapshots[table] = state, snapshots
         return snapshots[version]
+
+    def _log_state(self, table: str) -> LogState | int | None:
+        """Return what changes with every commit to a table; None where it is not known without loading the log."""
+        if self._disk is not None:
+            return self._disk.logs[table].state()
+        known, _ = self._snapshots.get(table, (None, {}))
+        if not isinstance(known, int):
+            return None
+        following = join(self._root, table, "_delta_log", f"{known + 1:020d}.json")
+        try:
+            return known if self._files.get_file_info(following).type is pa.fs.FileType.NotFound else None
+        except OSError:  # what loads the log says what is wrong
+            return None
 
     def _load(self, table: str, version: int | None) -> Snapshot:
         since = TABLES[table].since
@@ -249,8 +267,6 @@ class DeltaFolder(DataFiles):
         return int(found)
 
     def _check_readable(self, snapshot: Snapshot) -> None:
-        if not self._local:  # nothing is deleted there
-            return
         since = self.load(snapshot.table).transaction_version(READABLE_SINCE) or 0
         if snapshot.version < since:
             raise InputError(
@@ -286,12 +302,13 @@ class DeltaFolder(DataFiles):
         """
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
-        return pads.FileSystemDataset.from_paths(
-            [join(self._root, snapshot.table, path) for path in (snapshot.paths() if paths is None else paths)],
-            schema=TABLES[snapshot.table].schema,
-            format=pads.ParquetFileFormat(default_fragment_scan_options=scan),
-            filesystem=self._files,
-        )
+        parquet = pads.ParquetFileFormat(default_fragment_scan_options=scan)
+        sizes = {file.path: file.size for file in snapshot.files()}  # in the log: no object store is asked for them
+        fragments = [
+            parquet.make_fragment(join(self._root, snapshot.table, path), self._files, file_size=sizes[path])
+            for path in (sizes if paths is None else paths)
+        ]
+        return pads.FileSystemDataset(fragments, TABLES[snapshot.table].schema, parquet, self._files)
 
     def read(
         self,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schema.errors import InputError, OperationError, first_line, is_forbidden
+from schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden
 from schema.location import absolute, filesystem_of, is_local, join
 
 ROW_GROUP_ROWS = 1 << 17  # what a reader of few rows skips by, and what several threads share
@@ -175,7 +176,35 @@ class DataFiles:
                 with self._files.open_output_stream(target) as sink:
                     sink.write(data)
         except OSError as error:
-            if is_forbidden(error):
-                reason = (error.strerror or first_line(error)).lower()
-                raise InputError(f"{self.location} cannot be written: {reason} for {table}/{path}") from None
-            raise OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})") from None
+            raise self._not_written(error, table, path) from None
+
+    def sizes(self, table: str, paths: Collection[str]) -> dict[str, int]:
+        """Return the sizes, in bytes, of those of some files that are there, by path, sorted."""
+        ordered = sorted(paths)
+        found = self._files.get_file_info([join(self._root, table, path) for path in ordered])
+        return {path: info.size for path, info in zip(ordered, found, strict=True) if info.is_file}
+
+    def delete(self, table: str, paths: Iterable[str]) -> None:
+        """Delete files, and the local folders that are empty then.
+
+        Raises:
+            InputError: Deleting is not permitted.
+            OperationError: Deleting failed for another reason.
+
+        """
+        root = join(self._root, table)
+        for path in paths:
+            try:
+                self._files.delete_file(join(root, path))
+            except OSError as error:
+                raise self._not_written(error, table, path) from None
+            if self._local:
+                with suppress(OSError):  # others are in the folder, or are about to be
+                    for parent in Path(path).parents:
+                        Path(root, parent).rmdir()
+
+    def _not_written(self, error: OSError, table: str, path: str) -> KvdriftError:
+        if is_forbidden(error):
+            reason = (error.strerror or first_line(error)).lower()
+            return InputError(f"{self.location} cannot be written: {reason} for {table}/{path}")
+        return OperationError(f"{self.location}: cannot write {table}/{path} ({first_line(error)})")

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,26 +166,6 @@ class TableLog:
         """Say the first thing that is wrong with the whole log."""
         return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
 
-    def added(self) -> set[str]:
-        """Return the paths of the files that any commit has made visible, also those that a later one took away."""
-        found = set()
-        for path in self.folder.glob("*.json"):
-            for line in path.read_bytes().splitlines():
-                if b'"add"' in line:
-                    found.add(unquote(json.loads(line)["add"]["path"]))
-        return found
-
-    def replaced(self, before: datetime) -> tuple[int, set[str]]:
-        """Return the last version whose commit, made before a time, took files out of view; and all such files."""
-        last, found, limit = 0, set[str](), before.timestamp() * 1000
-        for path in self.folder.glob("*.json"):
-            lines = path.read_bytes().splitlines()
-            gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
-            infos = [json.loads(line)["commitInfo"] for line in lines if gone and line.startswith(b'{"commitInfo"')]
-            if gone and infos and infos[0].get("timestamp", limit) < limit:
-                last, found = max(last, int(path.stem)), found | gone
-        return last, found
-
     def seen(self) -> dict[str, int]:
         """Return the versions of other tables that the newest commits say they rely on."""
         newest, found = self.newest(), dict[str, int]()
@@ -247,7 +225,7 @@ def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]
 
     """
     by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
-    for table in RELIED_ON:
+    for table in (name for name in RELIED_ON if name in logs):
         wanted, other = max(((seen.get(table, -1), name) for name, seen in by_table.items()), default=(-1, ""))
         if wanted > logs[table].newest():
             yield table, wanted, other

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from datetime import datetime
 
 from schema.errors import InputError
-from schema.location import is_local
 from schema.store.appends import is_compacted
 from schema.store.compaction.derived import unaligned_packs
 from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, packs_of, plan_packs, plan_tier
@@ -90,14 +89,10 @@ class Rewriting:
         """Delete the files of a table that compactions replaced before a time; return how many, and bytes.
 
         Raises:
-            InputError: The store is behind a URL.
+            InputError: The files cannot be deleted.
             OperationError: The store cannot be written.
 
         """
-        if not is_local(self._folder.location):
-            raise InputError(
-                f"{self._folder.location}: files of an object store are deleted by its own lifecycle rules"
-            )
         return delete_replaced(self._folder, table, before)
 
     def withdraw_pack(self, path: str) -> None:

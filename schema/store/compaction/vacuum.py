@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 
-from schema.store.commits import Commit, transactions
+from schema.location import join
+from schema.store.commits import Commit, replaced_files, transactions
 from schema.store.delta import READABLE_SINCE, DeltaFolder
 from schema.store.snapshot import Snapshot
-from schema.store.table_log import TableLog
 
 
 def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[int, int]:
-    """Delete the files of a local table that were replaced before a time, after a commit that says so.
+    """Delete the files of a table that were replaced before a time, after a commit that says so.
 
     Args:
         folder: The store's tables.
@@ -28,21 +26,14 @@ def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[
         OperationError: The log cannot be written.
 
     """
-    root = Path(folder.location, table)
-    version, replaced = TableLog(root).replaced(before)
-    visible = set(folder.load(table).paths())
-    files = [root / path for path in sorted(replaced - visible) if (root / path).is_file()]
-    if not files:
+    version, replaced = replaced_files(join(folder.location, table), before)
+    sizes = folder.sizes(table, replaced.difference(folder.load(table).paths()))
+    if not sizes:
         return 0, 0
 
     def attempt(loaded: Snapshot) -> Commit:
         return Commit([], transactions([*loaded.marks_of_rewriting().items(), (READABLE_SINCE, version)]))
 
     folder.commit(table, attempt, alone=True)
-    size = sum(file.stat().st_size for file in files)
-    for file in files:
-        file.unlink()
-        with suppress(OSError):  # others are in the folder, or are about to be
-            for parent in file.relative_to(root).parents:
-                (root / parent).rmdir()
-    return len(files), size
+    folder.delete(table, sizes)
+    return len(sizes), sum(sizes.values())
