@@ -17,7 +17,10 @@ REPORT_FORMATS = ("html", "latex")
 def report(
     store: StoreArgument,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder; STORE/report/NAME by default; for a URL, reports/NAME here.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Folder; by default STORE/report/NAME, and reports/NAME for a URL."
+        ),
     ] = None,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
     output_format: Annotated[
