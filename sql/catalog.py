@@ -258,10 +258,14 @@ def _insert_waiting(connection: duckdb.DuckDBPyConnection, moments: StoredMoment
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
-    """Compute views, and put tables of their rows in their place."""
+    """Compute views, and put tables of their rows in their place.
+
+    The rows are in the order of their grain: what sums over documents then has the same last bit however rows came.
+    """
     for name in view_texts():
         if name in views:
-            connection.execute(f"create table kept as from {quoted(name)}")
+            order = ", ".join(map(quoted, contract(name).grain))
+            connection.execute(f"create table kept as from {quoted(name)} order by {order}")
             connection.execute(f"drop view {quoted(name)}")
             connection.execute(f"alter table kept rename to {quoted(name)}")
             connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")

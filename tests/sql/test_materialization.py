@@ -15,6 +15,7 @@ from fixtures.stored_units import make_unit
 from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
 from sql.catalog import Views, open_views, view_texts, write_catalog
+from sql.contracts import contract
 from sql.materialization import materialize_moments
 from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED, materialized_text, moments_definition, qualified_texts
@@ -90,6 +91,19 @@ def test_stored_moments_are_those_that_are_computed(store: Store) -> None:
         assert views.rows("moments").num_rows == 4
     assert_as_computed(store, ALL)
     assert materialize_moments(store, 1) == 0, "nothing waits"
+
+
+def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
+    """Or the last bits of what is summed over documents would say in which order their moments were stored."""
+    add_documents(store, "a")
+    generate(store, *(make_unit("a", action=action) for action in ("two", "one")))
+    assert materialize_moments(store, 1) == 2
+    for materialized in (True, False):
+        with open_views(store, kept=MATERIALIZED, materialized=materialized) as views:
+            for view in MATERIALIZED:
+                keys = views.sql(f"from {view} select {', '.join(contract(view).grain)}").fetchall()
+                assert len(keys) >= 6
+                assert keys == sorted(keys), view
 
 
 def test_the_views_of_moments_alone_have_other_texts() -> None:
