@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +30,27 @@ def ingest(
             "--documents", metavar="FILE", help="CSV, JSONL or Parquet: doc, stratum, split, and what is known."
         ),
     ] = None,
+    pieces: Annotated[bool, typer.Option("--pieces", help="Put replicates together from several files.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on taking new files of the folders until interrupted; implies --pieces.")
+    ] = False,
+    horizon: Annotated[
+        int | None,
+        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, where the store knows no H yet."),
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
 ) -> None:
-    """Append events that another generator made, after checking every one of them."""
+    """Append events that another generator made, after checking every one of them.
+
+    With --pieces a replicate may be spread over files, in any order: it goes in once all its positions are there. With
+    --watch files are taken as they appear.
+    """
+    if pieces or watch:
+        report = _pieces(store, files, documents, horizon, interval if watch else None)
+        typer.echo(summary(report, store))
+        raise typer.Exit(InputError.exit_code if report.findings else 0)
+    if horizon is not None:
+        raise InputError("--horizon is for replicates that come in pieces: give --pieces or --watch with it")
     from kvdrift.console import ConsoleProgress
     from schema.ingestion.ingest import ingest as ingested
 
@@ -53,6 +74,35 @@ def ingest(
     raise typer.Exit(InputError.exit_code if report.findings else 0)
 
 
+def _pieces(
+    store: str, files: list[Path], documents: Path | None, horizon: int | None, interval: float | None
+) -> IngestReport:
+    """Take files that may have pieces; again and again with an interval."""
+    from schema.ingestion.stream import ingest_pieces
+
+    stopped = threading.Event()
+
+    def taken(path: Path, report: IngestReport) -> None:
+        for line in _lines(report):
+            typer.echo(f"kvdrift: {printable(line)}", err=True)
+        if interval is not None:
+            said = f"{path}: {_count(report.taken)} went in, {_replicates(report)} wait"
+            typer.echo(printable(said), err=True)
+
+    def wait() -> bool:
+        return not stopped.wait(interval)
+
+    if interval is None:
+        return ingest_pieces(store, files, documents, horizon, taken=taken)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    return ingest_pieces(store, files, documents, horizon, taken=taken, wait=wait)
+
+
+def _replicates(report: IngestReport) -> str:
+    return f"{report.waiting.units:,} replicates"
+
+
 def summary(report: IngestReport, location: str) -> str:
     """Say what became of the files, and which command comes next."""
     unread = f", {report.unread} not or not wholly readable" if report.unread else ""
@@ -62,6 +112,8 @@ def summary(report: IngestReport, location: str) -> str:
         f"already there: {_count(report.present)}",
         f"kept out:      {_count(report.kept_out)}",
     ]
+    if report.waiting.units:
+        lines.append(f"waiting:       {_replicates(report)} that lack positions")
     if not report.taken.units:
         lines.append("nothing new: the store is as it was")
     if report.taken.units or report.present.units:

@@ -2,10 +2,11 @@
 
 What is accepted or kept out as a whole is a unit: a run of consecutive replicates of one (study, model, doc, action) in
 one file. One error anywhere in a unit keeps the whole unit out, and the other units go in. So all positions of a
-replicate must be in one file. Replicates that the store has already are compared with it: where they are the same only
-the others go in, and where they differ the unit is kept out. A key that occurs twice in a file is an error, whether the
-two rows are equal or not; the same events in a second file are in the store already. ``schema.ingestion.checks`` says
-what an error is. A file with events of another kind than coupled pairs is not read.
+replicate must be in one file, unless pieces are taken (``schema.ingestion.stream``). Replicates that the store has
+already are compared with it: where they are the same only the others go in, and where they differ the unit is kept out.
+A key that occurs twice in a file is an error, whether the two rows are equal or not; the same events in a second file
+are in the store already. ``schema.ingestion.checks`` says what an error is. A file with events of another kind than
+coupled pairs is not read.
 
 H of a (study, model) is that of its ``studies`` row; without one, that of its stored units; without any, the position
 at which most replicates end in the portion of the file that holds the first accepted ones.
@@ -82,6 +83,7 @@ class IngestReport:
         taken: What is new in the store. A unit with some new replicates counts here; its events are counted apart.
         present: What the store had already, with equal content.
         kept_out: What has errors.
+        waiting: Replicates that lack positions, and the new ones of their events.
         findings: The errors.
         remarks: Lines about what is unusual but no error.
 
@@ -92,8 +94,19 @@ class IngestReport:
     taken: Tally = field(default_factory=Tally)
     present: Tally = field(default_factory=Tally)
     kept_out: Tally = field(default_factory=Tally)
+    waiting: Tally = field(default_factory=Tally)
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+    def add(self, later: IngestReport) -> None:
+        """Count what became of another file; of findings the first one stays, and remarks do not."""
+        self.files += later.files
+        self.unread += later.unread
+        for name in ("taken", "present", "kept_out"):
+            tally: Tally = getattr(later, name)
+            getattr(self, name).add(tally.units, tally.events)
+        self.waiting = Tally(later.waiting.units, self.waiting.events + later.waiting.events)
+        self.findings = self.findings or later.findings[:1]
 
 
 def ingest(
@@ -118,7 +131,7 @@ def ingest(
 
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
-    paths = [path for file in files for path in _expanded(Path(file))]
+    paths = [path for file in files for path in expanded(Path(file))]
     report = IngestReport(len(paths))
     if given.unknown:
         report.remarks.append(f"{documents}: columns ignored: {', '.join(given.unknown)}")
@@ -127,7 +140,7 @@ def ingest(
         try:
             opened.append(EventFile(path))
         except InputError as error:
-            _note_unread(report, path, error)
+            note_unread(report, path, error)
     if not opened:
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
@@ -143,18 +156,19 @@ def ingest(
     return report
 
 
-def _expanded(path: Path) -> list[Path]:
+def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
     """List the files of a folder, but for those that Spark and Delta hide; a file stands for itself."""
     if not path.is_dir():
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
     found = [path / file for file in inside if not any(part[0] in "._" for part in file.parts)]
-    if not found:
+    if not found and not may_be_empty:
         raise InputError(f"{path}: no files in this folder")
     return found
 
 
-def _note_unread(report: IngestReport, path: Path, error: InputError) -> None:
+def note_unread(report: IngestReport, path: Path, error: InputError) -> None:
+    """Report a file that cannot be read, or not to its end."""
     report.findings.append(Finding(str(path), "file", str(error)))
     report.unread += 1
 
@@ -172,10 +186,10 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
             if portions is None:
                 groups = file.groups()
                 portions = file.portions(groups)
-                filing = _Filing(name, groups, intake, report)
+                filing = Filing(name, groups, intake, report)
             rows = next(portions, None)
         except InputError as error:
-            _note_unread(report, file.path, error)
+            note_unread(report, file.path, error)
             break
         if rows is None:
             break
@@ -187,13 +201,18 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
     report.remarks += map(str, remarks.values())
 
 
-class _Filing:
-    """One file's rows on their way into a store, portion by portion."""
+class Filing:
+    """One file's rows on their way into a store, portion by portion.
+
+    Attributes:
+        control: Whether each group of the file is of a full-retention control.
+
+    """
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
         self._file, self._groups, self._intake, self._report = file, groups, intake, report
         self._unnamed = np.array([None in names for names in groups.names], dtype=np.bool_)
-        self._control = np.array([intake.is_control(str(n[0]), str(n[3])) for n in groups.names], dtype=np.bool_)
+        self.control = np.array([intake.is_control(str(n[0]), str(n[3])) for n in groups.names], dtype=np.bool_)
         models = [(str(names[0]), str(names[1])) for names in groups.names]
         self._models = sorted(set(models))  # (study, model)
         place = {model: number for number, model in enumerate(self._models)}
@@ -204,15 +223,15 @@ class _Filing:
 
         ``first`` is the number of its first row in the file, from 0.
         """
-        rows = self._named(rows, first)
+        rows = self.named(rows, first)
         if not len(rows):
             return []
         given = SortedRows.of(rows)
         horizon = self._horizons(given)[self._model_of_group]
         wrong = np.zeros(len(given.unit_first) - 1, dtype=np.bool_)
-        for error in find_errors(given, horizon, self._control):
+        for error in find_errors(given, horizon, self.control):
             wrong[given.unit_of(error.rows)] = True
-            self._report.findings += self._by_unit(given, error)
+            self._report.findings += self.by_unit(given, error)
         for unit, group in enumerate(given.unit_group.tolist()):
             start, end = given.unit_first[unit : unit + 2].tolist()
             if wrong[unit]:
@@ -221,7 +240,7 @@ class _Filing:
                 self._offer(given, group, start, end, int(horizon[group]))
         return self._remarks(given, wrong)
 
-    def _named(self, rows: EventRows, first: int) -> EventRows:
+    def named(self, rows: EventRows, first: int) -> EventRows:
         """Leave out the rows without a study, model, doc or action: they belong to no unit."""
         unnamed = self._unnamed[rows.group]
         if not unnamed.any():
@@ -257,7 +276,7 @@ class _Filing:
         report.taken.add(0, new)
         report.present.add(0, end - start - new)
 
-    def _by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
+    def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
         """Make one finding for each unit that has the error, named by its first such row."""
         units, first, counts = np.unique(given.unit_of(error.rows), return_index=True, return_counts=True)
         found = []
@@ -271,7 +290,7 @@ class _Filing:
     def _remarks(self, given: SortedRows, wrong: Flags) -> list[Finding]:
         """Make one finding for each kind of remark about the units that have no error."""
         remarks = []
-        for remark in find_remarks(given, self._control):
+        for remark in find_remarks(given, self.control):
             rows = remark.rows[~wrong[given.unit_of(remark.rows)]]
             if rows.size:
                 row = int(rows[0])

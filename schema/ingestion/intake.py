@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import VALUES, EventRows
+from schema.rows import Ints
 from schema.store.revisions import newest_plans, newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
@@ -53,8 +56,13 @@ class _Held(NamedTuple):
 class Intake:
     """A store that takes units, many in one commit."""
 
-    def __init__(self, store: Store, documents: DocumentRows) -> None:
+    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
         """Read what the store knows.
+
+        Args:
+            store: The store.
+            documents: The rows of a documents file.
+            horizon: H of studies and models that the store does not know.
 
         Raises:
             InputError: The store cannot be read.
@@ -65,6 +73,7 @@ class Intake:
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
         self._horizons: dict[tuple[str, str], int] = {}
+        self._horizon = horizon
         self._held: dict[UnitGroup, list[_Held]] = {}
         self._load_units()
         rows = store.read("documents").to_pylist()
@@ -100,11 +109,31 @@ class Intake:
     def horizon(self, study: str, model: str) -> int | None:
         """Return H of a study and model; None before its first unit."""
         pair = study, model
-        return self._declared.get(pair, self._horizons.get(pair))
+        return self._declared.get(pair, self._horizons.get(pair, self._horizon))
 
     def is_control(self, study: str, action: str) -> bool:
         """Tell whether an action is the full-retention control."""
         return bool(self._controls.get((study, action), action == CONTROL_ACTION))
+
+    def has(self, key: UnitGroup, replicate: int) -> bool:
+        """Tell whether a replicate is stored, or waits for its commit."""
+        return bool(self._overlapping(key, replicate, replicate + 1))
+
+    def stored(self, key: UnitGroup, replicates: Ints) -> Iterator[pa.Table]:
+        """Yield the events of those of some replicates of a group that are stored, in the columns ``VALUES``.
+
+        Raises:
+            InputError: The store cannot be read.
+
+        """
+        wanted = pa.array(np.unique(replicates))
+        first, end = int(replicates.min()), int(replicates.max()) + 1
+        if any(held.path is None for held in self._overlapping(key, first, end)):
+            self.flush()
+            self._load_units()
+        for held in self._overlapping(key, first, end):
+            rows = self._stored_events.read(str(held.path), VALUES)
+            yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
         """Queue the new ones of a unit's whole replicates, which are in key order.
