@@ -228,7 +228,8 @@ def test_units_whose_commit_and_whose_rows_are_lost(location: Path) -> None:
     before = rows(location)
     newest(location, "events").unlink()
     min((location / "units").glob("*.parquet")).unlink()
-    assert any("committed again" in line for line in list(repair(Store(location))))
+    # The commit of a compaction had no rows of its own: what it replaced is in view again, and is derived.
+    assert any(re.search("committed again|made again from events", line) for line in list(repair(Store(location))))
     use(location)
     assert rows(location) == before
 
