@@ -39,6 +39,7 @@ class UnitRows:
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
+        self._groups: dict[str, frozenset[int]] = {}  # by path; see ``_groups_of``
 
     def stored_and_missing(self) -> tuple[Snapshot, pa.Table]:
         """Return the table, and the rows that it lacks for visible events.
@@ -94,10 +95,28 @@ class UnitRows:
 
     def spans(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> set[Span]:
         """Read the spans of the rows that have the study, model, document and action of one of some records."""
+        wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
+        paths = [path for path, groups in self._groups_of(units).items() if not wanted.isdisjoint(groups)]
+        if not paths:
+            return set()
         names = {name: pa.array({row[name] for row in of}, pa.string()) for name in GROUP_KEY}
         same = [pc.field(name).isin(values) for name, values in names.items()]
         where = same[0] & same[1] & same[2] & same[3]
-        return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where).to_pylist()))
+        return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where, paths=paths).to_pylist()))
+
+    def _groups_of(self, units: Snapshot) -> dict[str, frozenset[int]]:
+        """Return the hashes of the groups that each file has rows of: a writer of new ones reads none of their rows.
+
+        What was read of a file is kept, since a file does not change.
+        """
+        known = self._groups
+        found = {path: known[path] if path in known else self._read_groups(units, path) for path in units.paths()}
+        self._groups = found
+        return found
+
+    def _read_groups(self, units: Snapshot, path: str) -> frozenset[int]:
+        rows = self._folder.read(units, GROUP_KEY, paths=[path])
+        return frozenset(map(hash, zip(*(rows[name].to_pylist() for name in GROUP_KEY), strict=True)))
 
     def missing(self, events: Snapshot, given: Mapping[Span, Mapping[str, Any]], *, ahead: bool = False) -> list[Span]:
         """Find the given spans that ``events`` lacks.

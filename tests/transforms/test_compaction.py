@@ -21,6 +21,7 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 from schema.errors import DamagedStoreError
 from schema.store.appends import DERIVED
 from schema.store.delta import DeltaFolder
+from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.store.table_log import TableLog
 from schema.tables import TABLES
@@ -198,6 +199,21 @@ def test_what_is_there_is_there_once(store: Store) -> None:
     assert_whole(store)
     assert rows(store) == held
     assert stored_moments(store, store.versions()).waiting is None
+
+
+def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    compact(store)
+    store.append_units(some_units("new"))
+    read, read_groups = [], UnitRows._read_groups
+
+    def reading(rows: UnitRows, units: Any, path: str) -> frozenset[int]:
+        read.append(path)
+        return read_groups(rows, units, path)
+
+    monkeypatch.setattr(UnitRows, "_read_groups", reading)
+    assert store.append_units(some_units("newer")) == len(some_units("newer"))
+    assert len(read) == 1, "the rows of the append before"
+    assert store.append_units(some_units("newer")) == 0
 
 
 def test_single_units_are_read(store: Store) -> None:
