@@ -26,6 +26,7 @@ from schema.store.snapshot import Snapshot
 from schema.tables import EVENTS, GROUP_KEY
 
 PACK_ROWS = 1 << 22  # of one file: what is sorted in memory at once
+LIVE_ROWS = 1 << 18  # beside a live derivation, which holds no more and waits no longer than these take
 UNIT_KEY = (*GROUP_KEY, "action_revision", "first_replicate")
 _WORDS = (*GROUP_KEY, "kind")  # dictionaries in memory; files of older versions lack the last
 
@@ -77,17 +78,19 @@ def plan_packs(folder: DeltaFolder, order: Mapping[str, int]) -> list[Pack]:
     for estimator in DERIVED:
         sources = [file for file in small if estimator_of(file.path) == estimator]
         sources.sort(key=lambda file: (-1 if is_compacted(file.path) else order.get(file.path, len(order)), file.path))
-        found += [Pack(estimator, files) for files in _cut(sources) if len(files) > 1]
+        found += [Pack(estimator, files) for files in _cut(sources, PACK_ROWS) if len(files) > 1]
     return found
 
 
 def packs_of(folder: DeltaFolder, paths: Collection[str]) -> list[Pack]:
-    """Make packs of some files of ``events``; those that are not visible are left out."""
+    """Make packs of some files of ``events``, of ``LIVE_ROWS`` at most; those that are not visible are left out."""
     files = [file for file in folder.load("events").files() if file.path in paths]
     by_estimator = {
         estimator: [file for file in files if estimator_of(file.path) == estimator] for estimator in DERIVED
     }
-    return [Pack(estimator, cut) for estimator, own in by_estimator.items() for cut in _cut(own) if len(cut) > 1]
+    return [
+        Pack(estimator, cut) for estimator, own in by_estimator.items() for cut in _cut(own, LIVE_ROWS) if len(cut) > 1
+    ]
 
 
 def plan_tier(folder: DeltaFolder, most: int) -> list[Pack]:
@@ -113,21 +116,23 @@ def plan_tier(folder: DeltaFolder, most: int) -> list[Pack]:
 def tier(files: Iterable[StoredFile], most: int) -> list[StoredFile]:
     """Choose the files of the smallest size that more than ``most`` have; sizes are powers of ``most``, in rows.
 
+    Files of half of ``LIVE_ROWS`` and more are large enough.
+
     Where these are put together whenever there are some, each row is rewritten once for each size, and the files that
     are left are few.
     """
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:
-        if file.rows < PACK_ROWS // 2:
+        if file.rows < LIVE_ROWS // 2:
             sizes[int(math.log(max(file.rows, 1), most))].append(file)
     return next((sizes[size] for size in sorted(sizes) if len(sizes[size]) > most), [])
 
 
-def _cut(sources: list[StoredFile]) -> Iterator[tuple[StoredFile, ...]]:
+def _cut(sources: list[StoredFile], most: int) -> Iterator[tuple[StoredFile, ...]]:
     files: list[StoredFile] = []
     rows = 0
     for file in sources:
-        if files and rows + file.rows > PACK_ROWS:
+        if files and rows + file.rows > most:
             yield tuple(files)
             files, rows = [], 0
         files.append(file)
