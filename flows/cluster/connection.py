@@ -94,12 +94,10 @@ class Cluster:
         for address, answer in answers.items():
             if isinstance(answer, tuple):
                 check_facts(answer[0], answer[1], here, location)
-            elif isinstance(answer, (ImportError, AttributeError)):
-                raise InputError(
-                    f"worker {address}: lacks this kvdrift ({first_line(answer)}); install there what is installed here"
-                )
+            elif "ModuleNotFoundError" in (said := repr(answer)) or isinstance(answer, ImportError):
+                raise InputError(f"worker {address}: lacks this kvdrift ({said}); install there what is installed here")
             elif not isinstance(answer, OSError):  # one that has just ended is not asked again
-                raise OperationError(f"worker {address}: {type(answer).__name__}: {first_line(answer)}")
+                raise OperationError(f"worker {address}: {said}")
 
     def cancel(self, tasks: Sequence[Future]) -> None:
         """Take tasks back that no worker has begun; nobody waits for the others."""

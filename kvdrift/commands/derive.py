@@ -29,7 +29,9 @@ def derive(
     runner_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--runner-option", metavar="OPTION", help="An option of Beam's for the runner; repeat it for several."
+            "--runner-option",
+            metavar="NAME=VALUE",
+            help="An option of Beam's for the runner, such as job_endpoint=HOST:PORT; repeat it for several.",
         ),
     ] = None,
     cluster: ClusterOption = None,
@@ -53,7 +55,7 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
     if cluster is None:
         from transforms.pipeline import run_derivation
 
-        return run_derivation(location, runner, options)
+        return run_derivation(location, runner, [f"--{option.lstrip('-')}" for option in options])
     from flows.cluster.address import ClusterAddress
     from flows.cluster.connection import Cluster
     from flows.cluster.derivation import derive_on

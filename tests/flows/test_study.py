@@ -13,6 +13,7 @@ import pytest
 from fixtures.command import call
 from fixtures.processes import Command, run_command
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -23,13 +24,6 @@ from flows.study_run import StudyRun
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS
-
-TABLES = ("documents", "actions", "studies", "events", "trajectories", "steps")
-
-
-def content(location: Path, table: str) -> pa.Table:
-    rows = Store.open(location).read(table)
-    return rows.sort_by([(name, "ascending") for name in rows.column_names if not pa.types.is_nested(rows[name].type)])
 
 
 def test_run_ends_with_an_existing_report_and_says_where(finished: Path) -> None:
@@ -106,8 +100,7 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
     stages.report(run)
     assert stages.is_finished(run)
-    for table in TABLES:
-        assert content(location, table).equals(content(finished, table)), table
+    assert_same(location, finished)
 
 
 def _kill(study: Path, location: Path, table: str, enough: int) -> None:

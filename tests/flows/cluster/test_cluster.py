@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from fixtures.command import mistake
 from fixtures.dask_cluster import DaskCluster, wait_for
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
 from fixtures.small_study import evaluate, run_of, write_study
+from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -30,8 +30,6 @@ from generator.identity import ModelIdentity
 from schema.errors import InputError, OperationError
 from schema.store.store import Store
 from transforms.pipeline import run_derivation
-
-TABLES = ("documents", "actions", "identities", "events", "trajectories", "steps")
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +79,6 @@ class Background:
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
-
-
-def content(location: Path, table: str) -> pa.Table:
-    rows = Store.open(location).read(table)
-    return rows.sort_by([(name, "ascending") for name in rows.column_names if not pa.types.is_nested(rows[name].type)])
-
-
-def assert_same(location: Path, expected: Path) -> None:
-    for table in TABLES:
-        assert content(location, table).equals(content(expected, table)), table
 
 
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
@@ -175,6 +163,9 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+ on .*: has 2 threads, .* --nthreads 1"):
             stages.develop(run)
         assert run.derived_by(run.location).segments == 0  # which takes any number
+        dask_cluster.add_worker(lacking="flows.cluster.facts")
+        with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"):
+            run.derived_by(run.location)
 
 
 def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: DaskCluster, tmp_path: Path) -> None:
