@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from schema.rows import Flags, Ints, Reals
+from schema.rows import Flags, Ints, Reals, run_begins
 from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
 from transforms.event_columns import NEVER, SortedEvents, check_columns, check_kinds, table_of, with_nulls
 
@@ -164,8 +164,10 @@ def _steps(pairs: _Pairs) -> pa.Table:
 def _first_position(flags: Flags, events: SortedEvents) -> Ints:
     """Find the first t of each trajectory that has a flag, NEVER where none has: [N] -> [M]."""
     first = np.full(len(events.rows), NEVER, dtype=np.int32)
-    flagged = np.flatnonzero(flags)[::-1]  # the last write wins, so write the earliest position last
-    first[events.of_row[flagged]] = events.values["t"][flagged]
+    flagged = np.flatnonzero(flags)
+    replicates = events.of_row[flagged]
+    begins = run_begins(replicates)
+    first[replicates[begins]] = events.values["t"][flagged[begins]]
     return first
 
 

@@ -147,6 +147,8 @@ def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:
         whole = pa.chunked_array(encoded.chunks, type=encoded.type).unify_dictionaries().combine_chunks()
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
     words = whole.dictionary
+    if len(words) == 1:  # the usual segment has one study, model, document and action
+        return pa.DictionaryArray.from_arrays(whole.indices.cast(pa.int32()), words.cast(pa.string()))
     used = pc.unique(words).sort()  # a dictionary may hold words twice, and words that no row has
     rank = pc.index_in(words, used).to_numpy(zero_copy_only=False).astype(np.int32)
     codes = whole.indices.to_numpy(zero_copy_only=False)

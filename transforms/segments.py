@@ -161,7 +161,7 @@ def read_events(file: str) -> pa.Table:
     filesystem, path = filesystem_of(file)
     with (
         filesystem.open_input_file(path) as source,
-        pq.ParquetFile(source, read_dictionary=list(GROUP_KEY), page_checksum_verification=True) as parquet,
+        pq.ParquetFile(source, read_dictionary=[*GROUP_KEY, "kind"], page_checksum_verification=True) as parquet,
     ):
         # A missing column is left for the derivation to name; one thread, since segments are small and run abreast.
         return parquet.read(columns=list(EVENTS.columns), use_threads=False)
