@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale                            # 10 and 100 million events: some five minutes, 3 GB of disk
     python -m benchmarks.scale --events 10e6 --json
-    python -m benchmarks.scale --events 1e9 --folder DIR  # 25 GB of disk
+    python -m benchmarks.scale --events 1e9 --folder DIR  # 8 GB of disk; a log that DIR has is derived anew
 
 Measured for each size, each part in a process of its own:
 
@@ -19,6 +19,7 @@ and 4 GiB, ``decomposition`` in a second.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,10 @@ from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, mea
 from benchmarks.synthetic_study import Sizes, write_study
 from flows.analysis.estimation import document_moments
 from flows.analysis.parts import Analysis, in_sequence, parts_of, subjects_of
-from schema.errors import OperationError
+from schema.errors import InputError, OperationError
+from schema.store.appends import DERIVED
 from schema.store.store import Store
+from schema.tables import PLAIN
 from sql.catalog import MOMENT_VIEWS, open_views
 from sql.materialization import materialize_moments
 from sql.quoting import parquet_files
@@ -95,6 +98,21 @@ def write(location: str, sizes: Sizes) -> None:
     write_study(location, sizes, derived=False)
 
 
+def is_written(location: str, sizes: Sizes) -> bool:
+    """Tell whether the log is there, whole."""
+    try:
+        return Store.open(location).row_count("events") == sizes.events
+    except InputError:
+        return False
+
+
+def forget_derived(location: str) -> None:
+    """Empty the tables that are made from the log."""
+    for table in (*DERIVED[PLAIN], "document_moments"):
+        shutil.rmtree(Path(location, table))
+    Store.create(location)
+
+
 def derive(location: str) -> None:
     """Derive what is there."""
     run_derivation(location)
@@ -147,9 +165,13 @@ def by_hand(location: str) -> Cells:
 
 
 def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one size in a new store of a folder; return the table's rows, and facts beside their targets."""
+    """Measure one size in a folder's store, new or written; return the table's rows, and facts beside their targets."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
-    parts: dict[str, Measured[Any]] = {"write the log": measure(write, location, sizes)}
+    parts = dict[str, Measured[Any]]()
+    if is_written(location, sizes):
+        measure(forget_derived, location)
+    else:
+        parts["write the log"] = measure(write, location, sizes)
     each: dict[str, Callable[[str], Any]] = {"derive": derive, "moments": moments, "open the views": open_alone}
     parts |= {name: measure(part, location) for name, part in each.items()}
     views = measure(decomposition, location)
@@ -193,7 +215,9 @@ def main() -> None:
         "--events", type=lambda text: int(float(text)), nargs="+", default=[10_000_000, 100_000_000],
         metavar="N", help="sizes; 10e6 100e6 by default",
     )  # fmt: skip
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write and leave the stores")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where to write and leave the stores, and to find those of before"
+    )
     options = parser.parse_args()
     rows, facts = list[BenchmarkRow](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as temporary:
