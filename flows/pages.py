@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,13 +138,7 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
-    return base / folder_name(study) if model is None else base / folder_name(study) / model_folder(model)
-
-
-def model_folder(model: str) -> str:
-    """Return a model's id as the name of a folder."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")
-    return folder_name(plain or model)
+    return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
 
 
 def report_is_current(store: Store, folder: Path) -> bool:

@@ -45,7 +45,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
         InputError: there is no such store or study.
 
     """
-    from flows.pages import model_folder, report_folder, write_report
+    from flows.pages import report_folder, write_report
     from generator.transformer.tokenizer import token_reader
     from schema.location import folder_name
     from schema.store.store import Store
@@ -67,7 +67,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
             folder = output
         else:
             own = output / folder_name(name)
-            folder = own / model_folder(model) if several else own
+            folder = own / folder_name(model) if several else own
         text = token_reader(model, revision=revisions.get((name, model)))
         pages.append(write_report(store, name, model, folder, token_text=text, latex=latex))
     return pages

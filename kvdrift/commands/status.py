@@ -51,7 +51,7 @@ def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
     version = store.version("events")
     underived = store.unit_paths_in(store.pending_segments(version))
-    units = store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS)
+    units = _coded(store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS))
     yield f"store: {store.location}"
     yield f"events: version {version}, {len(units)} units; {len(underived)} still to derive"
     documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"])
@@ -59,7 +59,7 @@ def status_lines(store: Store) -> Iterator[str]:
     for study, model in there:
         yield f"study {study}, model {model}:"
         own, listed = (_rows(table, study=study, model=model) for table in (units, documents))
-        placed = own.join(listed.select(["doc", "split", "stratum"]), "doc")
+        placed = _placed(own, listed)
         several = len({other for name, other in there if name == study}) > 1
         yield from _study_lines(store, study, model, listed, placed, underived, several=several)
 
@@ -145,12 +145,32 @@ def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan
     return lines
 
 
+def _coded(table: pa.Table) -> pa.Table:
+    """The table with its texts as dictionaries: what is counted below compares codes."""
+    import pyarrow as pa
+
+    columns = [column.dictionary_encode() if column.type == pa.string() else column for column in table.columns]
+    return pa.table(columns, table.column_names).unify_dictionaries()
+
+
+def _placed(units: pa.Table, documents: pa.Table) -> pa.Table:
+    """The units with split and stratum of their documents, null without a row there."""
+    import pyarrow.compute as pc
+
+    found = pc.index_in(units["doc"], value_set=documents["doc"].combine_chunks())
+    for name in ("split", "stratum"):
+        units = units.append_column(name, documents[name].take(found).dictionary_encode())
+    return units
+
+
 def _rows(table: pa.Table, **equal: str) -> pa.Table:
     """The rows whose columns have given values."""
     import pyarrow.compute as pc
 
     for name, value in equal.items():
-        table = table.filter(pc.equal(table[name], value))
+        same = pc.equal(table[name], value)
+        if not pc.all(same, skip_nulls=False).as_py():
+            table = table.filter(same)
     return table
 
 

@@ -6,9 +6,12 @@ with
 
 studies as (select * from main.studies),
 
+undeclared as (select distinct study, model from main.documents anti join studies using (study, model)),
+
 observed as (
     select study, model, max(horizon) as horizon
     from main.trajectories
+    semi join undeclared using (study, model)
     where complete
     group by study, model
 )
@@ -28,4 +31,3 @@ select
     16 as agreement_run,
     cast(0.99 as double) as saturation_threshold
 from observed
-anti join studies using (study, model)
