@@ -2,13 +2,16 @@
 
 What a batch reads is read once and from its own files, into tables that keep its order and have names as enumerations:
 what the views do with each step then compares no strings. A derived file mostly has one document under one action. Then
-its names are those of its trajectories, and are not read for each step.
+its names are those of its unit, and are not read for each step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.location import join
 from schema.tables import GROUP_KEY
@@ -18,9 +21,7 @@ from sql.stored_tables import parquet_sources, stored_rows
 from sql.view_texts import READ_BY_COMPUTED, WAITING, computed_texts, materialized_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
+    from collections.abc import Collection, Mapping, Sequence
 
     from schema.store.store import Store
 
@@ -45,12 +46,18 @@ def find_batches(store: Store, versions: Mapping[str, int], waiting: str | None)
         tables, ``alone`` (the file has nothing else), ``steps`` and ``batch``.
 
     """
+    paths = store.paths("trajectories", versions["trajectories"])
+    units = store.read("units", versions["units"], [*GROUP_KEY, "action_revision", "path", "replicates", "horizon"])
+    units = units.filter(pc.is_in(units["path"], pa.array(paths, pa.string())))
+    others = set(paths).difference(units["path"].to_pylist())  # compacted, or of a unit whose row is still to come
     with open_views(store, versions, materialized=False) as views:
-        trajectories = stored_rows(
-            "trajectories", parquet_sources(store, "trajectories", versions["trajectories"]), "filename"
-        )
+        views.connection.register("units_of_files", units)
+        steps = "cast(replicates as bigint) * horizon as steps"
+        of_units = f"select {_HELD}, path, {steps} from units_of_files"  # noqa: S608 - names of ours
         path = f"substr(filename, {len(join(store.location, 'trajectories', '')) + 1})"
-        held = f"select {_HELD}, {path} as path, sum(horizon) as steps from ({trajectories}) group by {_HELD}, filename"  # noqa: S608
+        read = _rows_of(store, "trajectories", versions, others, "filename")
+        of_rows = f"select {_HELD}, {path}, sum(horizon) from ({read}) group by all"  # noqa: S608 - as above
+        held = f"{of_units} union all {of_rows}" if others else of_units
         views.connection.execute(f"create table stored.held as {held}")
         views.connection.execute(f"insert into {WAITING} {waiting or _EVERYTHING}")
         return views.table(materialized_text("batches"))
@@ -97,7 +104,9 @@ class BatchViews:
         files = execute(f"select path, bool_and(alone) {of_batch} group by path").fetchall()
         paths = [path for path, _ in files]
         for table in ("trajectories", "steps"):
-            execute(f"create or replace view stored.{table} as {self._rows_of(table, paths)}")
+            execute(
+                f"create or replace view stored.{table} as {_rows_of(self.store, table, self.views.versions, paths)}"
+            )
         for name, names in _READ.items():
             enumerated = ", ".join(f"cast({column} as computed.{column}) as {column}" for column in names)
             query = f"select * replace ({enumerated}) from ({computed_texts()[name]})"  # noqa: S608 - names of ours
@@ -109,9 +118,12 @@ class BatchViews:
         """The query for the steps of files that have one document under one action each."""
         prefix = literal(join(self.store.location, "steps", ""))
         files = f"select {names}, {prefix} || path as filename {of_batch}"
-        steps = f"select {_OF_STEP}, filename from ({self._rows_of('steps', paths, 'filename')})"  # noqa: S608 - as above
+        rows = _rows_of(self.store, "steps", self.views.versions, paths, "filename")
+        steps = f"select {_OF_STEP}, filename from ({rows})"  # noqa: S608 - names of ours
         return f"select {_KEY}, {_OF_STEP} from ({steps}) inner join ({files}) using (filename)"  # noqa: S608 - as above
 
-    def _rows_of(self, table: str, paths: Sequence[str], *more: str) -> str:
-        files = {join(self.store.location, table, path) for path in paths}
-        return stored_rows(table, parquet_sources(self.store, table, self.views.versions[table], files), *more)
+
+def _rows_of(store: Store, table: str, versions: Mapping[str, int], paths: Collection[str], *more: str) -> str:
+    """The query for the rows of some of a table's files, by their paths."""
+    files = {join(store.location, table, path) for path in paths}
+    return stored_rows(table, parquet_sources(store, table, versions[table], files), *more)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+_BETWEEN = "\0"  # what no path has
+
 
 def quoted(identifier: str) -> str:
     """A name in double quotes."""
@@ -23,5 +25,5 @@ def file_pattern(path: str) -> str:
 
 def parquet_files(paths: Iterable[str]) -> str:
     """The rows of Parquet files that have the same columns; the names of their folders mean nothing (no Hive keys)."""
-    files = ", ".join(literal(file_pattern(path)) for path in paths)
+    files = literal(file_pattern(_BETWEEN.join(paths))).replace(_BETWEEN, "', '")  # all at once: they may be many
     return f"read_parquet([{files}], hive_partitioning = false, union_by_name = false)"
