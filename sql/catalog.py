@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
-from schema.errors import InputError, KvdriftError, OperationError, nearest
+from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
 from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
@@ -245,6 +245,17 @@ def refresh_catalog(store: Store) -> None:
     """
     if is_local(store.location):
         write_catalog(store)
+
+
+def may_write_catalog(store: Store) -> bool:
+    """Whether a local store's folder takes a catalogue; False where it may only be read."""
+    aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
+    try:
+        aside.touch()
+    except OSError as error:  # what else is wrong shows when the catalogue is written
+        return not is_forbidden(error)
+    aside.unlink(missing_ok=True)
+    return True
 
 
 def describe_views() -> tuple[Contract, ...]:

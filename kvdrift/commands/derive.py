@@ -12,6 +12,7 @@ import typer
 
 from kvdrift.options import ClusterOption, StoreArgument
 from schema.errors import InputError
+from schema.location import is_local
 
 if TYPE_CHECKING:
     from schema.store.store import Store
@@ -66,14 +67,17 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
 
 def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     from schema.store.store import Store
-    from sql.catalog import refresh_catalog
+    from sql.catalog import may_write_catalog, refresh_catalog
     from sql.materialization import materialize_moments
 
     report, store = derive(location), Store.open(location)
-    materialize_moments(store)
+    nothing = f"nothing to derive: events version {report.events_version} is covered"
+    new = materialize_moments(store) or report.segments
+    if not new and is_local(store.location) and not may_write_catalog(store):
+        return f"{nothing}; the store may only be read, and its catalogue stays as it is"
     refresh_catalog(store)
     if not report.segments:
-        return f"nothing to derive: events version {report.events_version} is covered"
+        return nothing
     rate = report.events / max(report.seconds, 1e-9)
     return (
         f"derived {_counts(report)} "
