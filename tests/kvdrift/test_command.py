@@ -257,6 +257,26 @@ def test_status_and_derive_and_report(
     mistake(capsys, "report", finished, "--study", "smal")
 
 
+def test_derive_with_nothing_to_do_where_nothing_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store.create(tmp_path / "store")
+
+    def touch(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def write(_store: Store) -> None:
+        raise OperationError("catalog.duckdb: cannot be written (Read-only file system)")
+
+    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr("sql.catalog.write_catalog", write)
+    code, out, err = call(capsys, "derive", tmp_path / "store")
+    assert (code, err) == (0, "")
+    assert out.strip() == (
+        "nothing to derive: events version 0 is covered; the store may only be read, and its catalogue stays as it is"
+    )
+
+
 def test_status_says_what_is_left_and_the_next_command(finished: Path, tmp_path: Path) -> None:
     """After an action was redone, one dropped and one added, before anything of them is generated."""
     location = shutil.copytree(finished, tmp_path / "store")
