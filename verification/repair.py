@@ -24,6 +24,7 @@ from schema.store.appends import is_compacted, is_foreign, span_of_path, unit_co
 from schema.store.checked_files import DERIVED_TABLES, first_damaged
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
+from schema.store.locking import repaired
 from schema.store.parquet_files import StoredFile, replace_file
 from schema.store.small_tables import KEYED
 from schema.store.store import ESTIMATED_TABLES, Store
@@ -58,7 +59,7 @@ class _Aside:
 
 
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
-    """Mend a store, beside which nothing else may run.
+    """Mend a store; commits of other processes wait until it is done.
 
     Args:
         store: A local store; its tables may be unreadable.
@@ -69,11 +70,17 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
 
     Raises:
         InputError: The store is behind a URL.
+        OperationError: Another process repairs it, or writes to it for seconds.
         KvdriftError: Something cannot be mended.
 
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")
+    with repaired(store.location):
+        yield from _repair(store, faults)
+
+
+def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
     aside, logs = _Aside(Path(store.location)), table_logs(store)
     relied = {table: max((log.seen().get(table, -1) for log in logs.values()), default=-1) for table in RELIED_ON}
     lost: set[str] = set()

@@ -36,6 +36,7 @@ from schema.location import join
 from schema.store.appends import is_compacted
 from schema.store.commits import Commit
 from schema.store.durability import make_folder
+from schema.store.locking import written
 from schema.store.parquet_files import DataFiles
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.table_log import LocalDisk, LogState, lost_commits
@@ -370,6 +371,12 @@ class DeltaFolder(DataFiles):
             OperationError: The log cannot be written.
 
         """
+        with written(self.location):
+            return self._commit(table, attempt, since=since, alone=alone)
+
+    def _commit(
+        self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
+    ) -> int:
         for turn in range(_ATTEMPTS):
             loaded = Snapshot(table, self._open(table, None if turn else since))
             commit = attempt(loaded)

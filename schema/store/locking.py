@@ -1,0 +1,80 @@
+"""Who may change a local store: many writers at once, or one repair. The lock is on the store's folder.
+
+It ends with its process. A file system without locks keeps nobody apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from schema.errors import OperationError
+from schema.location import is_local
+
+_PATIENCE: Final = 5.0  # seconds: longer than a commit takes
+
+_repaired: Final = set[str]()  # stores that a repair of this process has
+
+
+@contextmanager
+def written(location: str) -> Iterator[None]:
+    """A block that writes to a store; waits while another process repairs it."""
+    if not is_local(location) or location in _repaired:
+        yield
+        return
+    with _opened(location) as folder:
+        _lock(folder, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def repaired(location: str) -> Iterator[None]:
+    """A block that repairs a local store, beside which no other process writes to it.
+
+    Raises:
+        OperationError: Another process has it.
+
+    """
+    with _opened(location) as folder:
+        begun = time.monotonic()
+        while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if time.monotonic() - begun > _PATIENCE:
+                raise OperationError(
+                    f"{location}: another process repairs or writes to it; let it end, then kvdrift verify --repair"
+                )
+            time.sleep(0.05)
+        _repaired.add(location)
+        try:
+            yield
+        finally:
+            _repaired.discard(location)
+
+
+@contextmanager
+def _opened(location: str) -> Iterator[int | None]:
+    """The store's folder, as what a lock is on; None where it cannot be opened, which whoever reads it says better."""
+    try:
+        folder = os.open(location, os.O_RDONLY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int | None, kind: int) -> bool:
+    """Take a lock, and tell whether no other process keeps it from us."""
+    try:
+        if folder is not None:
+            fcntl.flock(folder, kind)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

@@ -1,0 +1,46 @@
+"""A repair has a store for itself: another one is refused, and commits wait."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from fixtures.refusals import refused
+from fixtures.stored_units import make_unit
+
+from schema.errors import OperationError
+from schema.store.store import Store
+from verification.repair import repair
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def test_two_repairs_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schema.store.locking._PATIENCE", 0.1)
+    folder = os.open(store.location, os.O_RDONLY)  # as another process has it
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    message = refused(list, repair(store), error=OperationError)
+    assert message == (
+        f"{store.location}: another process repairs or writes to it; let it end, then kvdrift verify --repair"
+    )
+    os.close(folder)
+    assert list(repair(store)) == []
+
+
+def test_a_commit_waits_for_a_repair(store: Store) -> None:
+    folder = os.open(store.location, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    writer = threading.Thread(target=store.append_units, args=([make_unit("d0")],))
+    writer.start()
+    writer.join(0.5)
+    assert writer.is_alive()
+    assert Store(store.location).paths("events") == []
+    os.close(folder)
+    writer.join(60)
+    assert len(store.paths("events")) == 1
