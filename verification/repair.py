@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
+from schema.locking import repaired
 from schema.store.appends import is_compacted, is_foreign, span_of_path, unit_count
 from schema.store.checked_files import DERIVED_TABLES, first_damaged
 from schema.store.delta import DeltaFolder
 from schema.store.durability import make_folder, sync
-from schema.store.locking import repaired
 from schema.store.parquet_files import StoredFile, replace_file
 from schema.store.small_tables import KEYED
 from schema.store.store import ESTIMATED_TABLES, Store

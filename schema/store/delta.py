@@ -33,10 +33,10 @@ from schema.errors import (
     is_disk_fault,
 )
 from schema.location import join
+from schema.locking import written
 from schema.store.appends import is_compacted
 from schema.store.commits import Commit
 from schema.store.durability import make_folder
-from schema.store.locking import written
 from schema.store.parquet_files import DataFiles
 from schema.store.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.table_log import LocalDisk, LogState, lost_commits
