@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from schema.store.store import Store
     from transforms.segments import DerivationReport
 
+_M_ARENA_MAX = -8  # of mallopt, malloc.h
 _CATALOG_SHARE = 9  # how much longer than its last writing the catalogue is left alone while batches come
 
 
@@ -85,7 +88,14 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     )
 
 
+def _bound_arenas() -> None:
+    """Let libraries' threads share memory arenas: with one for each, glibc's default, memory grows for long."""
+    with suppress(OSError, AttributeError):  # another C library has no such option
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
 def _watching(location: str, interval: float) -> str:
+    _bound_arenas()
     from schema.store.store import Store
     from sql.materialization import LEAST_STEPS, materialize_moments
     from transforms.watch import watch
