@@ -132,7 +132,7 @@ def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan
 
     known = set(pc.unique(units["action"]).to_pylist())
     covered = units.group_by(["doc", "action", "estimator"]).aggregate([("replicates", "sum")])
-    cells = zip(*(covered[name].to_pylist() for name in ("doc", "action", "estimator")), strict=True)
+    cells = zip(*(covered[name].cast("string").to_pylist() for name in ("doc", "action", "estimator")), strict=True)
     replicates = dict(zip(cells, covered["replicates_sum"].to_pylist(), strict=True))
     by_name = {row["doc"]: row for row in documents.to_pylist()}
     lines = []
