@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import find_plan
-from flows.planning.work import Row, Work, planned_work
+from flows.planning.work import Cell, Row, Work, planned_work
 from schema.store.revisions import current_actions
 from schema.store.store import Store
 from stats.preliminary import preliminary_mean
@@ -122,13 +122,14 @@ class LiveStore:
     def _look_at(
         self, study: str, model: str, documents: dict[str, Row], actions: dict[str, Row], *, ours: bool
     ) -> StudyLook:
-        covered = {
-            (doc, action, estimator): count
-            for (of, by, doc, action, revision, estimator), count in self._covered.items()
-            if (of, by) == (study, model) and revision == actions.get(action, {}).get("action_revision")
-        }
+        covered = Counter[Cell]()
+        for (of, by, doc, action, revision, estimator), count in self._covered.items():
+            present = revision == actions.get(action, {}).get("action_revision")
+            if (of, by) == (study, model) and present and (row := documents.get(doc)):
+                covered[action, estimator, row["split"], row["stratum"], count] += 1
+        places = Counter((row["split"], row["stratum"]) for row in documents.values())
         plan = find_plan(self._store, study, model)
-        work = planned_work(actions, documents, covered, plan) if ours else []
+        work = planned_work(actions, places, covered, plan) if ours else []
         groups = {
             (doc, action): sums
             for (of, by, doc, action, revision), sums in self._sums.items()

@@ -12,7 +12,8 @@ from schema.study import CONTROL_REPLICATES
 from schema.tables import PLAIN, SWRB
 
 Row = dict[str, Any]
-Cell = tuple[str, str, str]  # doc, action, estimator
+Place = tuple[str, str]  # split, stratum
+Cell = tuple[str, str, str, str, int]  # action, estimator, split, stratum, replicates
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Work:
 
 
 def planned_work(
-    actions: Mapping[str, Row], documents: Mapping[str, Row], covered: Mapping[Cell, int], plan: FrozenPlan | None
+    actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None
 ) -> list[Work]:
     """Count what the present actions have of what documents, actions and plan ask for, by split and action.
 
@@ -34,25 +35,19 @@ def planned_work(
 
     Args:
         actions: Current rows of ``actions`` by name.
-        documents: Rows of ``documents`` by document.
-        covered: Replicates that are there.
+        documents: How many there are of each split and stratum.
+        covered: How many documents of each split and stratum have so many replicates of an action.
         plan: The frozen plan, if there is one.
 
     """
-    by_split: dict[str, Counter[str]] = {"development": Counter(), "evaluation": Counter()}
-    for row in documents.values():
-        by_split[row["split"]][row["stratum"]] += 1
-    there = defaultdict[tuple[str, str], list[tuple[str, int]]](list)
-    for (doc, action, estimator), count in covered.items():
-        if doc in documents:
-            there[action, estimator].append((doc, count))
-    development = [n for (doc, _, _), n in covered.items() if documents.get(doc, {}).get("split") == "development"]
+    there = defaultdict[tuple[str, str, str], Counter[tuple[str, int]]](Counter)
+    for (action, estimator, split, stratum, replicates), count in covered.items():
+        there[action, estimator, split][stratum, replicates] += count
+    most = max((replicates for _, _, split, _, replicates in covered if split == "development"), default=1)
     branching = {} if plan is None else plan.content.get("residual_branching", {})
     found = []
-    for split, replicates in (
-        ("development", max(development, default=1)),
-        ("evaluation", 0 if plan is None else plan.replicates),
-    ):
+    for split, replicates in (("development", most), ("evaluation", 0 if plan is None else plan.replicates)):
+        strata = {stratum: count for (of, stratum), count in documents.items() if of == split}
         for name, declared in sorted(actions.items()) if replicates else ():
             least = min(replicates, CONTROL_REPLICATES) if declared["control"] else replicates
             estimators = [PLAIN]
@@ -60,12 +55,10 @@ def planned_work(
                 estimators.append(SWRB)
             done = wanted = 0
             for estimator in estimators:
-                whole = Counter(
-                    documents[doc]["stratum"]
-                    for doc, count in there[name, estimator]
-                    if count >= least and documents[doc]["split"] == split
-                )
-                for stratum, count in by_split[split].items():
+                whole = Counter[str]()
+                for (stratum, held), count in there[name, estimator, split].items():
+                    whole[stratum] += count if held >= least else 0
+                for stratum, count in strata.items():
                     each = count if split == "development" or plan is None else plan.documents_per_stratum
                     wanted, done = wanted + each, done + min(each, whole[stratum])
             found.append(Work(split, name, done, wanted))

@@ -131,12 +131,13 @@ def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan
     from flows.planning.work import planned_work
 
     known = set(pc.unique(units["action"]).to_pylist())
-    covered = units.group_by(["doc", "action", "estimator"]).aggregate([("replicates", "sum")])
-    cells = zip(*(covered[name].cast("string").to_pylist() for name in ("doc", "action", "estimator")), strict=True)
-    replicates = dict(zip(cells, covered["replicates_sum"].to_pylist(), strict=True))
-    by_name = {row["doc"]: row for row in documents.to_pylist()}
+    of_document = ["doc", "action", "estimator", "split", "stratum"]
+    summed = units.group_by(of_document).aggregate([("replicates", "sum")])
+    cell = ("action", "estimator", "split", "stratum", "replicates_sum")
+    covered = {tuple(row[name] for name in cell): row["count_all"] for row in _counts(summed, *cell) if row["split"]}
+    places = {(row["split"], row["stratum"]): row["count_all"] for row in _counts(documents, "split", "stratum")}
     lines = []
-    for work in planned_work(actions, by_name, replicates, plan):
+    for work in planned_work(actions, places, covered, plan):
         if lacking := work.wanted - work.done:
             reason = (
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
