@@ -26,6 +26,8 @@ from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
 
+_INTERRUPTED = 130  # as of a program that SIGINT ended
+
 app = typer.Typer(
     name="kvdrift",
     help="When, and for how long, KV-cache eviction makes a language model diverge from itself.",
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KvdriftError as error:
         _fail(str(error), error.exit_code, debug=debug)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; run the same command again to go on", 130, debug=False)
+        code = _INTERRUPTED  # as Typer makes of Ctrl-C within a command
     except TyperException as error:
         _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
@@ -82,6 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", 1, debug=debug)
+    if code == _INTERRUPTED:
+        _fail("interrupted; run the same command again to go on", _INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)
 
 

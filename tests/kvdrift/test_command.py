@@ -131,6 +131,17 @@ def test_failures_are_one_line_unless_debugging(
     assert "Traceback" in err
 
 
+def test_an_interruption_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schema.study.load_studies", interrupted)
+    code, out, err = call(capsys, "run", write_study(tmp_path))
+    assert (code, out, err) == (130, "", "kvdrift: interrupted; run the same command again to go on\n")
+
+
 def test_a_full_disk_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
