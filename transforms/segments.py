@@ -159,10 +159,10 @@ def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
 def read_events(file: str) -> pa.Table:
     """Read the event columns of a Parquet file (path or URL), names as dictionaries, page checksums verified."""
     filesystem, path = filesystem_of(file)
-    with (
-        filesystem.open_input_file(path) as source,
-        pq.ParquetFile(source, read_dictionary=[*GROUP_KEY, "kind"], page_checksum_verification=True) as parquet,
-    ):
+    with filesystem.open_input_file(path) as source:
+        footer = pq.read_metadata(source)
+        names = [name for name in (*GROUP_KEY, "kind") if name in footer.schema.names]
+        parquet = pq.ParquetFile(source, metadata=footer, read_dictionary=names, page_checksum_verification=True)
         # A missing column is left for the derivation to name; one thread, since segments are small and run abreast.
         return parquet.read(columns=list(EVENTS.columns), use_threads=False)
 
