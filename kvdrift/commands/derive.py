@@ -14,7 +14,6 @@ import typer
 
 from kvdrift.options import ClusterOption, StoreArgument
 from schema.errors import InputError
-from schema.location import is_local
 
 if TYPE_CHECKING:
     from schema.store.store import Store
@@ -69,6 +68,7 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
 
 
 def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
+    from schema.location import is_local
     from schema.store.store import Store
     from sql.catalog import may_write_catalog, refresh_catalog
     from sql.materialization import materialize_moments
