@@ -107,6 +107,7 @@ def test_a_slow_server_that_refuses_requests_changes_no_row(troubled: str, expec
     assert rows(troubled) == expected
 
 
+@pytest.mark.slow
 def test_commands_read_and_rewrite_a_store_behind_a_server(
     troubled: str, expected: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

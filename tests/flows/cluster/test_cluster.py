@@ -168,6 +168,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
             run.derived_by(run.location)
 
 
+@pytest.mark.slow
 def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     """After as many as Dask's ``allowed-failures`` says."""
     with run_on(dask_cluster.address, tmp_path) as run:

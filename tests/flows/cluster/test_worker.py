@@ -96,6 +96,7 @@ def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting:
     assert worker.generate_document(*assigned(other)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_work")
 def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Path) -> None:
     """A worker that has not the same module there is refused."""
