@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.command import call
+from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
 from fixtures.s3_server import S3Server, s3_server
 from fixtures.small_study import finish, run_of
@@ -20,36 +21,11 @@ from schema.location import filesystem_of
 from schema.store.store import Store, Unit
 from sql.catalog import open_views
 
-STUDY = """
-[study]
-name = "laws"
-horizon = 4
-seed = 3
-
-[model]
-id = "laws"
-kind = "finite-state"
-family = "mixture"
-alphabet = 2
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 2
-evaluation = 2
-
-[[actions]]
-name = "mixture"
-
-[plan]
-baseline = "mixture"
-primary = ["mismatch"]
-replicates = 3
-documents = 2
-development_replicates = 2
-draws = 100
-exploratory_draws = 100
-"""
+SMALLER = (
+    ("development = 4", "development = 2"),
+    ("evaluation = 6", "evaluation = 2"),
+    ("documents = 6", "documents = 2"),
+)
 
 # What differs between two runs: times, and what follows from them.
 OF_THE_RUN = {
@@ -79,9 +55,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("study") / "laws.toml"
-    path.write_text(STUDY)
-    return path
+    return write_finite_study(tmp_path_factory.mktemp("study"), *SMALLER)
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +86,11 @@ def test_commands_read_and_rewrite_a_store_behind_a_server(
     troubled: str, expected: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, root = filesystem_of(troubled)
-    with files.open_output_stream(f"{root}/events/laws/of-a-killed-writer.parquet") as left:
+    with files.open_output_stream(f"{root}/events/finite/of-a-killed-writer.parquet") as left:
         left.write(b"an upload that no commit names")
     code, out, _ = call(capsys, "verify", troubled)
     assert code == 0
-    assert "events/laws/of-a-killed-writer.parquet: no commit names this file" in out
+    assert "events/finite/of-a-killed-writer.parquet: no commit names this file" in out
 
     with open_views(Store.open(troubled)) as views:
         decomposition = views.rows("decomposition")
