@@ -12,6 +12,7 @@ upgrade that was killed between the two commits is simply continued.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -38,12 +39,12 @@ from schema.store.appends import is_compacted
 from schema.store.commits import Commit
 from schema.store.durability import make_folder
 from schema.store.parquet_files import DataFiles
-from schema.store.snapshot import Snapshot, added_columns, lacking_columns
+from schema.store.snapshot import OpenTables, Snapshot, added_columns, lacking_columns
 from schema.store.table_log import LocalDisk, LogState, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _VERSION_KEY = "kvdrift.schema_version"
 READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
@@ -53,11 +54,13 @@ _REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "20"}  # versions; behind a U
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200
 
+_HELD_VERSIONS = 4  # of a table: the latest ones, and those that others were made from
+
 
 class DeltaFolder(DataFiles):
     """The tables of ``schema.tables`` under one local folder or object-store URL.
 
-    What was loaded of a log serves until the log changes.
+    What was loaded of a version serves while its log file is the same.
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -73,8 +76,8 @@ class DeltaFolder(DataFiles):
         if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
             raise InputError(f"{self.location}: a store's path cannot hold a '?'")
         self._disk = LocalDisk(Path(self.location)) if self._local else None
-        # By table: the state of its log, which behind a URL is its newest version, and what was loaded of it.
-        self._snapshots: dict[str, tuple[LogState | int, dict[int | None, Snapshot]]] = {}
+        self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
+        self._snapshots: dict[str, dict[int, tuple[LogState | int | None, Snapshot]]] = {}  # by table and version
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
@@ -161,7 +164,10 @@ class DeltaFolder(DataFiles):
             InputError: The table cannot be read.
 
         """
-        return self._exists(table) and not lacking_columns(table, self.load(table).delta)
+        if not self._exists(table):
+            return False
+        with self._opened(table) as loaded:
+            return not lacking_columns(table, loaded)
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
         """Load a table at a version, by default the latest.
@@ -170,40 +176,50 @@ class DeltaFolder(DataFiles):
             InputError: The table or the version is missing or cannot be read.
 
         """
-        state = self._log_state(table)  # first: a commit may come in between
-        known, snapshots = self._snapshots.get(table, (None, {}))
-        if state is None or state != known:
-            snapshots = {}
-        if version not in snapshots:
-            loaded = self._load(table, version)
-            snapshots[version] = snapshots[loaded.version] = loaded
-            if self._disk is None and version is None:
-                state = loaded.version
-        if state is not None:
-            self._snapshots[table] = state, snapshots
-        return snapshots[version]
+        at = self._newest(table) if version is None else version
+        state, held = self._snapshots.get(table, {}).get(at, (None, None))
+        if held is None or state is None or state != self._tables.state(table, at):
+            held = self._load(table, version)
+            at, state = held.version, self._tables.state(table, held.version)
+        if held.id is None:  # the table may be made any moment
+            return held
+        others = [item for item in self._snapshots.get(table, {}).items() if item[0] != at]
+        self._snapshots[table] = dict([*others[1 - _HELD_VERSIONS :], (at, (state, held))])
+        return held
 
-    def _log_state(self, table: str) -> LogState | int | None:
-        """Return what changes with every commit to a table; None where it is not known without loading the log."""
+    def _newest(self, table: str) -> int:
+        """Return the newest version of a table as its log's files say; -1 where it is not known without loading it."""
         if self._disk is not None:
-            return self._disk.logs[table].state()
-        known, _ = self._snapshots.get(table, (None, {}))
-        if not isinstance(known, int):
-            return None
+            return self._disk.logs[table].newest()
+        known = max(self._snapshots.get(table, ()), default=-1)
+        if known < 0:
+            return -1
         following = join(self._root, table, "_delta_log", f"{known + 1:020d}.json")
         try:
-            return known if self._files.get_file_info(following).type is pa.fs.FileType.NotFound else None
+            return known if self._files.get_file_info(following).type is pa.fs.FileType.NotFound else -1
         except OSError:  # what loads the log says what is wrong
-            return None
+            return -1
 
     def _load(self, table: str, version: int | None) -> Snapshot:
         since = TABLES[table].since
         # A store of an older version may lack the table. An upgrade makes it before it touches ``events``, so look for
         # the table first and at the version of ``events`` second.
-        if since > 1 and not self._exists(table) and self._schema_version("events", self._open("events")) < since:
+        if (
+            since > 1
+            and table not in self._snapshots
+            and not self._exists(table)
+            and self._events_schema_version() < since
+        ):
             self._check_version(table, version, 0)
-            return Snapshot(table, None)
-        return Snapshot(table, self._open(table, version))
+            return Snapshot(table, None, lambda _: None)
+        with self._opened(table, version) as loaded:
+            at = int(loaded.version())
+            return Snapshot(table, loaded, lambda app_id: self._transaction_version(table, at, app_id))
+
+    def _transaction_version(self, table: str, version: int, app_id: str) -> int | None:
+        with self._opened(table, version) as loaded:
+            found = loaded.transaction_version(app_id)
+        return None if found is None else int(found)
 
     def _exists(self, table: str) -> bool:
         uri = join(self.location, table)
@@ -215,6 +231,17 @@ class DeltaFolder(DataFiles):
         except (DeltaError, OSError):
             return False
 
+    @contextmanager
+    def _opened(self, table: str, version: int | None = None) -> Iterator[DeltaTable]:
+        """Open a table for a block, which leaves it at a version that exists."""
+        loaded = self._open(table, version)
+        yield loaded
+        self._tables.give_back(table, loaded)
+
+    def _events_schema_version(self) -> int:
+        with self._opened("events") as loaded:
+            return self._schema_version("events", loaded)
+
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         uri = join(self.location, table)
         if self._local and Path(self.location).is_file():
@@ -222,13 +249,11 @@ class DeltaFolder(DataFiles):
         if self._local and not Path(uri, "_delta_log").is_dir():
             raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
         try:
-            loaded = DeltaTable(uri)
-            latest = loaded.version()
-            self._check_version(table, version, latest)
-            if version is not None and version != latest:
-                loaded.load_as_version(version)
+            loaded = self._tables.take(table, version)
             self._schema_version(table, loaded)
-        except (DeltaError, OSError, ValueError) as error:
+        except (DeltaError, OSError, ValueError, OverflowError) as error:
+            if version is not None:
+                self._check_version(table, version, self._open(table).version())
             fault = self._disk and self._disk.logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
                 raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
@@ -268,6 +293,8 @@ class DeltaFolder(DataFiles):
         return int(found)
 
     def _check_readable(self, snapshot: Snapshot) -> None:
+        if self._newest(snapshot.table) == snapshot.version:
+            return
         since = self.load(snapshot.table).transaction_version(READABLE_SINCE) or 0
         if snapshot.version < since:
             raise InputError(
@@ -378,14 +405,15 @@ class DeltaFolder(DataFiles):
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
     ) -> int:
         for turn in range(_ATTEMPTS):
-            loaded = Snapshot(table, self._open(table, None if turn else since))
-            commit = attempt(loaded)
+            snapshot = self.load(table, None if turn else since)
+            commit = attempt(snapshot)
             if commit is None:
                 self._make_durable(table)  # what is there may be another writer's, who has not been told yet
                 return 0
+            loaded = self._open(table, snapshot.version)
             try:
                 said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
-                loaded.delta.create_write_transaction(
+                loaded.create_write_transaction(
                     commit.actions(),
                     mode="append",
                     schema=TABLES[table].schema,
@@ -403,8 +431,9 @@ class DeltaFolder(DataFiles):
                 raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
             else:
                 # Whoever opens the table is to read what is there, and not what was replaced.
-                self._make_durable(table, checkpoint=bool(commit.replaced))
+                self._make_durable(table, loaded, checkpoint=bool(commit.replaced))
                 return len(commit.files)
+            self._tables.give_back(table, loaded)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
 
     def remove(self, table: str, paths: Collection[str]) -> int:
@@ -423,17 +452,27 @@ class DeltaFolder(DataFiles):
         self.commit(table, attempt)
         return len(removed)
 
-    def _make_durable(self, table: str, *, checkpoint: bool = False) -> None:
-        """Make every commit of a local table durable; put them together in a checkpoint where asked to or many.
+    def _make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
+        """Make every commit of a local table durable.
+
+        Args:
+            table: The table.
+            loaded: The table after a commit of ours: put the log together in a checkpoint if it has become long.
+            checkpoint: Whether to do so anyhow.
 
         Raises:
             OperationError: The disk refuses; the commit is visible, but nobody may be told so.
 
         """
+        log = None if self._disk is None else self._disk.logs[table]
         try:
-            if self._disk is not None:
-                self._disk.make_durable(table, checkpoint=checkpoint)
-            elif checkpoint:
-                DeltaTable(join(self.location, table)).create_checkpoint()
+            if log is not None:
+                log.sync()
+            if loaded is not None and (checkpoint or (log is not None and log.needs_checkpoint())):
+                loaded.create_checkpoint()  # of this version and those before, which are durable
+                if log is not None:
+                    log.sync_checkpoint()
         except (DeltaError, OSError) as error:
             raise OperationError(f"{self.location}: cannot sync '{table}' to the disk ({first_line(error)})") from None
+        if loaded is not None:
+            self._tables.give_back(table, loaded)

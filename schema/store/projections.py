@@ -176,9 +176,7 @@ class UnitCommits:
                 written[span] = self._put(*given[span])
             return written[span]
 
-        # The version from before the events are there, without which nobody writes their rows.
-        since = self._folder.load("units").version
-        return self._commit({span: record for span, (record, _) in given.items()}, put, since)
+        return self._commit({span: record for span, (record, _) in given.items()}, put)
 
     def adopt(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
         """Make files in place visible; ``Store.adopt_units`` says more."""
@@ -189,7 +187,7 @@ class UnitCommits:
             for span, (_, record) in given.items()
             if not any(other is not None and other.overlaps(span) for other in stored)
         }
-        return self._commit(free, lambda span: given[span][0], None)  # their rows may be there
+        return self._commit(free, lambda span: given[span][0], ahead=True)
 
     def reconcile(self, prepare: Callable[[], None] = lambda: None) -> int:
         """Append the rows that a killed writer left out; ``prepare`` is called before. Return how many."""
@@ -201,17 +199,20 @@ class UnitCommits:
         return count
 
     def _commit(
-        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], since: int | None
+        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], *, ahead: bool = False
     ) -> int:
         """Make the units that the store lacks visible by one commit, then their rows; return how many.
 
-        ``put`` gives a unit's file, in place. At the version ``since`` of ``units`` none has a row; None where there
-        may be rows whose events are lost.
+        ``put`` gives a unit's file, in place. ``ahead`` says that there may be rows of units whose events are lost.
         """
         files: dict[Span, StoredFile] = {}
+        since = None
 
         def attempt(events: Snapshot) -> Commit | None:
-            new = self._rows.missing(events, records, ahead=since is None)
+            nonlocal since
+            if not ahead:  # nobody writes a unit's row before its events are there
+                since = self._folder.load("units").version
+            new = self._rows.missing(events, records, ahead=ahead)
             files.clear()
             files.update((span, put(span)) for span in new)
             groups = ((span.group, span.first + span.count) for span in new)

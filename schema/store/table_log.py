@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from schema.store.commits import Commit
 from schema.store.durability import sync, sync_names
@@ -36,7 +35,7 @@ _LOOKED_AT = (
 )
 
 LogState: TypeAlias = tuple[int, int, int, int]
-"""The newest version of a log; inode, size and time of its file. While they are the same, so is the log."""
+"""A version of a log; inode, size and time of its file. While they are the same, so is the log up to this version."""
 
 
 class TableLog:
@@ -69,14 +68,13 @@ class TableLog:
         self._newest = version
         return version
 
-    def state(self) -> LogState | None:
-        """Return what changes with every commit; None where the log has no file."""
-        newest = self.newest()
+    def state(self, version: int) -> LogState | None:
+        """Return what tells a version from all others, also from one that took its place; None where it has no file."""
         try:
-            found = self.file(newest).stat()
+            found = self.file(version).stat()
         except OSError:
             return None
-        return newest, found.st_ino, found.st_size, found.st_mtime_ns
+        return version, found.st_ino, found.st_size, found.st_mtime_ns
 
     def sync(self) -> None:
         """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.
@@ -196,20 +194,6 @@ class LocalDisk:
                 self.logs[other].sync()
                 seen[other] = version
         return said_of_commit(len(commit.actions()) + len(commit.transactions), seen)
-
-    def make_durable(self, table: str, *, checkpoint: bool) -> None:
-        """Make every commit of a table durable, and put them together in a checkpoint, if asked to or there are many.
-
-        Raises:
-            OSError: The disk refuses.
-            DeltaError: The checkpoint cannot be written.
-
-        """
-        log = self.logs[table]
-        log.sync()
-        if checkpoint or log.needs_checkpoint():
-            DeltaTable(str(self._folder / table)).create_checkpoint()
-            log.sync_checkpoint()
 
 
 def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:

@@ -214,6 +214,18 @@ def test_a_log_is_loaded_once_until_it_changes(store: Store, monkeypatch: pytest
     assert store.paths("events") == other.paths("events") != [first]
 
 
+def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Store(store.location)
+    for number, writer in enumerate((store, other)):
+        writer.append_units([make_unit(f"d{number}")])
+    before = store.version("events") - 1
+    store.read("events", before)
+    monkeypatch.setattr("schema.store.snapshot.DeltaTable", None)
+    assert store.append_units([make_unit("d2")]) == other.append_units([make_unit("d3")]) == 1
+    assert content(store).num_rows == content(other).num_rows == 4 * 32
+    assert store.read("events", before).num_rows == 32
+
+
 def test_duckdb_reads_the_files(store: Store) -> None:
     units = [make_unit("d0"), make_unit("d1")]
     store.append_units(units)
