@@ -16,7 +16,7 @@ from schema.store.parquet_files import replace_file
 from schema.store.store import Store
 
 if TYPE_CHECKING:
-    from flows.generation.second_process import SecondProcess
+    from flows.generation.side_processes import SideProcess, SideProcesses
     from flows.study_run import StudyRun
     from report.page import DrawFigures
     from report.printing.section import Drawing
@@ -34,7 +34,7 @@ def write_report(
     token_text: Callable[[int], str] | None = None,
     latex: bool = False,
     progress: Progress = SILENT,
-    second: SecondProcess | None = None,
+    sides: SideProcesses | None = None,
 ) -> Path:
     """Write the report of a stored study.
 
@@ -46,7 +46,7 @@ def write_report(
         token_text: a token id as text; without it the examples show ids.
         latex: whether the tables are written as .tex files too.
         progress: who is told how far the work is.
-        second: draws figures beside this process.
+        sides: the processes beside this one, which draw the figures.
 
     Returns:
         The path of the page.
@@ -61,7 +61,7 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    draw = None if second is None else _draw_beside(second)
+    draw = None if sides is None else _draw_beside(sides)
     kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
     with _writing(folder), open_views(store, kept=kept, checked=True) as views:
         page = build_report(
@@ -82,23 +82,24 @@ def write_report(
     return page
 
 
-def _draw_beside(second: SecondProcess) -> DrawFigures:
-    """Return what draws figures here and in the second process, which gets ready for it now."""
-    from flows.generation.second_process import work_beside  # noqa: PLC0415 - with what generates
+def _draw_beside(sides: SideProcesses) -> DrawFigures:
+    """Return what draws figures in the side processes, which get ready for it now."""
+    from flows.generation.side_processes import work_beside  # noqa: PLC0415 - with what generates
     from report.page import draw_figures  # noqa: PLC0415 - as above
 
-    second.begin(_get_ready_to_draw)
+    for side in sides.all:
+        side.begin(_get_ready_to_draw)
 
     def draw(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
-        parts = [[one] for one in drawings]
+        def there(side: SideProcess, drawing: Drawing) -> dict[str, str]:
+            return side.call(draw_figures, [drawing], folder)
 
-        def there(part: Sequence[Drawing]) -> dict[str, str]:
-            return second.call(draw_figures, part, folder)
+        def here(drawing: Drawing) -> dict[str, str]:
+            return draw_figures([drawing], folder)
 
-        def here(part: Sequence[Drawing]) -> dict[str, str]:
-            return draw_figures(part, folder)
-
-        return {name: figure for figures in work_beside(second, parts, there, here) for name, figure in figures.items()}
+        return {
+            name: figure for figures in work_beside(sides, drawings, there, here) for name, figure in figures.items()
+        }
 
     return draw
 

@@ -156,7 +156,7 @@ def report(run: StudyRun) -> Path:
         text = None if model.kind == FINITE_STATE else token_reader(model.id, revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
-            token_text=text, progress=run.progress, second=run.second(),
+            token_text=text, progress=run.progress, sides=run.sides(),
         )  # fmt: skip
     return page
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from flows.generation.local import LocalGenerator
 from flows.generation.pending import Work
-from flows.generation.second_process import SecondProcess
+from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from generator.actions import Action
@@ -49,7 +49,7 @@ class StudyRun:
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
         derived_by: derives what the store at a location lacks; by default, this process.
-        second: returns the process that works beside this one, where there is one.
+        sides: returns the processes that work beside this one, where there are some.
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
 
@@ -62,7 +62,7 @@ class StudyRun:
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    second: Callable[[], SecondProcess | None] = lambda: None
+    sides: Callable[[], SideProcesses | None] = lambda: None
     offline: bool = False
     replan: bool = False
 

@@ -71,16 +71,16 @@ def generate_units(
     return units
 
 
-def together(model: Model, work: Work, threads: int = 1) -> Iterator[Work]:
+def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]:
     """Cut work, in its order, into parts whose documents are worth generating together, as many for each thread."""
     total = sum(item.count for _, pending in work for item in pending)
-    rounds = -(-total // max(model.pairs_at_once * threads, 1))
-    enough = min(-(-total // max(rounds * threads, 1)), model.pairs_at_once)
+    rounds = -(-total // max(pairs_at_once * threads, 1))
+    enough = min(-(-total // max(rounds * threads, 1)), pairs_at_once)
     part: list[tuple[Document, Sequence[PendingUnit]]] = []
     pairs = 0
     for document, pending in work:
         own = sum(item.count for item in pending)
-        if part and (pairs >= enough or pairs + own > model.pairs_at_once):
+        if part and (pairs >= enough or pairs + own > pairs_at_once):
             yield part
             part, pairs = [], 0
         part.append((document, pending))
@@ -147,7 +147,7 @@ def generate_documents(
         OperationError: A selector fails.
     """
     threads = min(THREADS, len(os.sched_getaffinity(0))) if model.pairs_at_once else 1
-    parts = list(together(model, work, threads))
+    parts = list(together(model.pairs_at_once, work, threads))
     if threads > 1 and len(parts) > 1:
         yield from _in_threads(threads, model, study, parts, horizon, seed)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flows.forecast import forecast
 from flows.generation.local import LocalGenerator
-from flows.generation.second_process import SecondProcess
+from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify, storing
 from flows.study_run import StudyRun
 from schema.progress import Progress
@@ -32,7 +32,7 @@ class Generators:
         identify: Says what makes the units.
         get_ready: Is called with all runs before anything is written, where something is to do.
         derived_by: Derives what a store at a location lacks.
-        second: Returns the process that works beside this one, where there is one.
+        sides: Returns the processes that work beside this one, where there are some.
         served: Whether generation goes on outside of this process, so that the devices here do not matter.
     """
 
@@ -40,7 +40,7 @@ class Generators:
     identify: Identify
     get_ready: Callable[[Sequence[StudyRun]], None]
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    second: Callable[[], SecondProcess | None] = lambda: None
+    sides: Callable[[], SideProcesses | None] = lambda: None
     served: bool = True
 
 
@@ -71,4 +71,4 @@ def generators(
             def get_ready(runs: Sequence[StudyRun]) -> None:
                 local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])
 
-            yield Generators(storing(local), local.identify, get_ready, second=lambda: local.second, served=False)
+            yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)

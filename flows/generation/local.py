@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flows.generation.named_work import Part
 from flows.generation.pending import Work
-from flows.generation.second_process import SecondProcess, generate_beside
+from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.generation import generate_documents, generate_together, together
@@ -27,45 +28,66 @@ _SMALL = 100 << 20  # bytes of weights
 
 
 class LocalGenerator:
-    """Generates on this machine, with one model in memory at a time: much work of a small model in two processes."""
+    """Generates on this machine, with one model in memory at a time: much work of a small model in two processes.
+
+    Attributes:
+        sides: The processes beside this one, where there are some; then the model is theirs alone.
+
+    """
 
     def __init__(self) -> None:
         self._study: Study | None = None  # whose model is held
         self._model: Model | None = None
-        self.second: SecondProcess | None = None  # the process beside this one, where there is one
+        self.sides: SideProcesses | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Yield the units of each document, in any order."""
-        self.get_ready(study, work)  # before the model is loaded here, so that both processes do so at once
-        model = self.model(study)
-        if self.second is None or not model.pairs_at_once:
-            yield from generate_documents(model, study.name, work, study.study.horizon, study.study.seed)
-            return
+        self.get_ready(study, work)
+        if (pairs := self._pairs_beside(study)) and self.sides is not None:
+            yield from self._generate_beside(self.sides, study, list(together(pairs, work, 2)))
+        else:
+            yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
+
+    def get_ready(self, study: Study, work: Work) -> None:
+        """Start two more processes, which takes some seconds, where so much work of a small model is to come."""
+        alone = self.sides is None and len(os.sched_getaffinity(0)) > 1
+        if alone and _is_much(work, study) and _is_small(study):
+            self.sides = SideProcesses(study)
+
+    def _pairs_beside(self, study: Study) -> int:
+        """How many pairs the processes beside this one decode at once; 0 where there are none, or none any more."""
+        if self.sides is None:
+            return 0
+        try:
+            return self.sides.all[0].pairs_at_once(study)
+        except (EOFError, OSError):
+            self.close()
+            return 0
+
+    def _generate_beside(
+        self, sides: SideProcesses, study: Study, parts: Sequence[Part]
+    ) -> Generator[list[Unit], None, None]:
+        def there(side: SideProcess, part: Part) -> list[list[Unit]]:
+            return side.generate(study, part)
+
         whole = False
         try:
-            parts = list(together(model, work, 2))
-            yield from generate_beside(self.second, study, parts, self.generate_part)
+            for documents in work_beside(sides, parts, there, partial(self.generate_part, study)):
+                yield from documents
             whole = True
         finally:
             if not whole:
-                self.second = None
-
-    def get_ready(self, study: Study, work: Work) -> None:
-        """Start a second process, which takes some seconds, where so much work of a small model is to come."""
-        alone = self.second is None and len(os.sched_getaffinity(0)) > 1
-        if alone and _is_much(work, study) and _is_small(study):
-            self.second = SecondProcess(study)
+                self.sides = None
 
     def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
-        """Generate a part of the work in this thread; the model is loaded for it, or for none."""
-        model = self.model(study)
-        return generate_together(model, study.name, part, study.study.horizon, study.study.seed) if part else []
+        """Generate a part of the work in this thread."""
+        return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 
     def close(self) -> None:
-        """End the second process, if there is one."""
-        if self.second is not None:
-            self.second.close()
-            self.second = None
+        """End the processes beside this one, if there are some."""
+        if self.sides is not None:
+            self.sides.close()
+            self.sides = None
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.

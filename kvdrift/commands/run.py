@@ -147,9 +147,7 @@ def run_file(
     shared = DocumentLimit(limit)
     with generators(studies, addresses, cluster, progress) as by:
         runs = [
-            StudyRun(
-                study, location, by.made_by, progress, shared, by.identify, by.derived_by, by.second, replan=replan
-            )
+            StudyRun(study, location, by.made_by, progress, shared, by.identify, by.derived_by, by.sides, replan=replan)
             for study in studies
         ]
         for one in runs:

@@ -67,7 +67,7 @@ def test_events_are_the_same_side_by_side_and_in_two_threads(
     assert_same(generate_together(model, "s", WORK, HORIZON, SEED), expected)
     monkeypatch.setattr(transformer_model, "_PAIRS_AT_ONCE", 20)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert len(list(together(model, WORK))) > 2
+    assert len(list(together(model.pairs_at_once, WORK))) > 2
     before = torch.get_num_threads()
     assert_same(list(generate_documents(model, "s", WORK, HORIZON, SEED)), expected)
     assert torch.get_num_threads() == before
@@ -91,7 +91,7 @@ def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:
         replace(small, device="cuda"),
         replace(small, rows=replace(small.rows, deviation=1e-6)),
     ):
-        assert [len(part) for part in together(other, WORK)] == [1] * len(WORK)
+        assert [len(part) for part in together(other.pairs_at_once, WORK)] == [1] * len(WORK)
 
 
 def test_threads_get_equally_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +101,13 @@ def test_threads_get_equally_many_documents(monkeypatch: pytest.MonkeyPatch) -> 
         random_model("llama"),
         [(random_document(f"d{i}", 80), [PendingUnit(CONTROL, 0, 16)]) for i in range(18)],
     )
-    assert [len(part) for part in together(model, work)] == [6, 6, 6]
-    assert [len(part) for part in together(model, work, threads=2)] == [5, 5, 5, 3]
+    assert [len(part) for part in together(model.pairs_at_once, work)] == [6, 6, 6]
+    assert [len(part) for part in together(model.pairs_at_once, work, threads=2)] == [5, 5, 5, 3]
     large = [
         (document, [PendingUnit(CONTROL, 0, count)])
         for (document, _), count in zip(work, (100, 1, 200, 16), strict=False)
     ]
-    assert [len(part) for part in together(model, large, threads=2)] == [1, 1, 1, 1]
+    assert [len(part) for part in together(model.pairs_at_once, large, threads=2)] == [1, 1, 1, 1]
 
 
 @dataclass(frozen=True)

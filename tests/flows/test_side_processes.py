@@ -1,8 +1,9 @@
-"""Work in a second process: the events of one process, and what a process does not do, since it ended, is done here."""
+"""Work in side processes: the events of one process, and what they do not do, since they ended, is done here."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from flows.generation import local as local_generation
 from flows.generation.local import LocalGenerator
 from flows.generation.named_work import Part
 from flows.generation.pending import Work, pending_work
-from flows.generation.second_process import generate_beside
+from flows.generation.side_processes import SideProcess, work_beside
 from flows.material import gather_material
 from flows.pages import _draw_beside
 from report.printing.canvas import new_figure
@@ -41,34 +42,54 @@ def by_name(documents: Sequence[Sequence[Unit]]) -> dict[tuple[str, str], Any]:
 
 
 def test_two_processes_give_the_events_of_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the second one is killed, and at last the work is given up."""
+    """Then one of them is killed, then both, and at last the work is given up."""
     work, local = work_of(study), LocalGenerator()
     expected = by_name(list(local(study, work)))
     monkeypatch.setattr(local_generation, "_MUCH", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("generator.transformer.model._PAIRS_AT_ONCE", 1)  # a document to a part
+    monkeypatch.setattr(LocalGenerator, "_pairs_beside", lambda *_: 1)  # a document to a part
     local.get_ready(study, work)
-    second = local.second
-    assert second is not None
-    assert second.call(os.getpid) == second._process.pid
+    sides = local.sides
+    assert sides is not None
+    first, second = sides.all
+    assert first.call(os.getpid) == sides._process.pid
+    assert second.call(os.getppid) == sides._process.pid
     with pytest.raises(RuntimeError, match="FileNotFoundError: "):
         second.call(os.stat, "nowhere")
-    there = [units for one in work[:2] for units in second.generate(study, [one])]
-    assert by_name([*there, *local(study, work[2:])]) == expected
-    second._process.kill()
+    there = [units for one in work for units in second.generate(study, [one])]
+    assert by_name(there) == expected
+    assert by_name(list(local(study, work))) == expected
+    os.kill(second.call(os.getpid), signal.SIGKILL)
+    assert by_name(list(local(study, work))) == expected
+    os.kill(sides._process.pid, signal.SIGKILL)
     assert by_name(list(local(study, work))) == expected
     made = local(study, work)
     next(made)
     made.close()
-    assert second._process.poll() is not None
-    local.close()
+    assert sides._process.returncode is not None
+    assert local.sides is None
+
+
+def test_a_process_that_ended_before_its_model_was_loaded_is_done_without(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, local = work_of(study), LocalGenerator()
+    monkeypatch.setattr(local_generation, "_MUCH", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    local.get_ready(study, work)
+    assert local.sides is not None
+    local.sides._process.kill()
+    monkeypatch.setattr(LocalGenerator, "get_ready", lambda *_: None)
+    assert len(list(local(study, work))) == len(work)
+    assert local.sides is None
 
 
 class Fake:
-    """Stands for a second process, in which everything fails."""
+    """Stands for the side processes, in which everything fails."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.closed = error, False
+        self.all = [self, self]
 
     def generate(self, *_: Study | Part) -> list[list[Unit]]:
         raise self.error
@@ -83,29 +104,33 @@ class Fake:
         self.closed = True
 
 
-def test_what_the_second_process_refuses_ends_the_work(study: Study) -> None:
-    second: Any = Fake(OperationError("selector Mine: fails"))
+def test_what_a_side_process_refuses_ends_the_work(study: Study) -> None:
+    sides: Any = Fake(OperationError("selector Mine: fails"))
+
+    def there(side: SideProcess, part: Part) -> list[list[Unit]]:
+        return side.generate(study, part)
+
     with pytest.raises(OperationError, match="selector Mine: fails"):
-        list(generate_beside(second, study, [[one] for one in work_of(study)], lambda *_: []))
-    assert second.closed, "the other parts are not waited for"
+        list(work_beside(sides, [[one] for one in work_of(study)], there, lambda _: []))
+    assert sides.closed, "the other parts are not waited for"
 
 
 @pytest.mark.parametrize("error", [EOFError(), RuntimeError("ValueError: no canvas"), TypeError("cannot pickle")])
-def test_figures_that_the_second_process_does_not_draw_are_drawn_here(error: Exception, tmp_path: Path) -> None:
-    second: Any = Fake(error)
+def test_figures_that_the_side_processes_do_not_draw_are_drawn_here(error: Exception, tmp_path: Path) -> None:
+    sides: Any = Fake(error)
     drawings = [Drawing(name, "A line", empty_figure) for name in ("one", "two", "three")]
-    drawn = _draw_beside(second)(drawings, tmp_path)
+    drawn = _draw_beside(sides)(drawings, tmp_path)
     assert drawn.keys() == {"one", "two", "three"}
     assert len(list(tmp_path.glob("*.pdf"))) == len(drawings)
-    assert not second.closed, "it may generate again"
+    assert not sides.closed, "they may generate again"
 
 
 def test_a_figure_that_fails_ends_the_page(tmp_path: Path) -> None:
-    """As it fails without a second process: in the line of the file system."""
-    second: Any = Fake(RuntimeError("OSError: [Errno 28] No space left on device"))
+    """As it fails without side processes: in the line of the file system."""
+    sides: Any = Fake(RuntimeError("OSError: [Errno 28] No space left on device"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        _draw_beside(second)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")
-    assert second.closed
+        _draw_beside(sides)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")
+    assert sides.closed
 
 
 def empty_figure() -> Figure:
