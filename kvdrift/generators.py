@@ -66,7 +66,7 @@ def generators(
             there = ClusterGenerator(connection)
             yield Generators(there, there.identify, lambda _: there.check(), partial(derive_on, connection))
     else:
-        with closing(LocalGenerator()) as local:
+        with closing(LocalGenerator(progress.say)) as local:
 
             def get_ready(runs: Sequence[StudyRun]) -> None:
                 local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])

@@ -11,12 +11,14 @@ from flows.generation.named_work import Part
 from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
+from generator.coupling.laws import slower
 from generator.finite.model import finite_model
 from generator.generation import generate_documents, generate_together, together
 from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import model_folder, weight_files
+from schema.progress import SILENT
 from schema.store.store import Unit
 from schema.study import FINITE_STATE, ModelSection, Study
 
@@ -30,12 +32,16 @@ _SMALL = 100 << 20  # bytes of weights
 class LocalGenerator:
     """Generates on this machine, with one model in memory at a time: much work of a small model in two processes.
 
+    Args:
+        say: Is told in a line what generation does without.
+
     Attributes:
         sides: The processes beside this one, where there are some; then the model is theirs alone.
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
+        self._say = say
         self._study: Study | None = None  # whose model is held
         self._model: Model | None = None
         self.sides: SideProcesses | None = None
@@ -116,6 +122,8 @@ class LocalGenerator:
         if self._model is None or held is None or held.model != study.model or (finite and held != study):
             self._model = None
             self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
+            if not finite and (notice := slower(self._model.device)):
+                self._say(notice)
         return self._model
 
 

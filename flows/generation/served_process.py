@@ -11,10 +11,9 @@ import os
 import sys
 from multiprocessing.connection import Connection
 
-import torch
-
 from flows.generation.local import LocalGenerator
 from flows.generation.named_work import NamedPart, with_actions
+from generator.transformer.decoder import torch_threads
 from schema.errors import KvdriftError, OperationError
 from schema.store.store import Unit
 from schema.study import Study
@@ -22,14 +21,14 @@ from schema.study import Study
 
 def serve(first: Connection, second: Connection) -> None:
     """Do what is asked of both side processes, this one and a fork of it."""
-    torch.set_num_threads(1)  # what is forked from a process with threads may hang
     local = LocalGenerator()
-    if not _answer(first, local):
-        return
-    own, other = (second, first) if os.fork() == 0 else (first, second)
-    other.close()
-    while _answer(own, local):
-        pass
+    with torch_threads(1):  # what is forked from a process with threads may hang
+        if not _answer(first, local):
+            return
+        own, other = (second, first) if os.fork() == 0 else (first, second)
+        other.close()
+        while _answer(own, local):
+            pass
 
 
 def _answer(connection: Connection, local: LocalGenerator) -> bool:

@@ -16,6 +16,22 @@ BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by
 _CPU_BYTES, _CUDA_BYTES = 2**20, 2**28  # of laws taken at once
 
 
+def fused_fault(device: torch.device) -> str | None:
+    """Why sums over pairs of laws are not computed in one pass on a CUDA device; None where they are."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    from generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
+
+    return fused_sums.fault(device)
+
+
+def slower(device: str) -> str | None:
+    """Say in a line that coupling on a device takes longer than it could, and why; None where it does not."""
+    if torch.device(device).type != "cuda" or (fault := fused_fault(torch.device(device))) is None:
+        return None
+    return f"laws on {device} are compared from copies, which takes longer: {fault}"
+
+
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
 
@@ -123,7 +139,7 @@ class LawTable:
         self._laws, self._absorbed_token = laws, absorbed_token
         room = _CUDA_BYTES if laws.is_cuda else _CPU_BYTES
         self._at_once = max(room // max(laws[:1].nbytes, 1), 1)
-        self._fused = laws.is_cuda and find_spec("triton") is not None
+        self._fused = laws.is_cuda and fused_fault(laws.device) is None
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
         """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""

@@ -50,7 +50,8 @@ class Prompt:
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
         self._gathering = recording.gathering
-        self.first_law = law_of(logits[0, -1])  # [V]
+        # With a device map the head may lie on another device than what draws tokens.
+        self.first_law = law_of(logits[0, -1].to(model.device))  # [V]
 
     def forget_statistics(self) -> None:
         """Drop what was gathered for selectors; it may take as much memory as the cache."""

@@ -29,18 +29,22 @@ DOCUMENT = random_document("d197", 197)
 HORIZON = 12
 
 
-def two_device_model() -> LoadedModel:
+def two_device_model(head: torch.device) -> LoadedModel:
     """A model of three layers, the last two and the head's norm on the second device."""
     model = random_model("llama", layers=3)
     network = copy.deepcopy(model.network)
     for part in (*network.model.layers[1:], network.model.norm):
         to_second_device(part)
         bring_inputs(part, SECOND)
-    bring_inputs(network.lm_head, torch.device("cpu"))
+    bring_inputs(network.lm_head, head)
+    if head == SECOND:
+        network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.clone(), requires_grad=False)  # not tied
+        to_second_device(network.lm_head)
     return replace(model, network=network)
 
 
-def test_two_devices_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("head", [torch.device("cpu"), SECOND])
+def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every selector; residual branching sets streams aside, which plain coupling does not.
 
     The prompt's attention is another kernel on the second device, so laws move by some 1e-7; tokens are equal unless a
@@ -55,7 +59,7 @@ def test_two_devices_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> No
     whole = generate_units(random_model("llama", layers=3), "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
     with TwoDevices():
-        split = generate_units(two_device_model(), "s", DOCUMENT, pending, HORIZON, 3)
+        split = generate_units(two_device_model(head), "s", DOCUMENT, pending, HORIZON, 3)
     for one, other in zip(whole, split, strict=True):
         assert_near(one, other)
         assert one.record["kept_sha256"] == other.record["kept_sha256"]
