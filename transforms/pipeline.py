@@ -144,7 +144,7 @@ def _beam_runner(name: str) -> Late:
     """Make the runner of a name: one that Beam lists, or Dask's, which it does not list."""
     if _is_dask(name):
         if importlib.util.find_spec("distributed") is None:
-            raise InputError("DaskRunner needs dask: pip install dask distributed")
+            raise InputError("DaskRunner needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
         return _beam("runners.dask.dask_runner").DaskRunner()
     if name.lower() in {"direct", "directrunner"}:
         raise InputError(

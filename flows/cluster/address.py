@@ -37,5 +37,5 @@ class ClusterAddress:
                 f"--cluster '{text}': write tcp://HOST:PORT of a Dask scheduler, or local:N for N workers here"
             )
         if importlib.util.find_spec("distributed") is None:
-            raise InputError(f"--cluster {text}: needs Dask: pip install 'kvdrift[distributed]'")
+            raise InputError(f"--cluster {text}: needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
         return cls(text, None if local is None else int(local[1]))

@@ -42,7 +42,7 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
         _check_device(device)
     elif importlib.util.find_spec("accelerate") is None:
         raise InputError(
-            f"model.device_map = '{device_map}': needs the package accelerate: install kvdrift with [multi-gpu]"
+            f"model.device_map = '{device_map}': needs accelerate: pip install -e '.[multi-gpu]' in kvdrift's folder"
         )
 
 

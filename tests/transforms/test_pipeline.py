@@ -358,7 +358,7 @@ def test_wrong_places_and_runners(store: Store, tmp_path: Path) -> None:
 
 def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(InputError, match="pip install dask distributed"):
+    with pytest.raises(InputError, match=r"needs Dask: pip install -e '\.\[distributed\]'"):
         run_derivation(store.location, runner="DaskRunner")
 
 

@@ -105,7 +105,9 @@ def test_a_study_names_a_device_or_a_map(tmp_path: Path) -> None:
 def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_random_model(tmp_path / "model", "llama")
     monkeypatch.setattr("generator.transformer.model_checks.importlib.util.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"^model.device_map = 'auto': needs the package accelerate: install kvdrift"):
+    with pytest.raises(
+        InputError, match=r"^model.device_map = 'auto': needs accelerate: pip install -e '.\[multi-gpu\]'"
+    ):
         load_model(str(folder), device_map="auto")
 
 
