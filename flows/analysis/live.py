@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ _GROUP = ("study", "model", "doc", "action", "action_revision")
 _UNIT = (*_GROUP, "estimator", "replicates")
 _PAIR = (*_GROUP, "complete", "horizon", "tau", "mismatches")
 
+T = TypeVar("T")
 Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that diverged
 
 
@@ -122,20 +123,14 @@ class LiveStore:
     def _look_at(
         self, study: str, model: str, documents: dict[str, Row], actions: dict[str, Row], *, ours: bool
     ) -> StudyLook:
+        current = {(study, model, name, row["action_revision"]) for name, row in actions.items()}
         covered = Counter[Cell]()
-        for (of, by, doc, action, revision, estimator), count in self._covered.items():
-            present = revision == actions.get(action, {}).get("action_revision")
-            if (of, by) == (study, model) and present and (row := documents.get(doc)):
-                covered[action, estimator, row["split"], row["stratum"], count] += 1
+        for (doc, action, estimator), count in _present(self._covered, current, documents):
+            covered[action, estimator, documents[doc]["split"], documents[doc]["stratum"], count] += 1
+        groups = dict(_present(self._sums, current, documents))
         places = Counter((row["split"], row["stratum"]) for row in documents.values())
         plan = find_plan(self._store, study, model)
         work = planned_work(actions, places, covered, plan) if ours else []
-        groups = {
-            (doc, action): sums
-            for (of, by, doc, action, revision), sums in self._sums.items()
-            if (of, by) == (study, model) and revision == actions.get(action, {}).get("action_revision")
-            and doc in documents
-        }  # fmt: skip
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, once it is there
         done = sum(one.done for one in work) if ours else self._units[study, model]
@@ -176,6 +171,15 @@ class LiveStore:
         keys, values = (zip(*(grouped[name].to_pylist() for name in names), strict=True) for names in (_GROUP, counted))
         for group, new in zip(keys, values, strict=True):
             self._sums[group] = tuple(map(sum, zip(self._sums.get(group, (0, 0, 0, 0)), new, strict=True)))
+
+
+def _present(
+    counted: Mapping[tuple[Any, ...], T], current: Collection[tuple[str, str, str, int]], documents: Collection[str]
+) -> Iterator[tuple[tuple[Any, ...], T]]:
+    """What is counted of documents and of current revisions of actions, by document, action and the rest of the key."""
+    for (study, model, doc, action, revision, *more), count in counted.items():
+        if (study, model, action, revision) in current and doc in documents:
+            yield (doc, action, *more), count
 
 
 def _divergence(
