@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fixtures.dealt_files import dealt
 from fixtures.event_logs import (
     ACTION_NAMES,
     DOCS,
@@ -32,6 +35,8 @@ from fixtures.event_logs import (
     write,
 )
 from fixtures.refusals import refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schema.ingestion import files as event_files
 from schema.ingestion import intake
@@ -326,33 +331,32 @@ def test_again_changes_nothing(tmp_path: Path, run: Run) -> None:
     assert stored(tmp_path / "other").equals(canonical(LOG))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 60), marks=pytest.mark.slow)])
-def test_any_files_in_any_order_give_the_same_rows(tmp_path: Path, seed: int | range) -> None:
-    """Replicates are dealt out to files, some to several; files come shuffled, in one call or more, some again."""
-    for one in [seed] if isinstance(seed, int) else seed:
-        chance = np.random.default_rng(one)
-        keys = list(zip(*(LOG.column(name).to_pylist() for name in PAIR_KEY[:-1]), strict=True))  # all but t
-        places: dict[tuple[Any, ...], list[int]] = {}
-        for row, key in enumerate(keys):
-            places.setdefault(key, []).append(row)
-        dealt: list[list[int]] = [[] for _ in range(chance.integers(1, 6))]
-        for rows in places.values():
-            for file in chance.choice(len(dealt), size=min(len(dealt), chance.integers(1, 3)), replace=False):
-                dealt[file] += rows
-        folder = tmp_path / str(one)
+@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_any_files_in_any_order_give_the_same_rows(tmp_path: Path, examples: int) -> None:
+    """Whole replicates are dealt out to files, some to several; the rows of each file come in any order."""
+    keys = zip(*(LOG.column(name).to_pylist() for name in PAIR_KEY[:-1]), strict=True)  # all but t
+    places = defaultdict[tuple[Any, ...], list[int]](list)
+    for row, key in enumerate(keys):
+        places[key].append(row)
+    replicates, folders = list(places.values()), itertools.count()
+
+    @settings(max_examples=examples)
+    @given(dealt(len(replicates)), st.permutations(range(LOG.num_rows)))
+    def check(whole: tuple[list[list[int]], list[list[int]]], order: list[int]) -> None:
+        dealt_replicates, calls = whole
+        folder = tmp_path / str(next(folders))
         folder.mkdir()
-        files = [
-            write(folder / f"{number}.parquet", LOG.take(pa.array(chance.permutation(rows))))
-            for number, rows in enumerate(dealt) if rows
-        ]  # fmt: skip
-        files += list(chance.choice(files, size=2))
-        calls = np.array_split(chance.permutation(np.array(files, dtype=object)), chance.integers(1, 4))
+        files = []
+        for number, own in enumerate(dealt_replicates):
+            rows = {row for replicate in own for row in replicates[replicate]}
+            files.append(write(folder / f"{number}.parquet", LOG.take([row for row in order if row in rows])))
         for call in calls:
-            if len(call):
-                assert ingest(folder / "store", list(call), documents_csv(folder)).findings == []
+            assert ingest(folder / "store", [files[number] for number in call], documents_csv(folder)).findings == []
         assert stored(folder / "store").equals(canonical(LOG))
         units = Store.open(folder / "store").units()
-        assert sum(units["replicates"].to_pylist()) == len(places)
+        assert sum(units["replicates"].to_pylist()) == len(replicates)
+
+    check()
 
 
 def test_replicates_grow_and_fill_gaps(tmp_path: Path, run: Run) -> None:

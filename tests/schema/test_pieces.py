@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -15,10 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import mistake
+from fixtures.dealt_files import dealt
 from fixtures.event_logs import LOG, PAIR_KEY, H, canonical, command, documents_csv, edit, place, stored, without, write
 from fixtures.processes import Command
 from fixtures.refusals import refused
 from fixtures.stored_units import killed_in
+from hypothesis import given, settings
 
 from schema.errors import InputError
 from schema.ingestion import stream as streams
@@ -65,30 +68,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 60), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_permuted_split_repeated_and_late_pieces_end_in_the_same_tables(
-    tmp_path: Path, whole: dict[str, pa.Table], seed: int | range
+    tmp_path: Path, whole: dict[str, pa.Table], examples: int
 ) -> None:
-    for one in [seed] if isinstance(seed, int) else seed:
-        chance, folder = np.random.default_rng(one), tmp_path / str(one)
+    folders = itertools.count()
+
+    @settings(max_examples=examples)
+    @given(dealt(LOG.num_rows))
+    def check(pieces: tuple[list[list[int]], list[list[int]]]) -> None:
+        dealt_rows, calls = pieces
+        folder = tmp_path / str(next(folders))
         folder.mkdir()
-        count = int(chance.integers(2, 9))
-        file_of_row = chance.integers(0, count, LOG.num_rows)
-        dealt = [list(np.flatnonzero(file_of_row == file)) for file in range(count)]
-        for file in dealt:  # rows of other files, and of its own, again
-            file += list(chance.integers(0, LOG.num_rows, int(chance.integers(0, 30))))
-        files = [
-            write(folder / f"{number}.parquet", LOG.take(pa.array(chance.permutation(rows))))
-            for number, rows in enumerate(dealt)
-        ]
-        order = [*chance.permutation(np.array(files, dtype=object)), *chance.choice(files, size=2)]
-        for call in np.array_split(np.array(order, dtype=object), chance.integers(1, len(order))):
-            assert take(folder, *call).findings == []
+        files = [write(folder / f"{number}.parquet", LOG.take(rows)) for number, rows in enumerate(dealt_rows)]
+        for call in calls:
+            assert take(folder, *(files[number] for number in call)).findings == []
             kept = stored(folder / "store")
             assert set(kept.group_by(PAIR_KEY[:-1]).aggregate([([], "count_all")])["count_all"].to_pylist()) <= {H}
         for name, table in tables(folder / "store").items():
             assert table.equals(whole[name]), name
         assert take(folder, *files).waiting.units == 0
+
+    check()
 
 
 def test_pieces_wait_until_a_replicate_is_whole(tmp_path: Path) -> None:
