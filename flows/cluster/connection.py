@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from flows.cluster.address import ClusterAddress
-from flows.cluster.facts import check_facts, facts, facts_there
-from schema.errors import InputError, OperationError, first_line
+from flows.cluster.facts import check_facts, check_source, facts, facts_there, lacking, other_versions, source_sha256
+from schema.errors import OperationError, first_line
 from schema.store.store import Store
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # for the first worker, until it is said that there is none
+_WAIT_SECONDS = 0.1  # between looks for a worker
 _CLOSE_SECONDS = 10
 _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # of Dask's client
 
@@ -77,27 +79,29 @@ class Cluster:
         return str(scheduler.address)
 
     def check(self, store: Store | None = None, *, threads: int | None = 1) -> None:
-        """Check that the present workers run this kvdrift, and see the store.
+        """Check that scheduler and present workers run this kvdrift, and see the store; waits for a first worker.
 
         Args:
             store: The store; None before there is one.
             threads: How many threads a worker may have; None for any number.
 
         Raises:
-            InputError: A worker does not; the line says which, and what it needs.
+            InputError: One does not; the line says which, and what it needs.
             OperationError: No scheduler answers.
 
         """
+        self._check_scheduler()
+        self._wait_for_worker()
         location = None if store is None else store.location
         here = facts(location, threads)
         answers = self.client.run(facts_there, location, on_error="return")
         for address, answer in answers.items():
             if isinstance(answer, tuple):
                 check_facts(answer[0], answer[1], here, location)
-            elif "ModuleNotFoundError" in (said := repr(answer)) or isinstance(answer, ImportError):
-                raise InputError(f"worker {address}: lacks this kvdrift ({said}); install there what is installed here")
+            elif "ModuleNotFoundError" in repr(answer):  # as text: Dask makes an exception of its own of it
+                raise lacking(f"worker {address}", answer)
             elif not isinstance(answer, OSError):  # one that has just ended is not asked again
-                raise OperationError(f"worker {address}: {said}")
+                raise OperationError(f"worker {address}: {answer!r}")
 
     def cancel(self, tasks: Sequence[Future]) -> None:
         """Take tasks back that no worker has begun; nobody waits for the others."""
@@ -124,6 +128,35 @@ class Cluster:
                     end.close(timeout=_CLOSE_SECONDS)
         self._client = self._local = None
 
+    def _check_scheduler(self) -> None:
+        """Check that the scheduler, which looks at the work that it hands out, runs this kvdrift.
+
+        Raises:
+            InputError: It does not.
+            OperationError: No scheduler answers.
+
+        """
+        name = f"scheduler {self.scheduler}"
+        try:
+            source: Any = self.client.run_on_scheduler(source_sha256)
+        except ImportError as error:
+            raise lacking(name, error) from None
+        except OSError:
+            raise self.lost() from None
+        check_source(name, source)
+
+    def _wait_for_worker(self) -> None:
+        """Wait for a worker, so that what all of them lack is found before they are handed work.
+
+        Raises:
+            OperationError: The scheduler is gone.
+
+        """
+        while not self.client.scheduler_info()["workers"]:
+            if self.is_lost:
+                raise self.lost()
+            time.sleep(_WAIT_SECONDS)
+
     def _connected(self) -> Client:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
         from distributed import Client, LocalCluster  # noqa: PLC0415
@@ -131,6 +164,7 @@ class Cluster:
 
         for name in ("distributed", "distributed.client"):  # what goes wrong is raised, too
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", "Mismatched versions found")  # a table; ``_tell`` has a line
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"})  # prompts are large
         where: str | LocalCluster = self._address.text
         try:
@@ -153,6 +187,8 @@ class Cluster:
         """Say how many workers there are, and where Dask shows what they do."""
         end = time.monotonic() + _LOOK_SECONDS
         while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(_WAIT_SECONDS)
         many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits for one"
         self._say(f"cluster {self.name}: {many}; dashboard {client.dashboard_link}")
+        if (line := other_versions(client.get_versions())) is not None:
+            self._say(f"cluster {self.name}: {line}")

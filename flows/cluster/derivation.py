@@ -6,7 +6,7 @@ from flows.cluster.connection import Cluster
 from schema.errors import OperationError
 from schema.store.store import Store
 from transforms.pipeline import run_derivation
-from transforms.segments import DerivationReport
+from transforms.segments import DerivationReport, pending
 
 
 def derive_on(cluster: Cluster, location: str) -> DerivationReport:
@@ -18,7 +18,9 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
             scheduler is gone.
 
     """
-    cluster.check(Store.open(location), threads=None)
+    store = Store.open(location)
+    if pending(store, store.version("events")):
+        cluster.check(store, threads=None)
     try:
         return run_derivation(location, "DaskRunner", [f"--dask_client_address={cluster.scheduler}"])
     except OperationError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schema.errors import InputError, KvdriftError
+from schema.errors import InputError, KvdriftError, first_line
 from schema.store.store import Store
 
 _PACKAGES = ("schema", "generator", "transforms", "flows")  # what workers run
+_OF_DASK = ("python", "dask", "distributed")  # what processes of a cluster speak to each other with
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,7 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
         InputError: It runs another kvdrift, takes more tasks at once, or does not see the store.
 
     """
-    if found.source != here.source:
-        raise InputError(f"{worker}: runs another version of kvdrift; install there what is installed here")
+    check_source(worker, found.source, here.source)
     if here.threads is not None and found.threads != here.threads:
         raise InputError(f"{worker}: has {found.threads} threads, and a model serves one: start it with --nthreads 1")
     if found.problem is not None:
@@ -74,6 +75,46 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
         raise InputError(
             f"{worker}: has another store at {location}; put the study's where every machine has it, or behind a URL"
         )
+
+
+def check_source(name: str, there: str, here: str | None = None) -> None:
+    """Check what a process of a cluster runs.
+
+    Args:
+        name: What an error line calls it.
+        there: What it says of its ``source_sha256``.
+        here: That of the process that hands out the work; None for this one's.
+
+    Raises:
+        InputError: They are not the same.
+
+    """
+    if there != (here or source_sha256()):
+        raise InputError(
+            f"{name}: runs another version of kvdrift; install there what is installed here, and start it again"
+        )
+
+
+def lacking(name: str, error: Exception) -> InputError:
+    """Return the error of a process of a cluster that could not import what it was sent."""
+    return InputError(f"{name}: lacks this kvdrift ({first_line(error)}); install there what is installed here")
+
+
+def other_versions(found: Mapping[str, Any]) -> str | None:
+    """Return a line about a process of a cluster with another Python or Dask than this one; None where none has.
+
+    Args:
+        found: What Dask's client says of versions.
+
+    """
+    here = found["client"]["packages"]
+    processes = {"the scheduler": found["scheduler"]} | {f"worker {name}": of for name, of in found["workers"].items()}
+    for name, there in processes.items():
+        packages = there["packages"]
+        others = [f"{one} {packages.get(one)}, not {here[one]}" for one in _OF_DASK if packages.get(one) != here[one]]
+        if others:
+            return f"{name} has {', '.join(others)}; if the work fails, install there what is installed here"
+    return None
 
 
 def worker_name(address: str) -> str:

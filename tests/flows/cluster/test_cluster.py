@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.command import mistake
-from fixtures.dask_cluster import DaskCluster, wait_for
+from fixtures.dask_cluster import DaskCluster, run_on, wait_for
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
 from fixtures.small_study import evaluate, run_of, write_study
@@ -20,8 +19,6 @@ from fixtures.study_files import load_study
 
 from flows import stages
 from flows.cluster.address import ClusterAddress
-from flows.cluster.connection import Cluster
-from flows.cluster.derivation import derive_on
 from flows.cluster.generator import ClusterGenerator
 from flows.generation.local import LocalGenerator
 from flows.study_run import StudyRun
@@ -48,14 +45,9 @@ def dask_cluster(tmp_path: Path) -> Iterator[DaskCluster]:
     cluster.close()
 
 
-@contextmanager
-def run_on(address: str, folder: Path) -> Iterator[StudyRun]:
-    """A run of the study on a cluster."""
-    study = load_study(write_finite_study(folder))
-    with Cluster(ClusterAddress.parse(address), lambda _: None) as cluster:
-        there = ClusterGenerator(cluster)
-        derive = partial(derive_on, cluster)
-        yield StudyRun(study, str(folder / "store"), there, identify=there.identify, derived_by=derive)
+def run_in(folder: Path, address: str) -> AbstractContextManager[StudyRun]:
+    """A run of the study on a cluster, with its store in a folder."""
+    return run_on(address, write_finite_study(folder), folder / "store")
 
 
 class Background:
@@ -87,7 +79,7 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     monkeypatch.setattr("transforms.pipeline.SEGMENTS_PER_GROUP", 2)
     dask_cluster.add_worker()
     one = dask_cluster.add_worker("before its units are stored")
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         developing = Background(stages.develop, run)
         one.wait_until_it_halts()
@@ -112,7 +104,7 @@ def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path
 ) -> None:
     worker = dask_cluster.add_worker("after its units are stored")
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         developing = Background(stages.develop, run)
         worker.wait_until_it_halts()
@@ -128,7 +120,7 @@ def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
     again = DaskCluster(tmp_path / "again")
     try:
         again.add_worker()
-        with run_on(again.address, tmp_path) as run:
+        with run_in(tmp_path, again.address) as run:
             evaluate(run)
     finally:
         again.close()
@@ -136,7 +128,7 @@ def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
 
 
 def develop(address: str, folder: Path) -> None:
-    with run_on(address, folder) as run:
+    with run_in(folder, address) as run:
         stages.prepare(run)
         stages.develop(run)
 
@@ -151,27 +143,44 @@ def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_
     worker.let_go()  # what it has begun it stores, though nobody waits for it
     store = Store.open(tmp_path / "store")
     wait_for(lambda: len(store.units()) == 2)
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         evaluate(run)
     assert_same(tmp_path / "store", here)
 
 
 def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
-    dask_cluster.add_worker(threads=2)
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
+        assert run.derived_by(run.location).segments == 0  # without a worker
+        developing = Background(stages.develop, run)  # which waits for one
+        lacking = dask_cluster.add_worker(lacking="flows.cluster.facts")
+        with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"):
+            developing.end()
+        lacking.kill()
+        dask_cluster.add_worker(threads=2)
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+ on .*: has 2 threads, .* --nthreads 1"):
             stages.develop(run)
-        assert run.derived_by(run.location).segments == 0  # which takes any number
-        dask_cluster.add_worker(lacking="flows.cluster.facts")
-        with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"):
-            run.derived_by(run.location)
+        stages.develop(run_of(run.study, run.location))
+        assert run.derived_by(run.location).segments == 8  # which takes any number
+
+
+def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    cluster = DaskCluster(tmp_path, lacking="flows.cluster.facts")
+    try:
+        with run_in(tmp_path, cluster.address) as run:
+            stages.prepare(run)
+            with pytest.raises(
+                InputError, match=r"^scheduler tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"
+            ):
+                stages.develop(run)
+    finally:
+        cluster.close()
 
 
 @pytest.mark.slow
 def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     """After as many as Dask's ``allowed-failures`` says."""
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         developing = Background(stages.develop, run)
         for _ in range(4):
@@ -184,7 +193,7 @@ def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: 
 
 def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     worker = dask_cluster.add_worker("in a derivation")
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         stages.develop(run)
         deriving = Background(stages.derive, run)
@@ -198,7 +207,7 @@ def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, t
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.cluster.connection._CONNECT_SECONDS", 0.5)
-    with run_on("tcp://127.0.0.1:9", tmp_path) as run:
+    with run_in(tmp_path, "tcp://127.0.0.1:9") as run:
         assert isinstance(run.made_by, ClusterGenerator)
         with pytest.raises(OperationError, match=r"^cluster tcp://127.0.0.1:9: no scheduler answers \("):
             run.made_by.check()
@@ -219,7 +228,7 @@ def test_weights_that_are_not_here_are_those_of_a_worker(
     absent = ModelIdentity(None, expected.tokenizer_sha256)
     monkeypatch.setattr("flows.cluster.generator.model_identity", lambda *_: absent)
     dask_cluster.add_worker()
-    with run_on(dask_cluster.address, tmp_path) as run:
+    with run_in(tmp_path, dask_cluster.address) as run:
         assert run.identify(study, required=False)(action).weights_sha256 is None
         assert run.identify(study, required=True)(action) == expected
 

@@ -17,7 +17,7 @@ from fixtures.study_files import load_study
 
 from flows import stages
 from flows.cluster import worker
-from flows.cluster.facts import facts
+from flows.cluster.facts import facts, other_versions
 from flows.cluster.generator import check_stored
 from flows.generation.named_work import named
 from flows.generation.pending import pending_development
@@ -66,7 +66,7 @@ def waiting(tmp_path: Path) -> StudyRun:
 def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Path) -> None:
     here = facts(waiting.location)
     assert refused(waiting, facts=replace(here, source="0")).startswith(
-        "runs another version of kvdrift; install there"
+        "runs another version of kvdrift; install there what is installed here, and start it again"
     )
     assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}; put")
     nowhere = str(tmp_path / "nowhere")
@@ -78,6 +78,18 @@ def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Pa
             rf"{column} of action '\w+' is [0-9a-f]{{12}} there, and 000000000000 in the store; give the worker the files",
             refused(waiting, known=other),
         )
+
+
+def test_another_dask_is_one_line() -> None:
+    same = {"packages": {"python": "3.11.7", "dask": "2026.8.0", "distributed": "2026.8.0", "lz4": None}}
+    other = {"packages": same["packages"] | {"distributed": "2026.7.1", "lz4": "4"}}
+    found: dict[str, Any] = {"client": same, "scheduler": same, "workers": {"tcp://a:1": same, "tcp://b:1": same}}
+    assert other_versions(found) is None
+    found["workers"]["tcp://b:1"] = other
+    assert other_versions(found) == (
+        "worker tcp://b:1 has distributed 2026.7.1, not 2026.8.0; if the work fails, install there what is installed here"
+    )
+    assert str(other_versions(found | {"scheduler": other})).startswith("the scheduler has distributed 2026.7.1, not ")
 
 
 def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting: StudyRun, tmp_path: Path) -> None:
