@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from faults.disk.laws import rows, write_laws
+from faults.disk.laws import write_laws
 from faults.outcomes import MENDED, REFUSED, SURVIVED, tell
 from faults.test_lost_logs import DAMAGE
 from fixtures.small_study import finish, run_of
+from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
 from schema.errors import KvdriftError

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from faults.disk.failing import How
-from faults.disk.laws import rows
 from faults.disk.trials import fault_of_end
 from faults.outcomes import SURVIVED, tell
 from faults.test_system_calls import start
 from fixtures.processes import run_command
 from fixtures.small_study import run_of
+from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
 from flows import stages

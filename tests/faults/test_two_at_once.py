@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.disk.laws import rows
 from faults.outcomes import SURVIVED, tell
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
+from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
 from flows import stages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from fixtures.command import call
+from fixtures.dask_cluster import DaskCluster, run_on
 from fixtures.finite_study import write_finite_study
-from fixtures.processes import forked
+from fixtures.processes import start_process
 from fixtures.s3_server import S3Server, s3_server
 from fixtures.small_study import finish, run_of
+from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
@@ -26,23 +27,7 @@ SMALLER = (
     ("evaluation = 6", "evaluation = 2"),
     ("documents = 6", "documents = 2"),
 )
-
-# What differs between two runs: times, and what follows from them.
-OF_THE_RUN = {
-    "path", "prefill_seconds", "decode_seconds", "frozen_at", "events_version", "plan", "plan_sha256", "inputs_sha256",
-}  # fmt: skip
-TABLES = (
-    "studies",
-    "documents",
-    "actions",
-    "events",
-    "units",
-    "trajectories",
-    "steps",
-    "plans",
-    "results",
-    "calibration",
-)
+MEASURED = ("plan",)  # what has measured seconds in it
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +48,7 @@ def expected(study_file: Path) -> dict[str, list[str]]:
     """The rows of the study in a folder."""
     location = str(study_file.parent / "store")
     finish_study(study_file, location)
-    return rows(location)
+    return rows(location, MEASURED)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +63,7 @@ def troubled(server: S3Server, study_file: Path) -> str:
 
 
 def test_a_slow_server_that_refuses_requests_changes_no_row(troubled: str, expected: dict[str, list[str]]) -> None:
-    assert rows(troubled) == expected
+    assert rows(troubled, MEASURED) == expected
 
 
 @pytest.mark.slow
@@ -97,7 +82,7 @@ def test_commands_read_and_rewrite_a_store_behind_a_server(
     code, out, _ = call(capsys, "compact", troubled, "--vacuum", "--keep-days", "0")
     assert code == 0
     assert len(Store.open(troubled).paths("events")) == 1
-    assert rows(troubled) == expected
+    assert rows(troubled, MEASURED) == expected
     with open_views(Store.open(troubled)) as views:
         assert views.rows("decomposition").equals(decomposition)
     code, out, _ = call(capsys, "verify", troubled)
@@ -148,8 +133,7 @@ def test_a_run_that_is_killed_amid_uploads_is_gone_on_from(
     server.trouble(seconds=0.05)
     for _ in range(4):
         until = server.counts()["PUT"] + 23
-        process = forked().Process(target=finish_study, args=(study_file, location))
-        process.start()
+        process = start_process(finish_study, study_file, location)
         while process.is_alive() and server.counts()["PUT"] < until:
             time.sleep(0.01)
         assert process.is_alive()
@@ -157,22 +141,29 @@ def test_a_run_that_is_killed_amid_uploads_is_gone_on_from(
         process.join()
     server.trouble()
     finish_study(study_file, location)
-    assert rows(location) == expected
+    assert rows(location, MEASURED) == expected
     code, _, _ = call(capsys, "verify", location)
     assert code == 0
 
 
+@pytest.mark.slow
+def test_the_workers_of_a_cluster_write_and_derive_there(
+    server: S3Server, study_file: Path, expected: dict[str, list[str]], tmp_path: Path
+) -> None:
+    location = f"{server.url}/cluster"
+    cluster = DaskCluster(tmp_path)
+    try:
+        for _ in range(2):
+            cluster.add_worker()
+        with run_on(cluster.address, study_file, location) as run:
+            finish(run)
+    finally:
+        cluster.close()
+    assert rows(location, MEASURED) == expected
+
+
 def finish_study(study_file: Path, location: str) -> None:
     finish(run_of(load_study(study_file), location))
-
-
-def rows(location: str) -> dict[str, list[str]]:
-    """All rows of a study's tables, without what is of the run."""
-    store, found = Store.open(location), {}
-    for table in TABLES:
-        kept = ({name: row[name] for name in row if name not in OF_THE_RUN} for row in store.read(table).to_pylist())
-        found[table] = sorted(json.dumps(row, default=str) for row in kept)
-    return found
 
 
 def doc_names(units: list[Unit]) -> list[str]:

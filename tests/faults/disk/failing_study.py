@@ -20,9 +20,10 @@ from typing import Any
 import apache_beam.runners.portability.fn_api_runner
 import torch
 from faults.disk.failing import How, counted, fail
-from faults.disk.laws import rows, write_laws
+from faults.disk.laws import write_laws
 from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
+from fixtures.stored_rows import rows
 
 import flows.study_flow
 import generator.generation
