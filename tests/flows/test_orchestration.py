@@ -135,5 +135,5 @@ def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
     run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
     _ = run.material
     assert set(run.__dataclass_fields__) == {
-        "study", "location", "made_by", "progress", "limit", "identify", "derived_by", "offline", "replan", "second",
+        "study", "location", "made_by", "progress", "limit", "identify", "derived_by", "offline", "replan", "sides",
     }  # fmt: skip
