@@ -26,6 +26,8 @@ from schema.study import load_studies
 class Weights:
     """Stands for a model in memory."""
 
+    device = "cpu"
+
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "one"\n\n[[model]]\nid = "other"')
