@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from schema.errors import InputError, KvdriftError, first_line
+from schema.location import is_local
 from schema.store.store import Store
 
 _PACKAGES = ("schema", "generator", "transforms", "flows")  # what workers run
@@ -67,10 +68,10 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
     if here.threads is not None and found.threads != here.threads:
         raise InputError(f"{worker}: has {found.threads} threads, and a model serves one: start it with --nthreads 1")
     if found.problem is not None:
-        raise InputError(
-            f"{worker}: does not see the store ({found.problem}); put it where every machine has it at the same path, "
-            "or behind a URL"
-        )
+        remedy = "put it where every machine has it at the same path, or behind a URL"
+        if location is not None and not is_local(location):
+            remedy = "start the worker with the credentials that are set here, its AWS_… variables"
+        raise InputError(f"{worker}: does not see the store ({found.problem}); {remedy}")
     if found.store != here.store:
         raise InputError(
             f"{worker}: has another store at {location}; put the study's where every machine has it, or behind a URL"

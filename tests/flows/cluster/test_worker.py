@@ -71,6 +71,10 @@ def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Pa
     assert refused(waiting, facts=replace(here, store="0")).startswith(f"has another store at {waiting.location}; put")
     nowhere = str(tmp_path / "nowhere")
     assert refused(waiting, location=nowhere).startswith(f"does not see the store ({nowhere}")
+    assert re.match(
+        r"does not see the store \(nothing://there.*\); start the worker with the credentials that are set here",
+        refused(waiting, location="nothing://there"),
+    )
     known = stored_identities(waiting.store, waiting.study.name, waiting.study.model.id)
     for column in ("weights_sha256", "selector_sha256"):
         other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}
