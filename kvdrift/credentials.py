@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import stat
 from pathlib import Path
 
 from schema.errors import InputError
 
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LEAST_TOKEN = 16  # characters; shorter ones can be guessed
 
 
@@ -14,9 +18,14 @@ def read_token(path: Path) -> str:
     """Read the file of ``--token-file``.
 
     Raises:
-        InputError: the file cannot be read, or does not hold one line of at least 16 printable characters.
+        InputError: the file cannot be read, others than its owner may read it, or it does not hold one line of at least
+            16 printable characters.
 
     """
+    if os.name == "posix" and path.is_file() and (mode := stat.S_IMODE(path.stat().st_mode)) & _OTHERS:
+        raise InputError(
+            f"--token-file {path}: others can read it (mode {mode:03o}); chmod 600 {shlex.quote(str(path))}"
+        )
     token = _read("--token-file", path).decode(errors="replace").strip()
     if not re.fullmatch(r"[\x21-\x7e]+", token):
         raise InputError(f"--token-file {path}: should hold one line of printable characters without spaces")

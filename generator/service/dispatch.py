@@ -1,7 +1,8 @@
 """Work shared among endpoints, which may die, hang or fail without loss of work.
 
 Each endpoint has one document at a time. A thread asks for it, and the thread that consumes the results watches. Work
-of an endpoint that went away or fell silent waits again; the endpoint is tried again after ever longer pauses.
+of an endpoint that went away, fell silent or failed waits again; the endpoint is tried again after ever longer pauses.
+A failure is the endpoint's first: work itself has failed when it did so at two endpoints, or twice where one is left.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from generator.generation import PendingUnit
 
 _LOSSES = 5  # in a row: then an endpoint counts as gone, but is still tried again while another one works
-_FAILURES = 2  # of one document's work, at any endpoint: then the work itself fails
 _LONGEST_PAUSE = 60.0  # seconds
 _LOOK_SECONDS = 0.2
 _VERSIONS = {"protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
@@ -38,11 +38,11 @@ _VERSIONS = {"protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics":
 
 @dataclass
 class _DocumentWork:
-    """One document's pending units, and how often their generation failed."""
+    """One document's pending units, and the locations of the endpoints at which their generation failed."""
 
     document: Document
     pending: Sequence[PendingUnit]
-    failures: int = 0
+    failed_at: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -172,7 +172,7 @@ class EndpointPool:
 
         Raises:
             InputError: An endpoint refuses the work, or serves something else than the study asks for.
-            OperationError: The work of a document failed twice, or no endpoint is left.
+            OperationError: The work of a document failed at two endpoints, or no endpoint is left.
         """
         waiting = deque(_DocumentWork(document, pending) for document, pending in work)
         left = len(waiting)
@@ -180,7 +180,7 @@ class EndpointPool:
         try:
             while left:
                 self._assign(study, waiting, done)
-                units = self._settled(self._next(done), waiting)
+                units = self._settled(study, self._next(done), waiting)
                 if units is not None:
                     left -= 1
                     self._assign(study, waiting, done)  # before the consumer takes its time
@@ -197,10 +197,24 @@ class EndpointPool:
         """Give work to every free endpoint."""
         now = time.monotonic()
         for endpoint in self._for(study):
-            if waiting and endpoint.attempt is None and now >= endpoint.not_before:
-                endpoint.attempt = _Attempt(endpoint, waiting.popleft(), endpoint.identity)
+            free = endpoint.attempt is None and now >= endpoint.not_before
+            if free and (work := self._take(study, endpoint, waiting)) is not None:
+                endpoint.attempt = _Attempt(endpoint, work, endpoint.identity)
                 # A daemon: where a call cannot be broken off, nobody waits for it.
                 threading.Thread(target=self._ask, args=(study, endpoint.attempt, done), daemon=True).start()
+
+    def _take(self, study: Study, endpoint: _EndpointState, waiting: deque[_DocumentWork]) -> _DocumentWork | None:
+        """Take the first work that has not failed at this endpoint; any, where no other endpoint is left for it."""
+        alone = self._alone(study, endpoint)
+        for place, work in enumerate(waiting):
+            if alone or endpoint.address.location not in work.failed_at:
+                del waiting[place]
+                return work
+        return None
+
+    def _alone(self, study: Study, endpoint: _EndpointState) -> bool:
+        """Return whether all other endpoints count as gone."""
+        return all(other is endpoint or other.losses >= _LOSSES for other in self._for(study))
 
     def _ask(self, study: Study, attempt: _Attempt, done: queue.SimpleQueue[_Attempt]) -> None:
         """Get the units of one document from one endpoint; runs in a thread of its own."""
@@ -225,7 +239,7 @@ class EndpointPool:
         except queue.Empty:
             return None
 
-    def _settled(self, attempt: _Attempt | None, waiting: deque[_DocumentWork]) -> list[Unit] | None:
+    def _settled(self, study: Study, attempt: _Attempt | None, waiting: deque[_DocumentWork]) -> list[Unit] | None:
         """Return the units of a successful attempt; the work of another one waits again."""
         if attempt is None or not attempt.current:
             return None
@@ -237,10 +251,10 @@ class EndpointPool:
             self._lose(attempt, str(outcome), waiting)
             return None
         if isinstance(outcome, WorkFailed):
-            work.failures += 1
-            if work.failures == _FAILURES:
+            work.failed_at.append(endpoint.address.location)
+            if len(set(work.failed_at)) > 1 or (len(work.failed_at) > 1 and self._alone(study, endpoint)):
                 raise outcome
-            waiting.append(work)
+            self._lose(attempt, f"endpoint {endpoint.address.location}: {outcome}", waiting)
             return None
         if isinstance(outcome, Exception):
             raise outcome
@@ -258,7 +272,7 @@ class EndpointPool:
                 )
 
     def _lose(self, attempt: _Attempt, reason: str, waiting: deque[_DocumentWork]) -> None:
-        waiting.appendleft(attempt.work)
+        (waiting.append if attempt.work.failed_at else waiting.appendleft)(attempt.work)
         attempt.endpoint.lost(reason, self._pause)
         if attempt.endpoint.losses == 1:
             self._say(f"{reason}; its work will be repeated, at another endpoint if there is one")

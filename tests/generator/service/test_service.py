@@ -107,6 +107,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Both, started together."""
     certificate = write_certificate(tmp_path_factory.mktemp("certificate"))
     (certificate.parent / "token").write_text(TOKEN + "\n")
+    (certificate.parent / "token").chmod(0o600)
     secured, spare = map(Server, (certificate, None))
     try:
         for server in (secured, spare):
@@ -485,6 +486,14 @@ class Fake(ServiceAddress):
         return answer
 
 
+class Slow(Fake):
+    """An endpoint that takes some time for each answer."""
+
+    def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
+        time.sleep(0.01)
+        return super().generate(request, call)
+
+
 UNITS = [Unit({}, EVENTS.schema.empty_table())]
 
 
@@ -526,6 +535,20 @@ class TestDispatch:
         self.run(study, work, Fake("a", identity_for(study), [one, *[UNITS] * 9]))
         with pytest.raises(WorkFailed, match="out of memory"):
             self.run(study, work[:1], Fake("a", identity_for(study), [one, one]))
+
+    def test_work_that_fails_at_two_endpoints_is_an_error(self, study: Study, work: Work) -> None:
+        sick = [Fake(name, identity_for(study), [WorkFailed(f"{name} is ill")] * 9) for name in "ab"]
+        with pytest.raises(WorkFailed, match=r"[ab] is ill"):
+            self.run(study, work[:1], *sick)
+
+    def test_a_sick_endpoint_is_left_out(self, study: Study, work: Work) -> None:
+        """It fails at once, and so would take the work of seven that need their time."""
+        many = [*work] * (200 // len(work))
+        healthy = [Slow(f"h{number}", identity_for(study), [UNITS] * 200) for number in range(7)]
+        sick = Fake("sick", identity_for(study), [WorkFailed("CUDA error: an illegal memory access")] * 200)
+        said = self.run(study, many, sick, *healthy)
+        line = "endpoint grpc://sick:1: CUDA error: an illegal memory access; its work will be repeated, at another"
+        assert said == [f"{line} endpoint if there is one"]
 
     def test_refused_work_is_an_error(self, study: Study, work: Work) -> None:
         with pytest.raises(InputError, match="no such thing"):
@@ -598,6 +621,7 @@ def test_loopback() -> None:
         (("--token-file", "nowhere"), "--token-file nowhere: cannot be read"),
         (("--token-file", "short"), "5 characters are too few"),
         (("--token-file", "spaces"), "should hold one line of printable characters"),
+        (("--token-file", "open"), "--token-file open: others can read it (mode 640); chmod 600 open"),
         (("--port", "70000"), "Invalid value for '--port'"),
     ],
 )
@@ -606,9 +630,10 @@ def test_mistakes_in_a_call_of_serve(
     arguments: tuple[str, ...], line: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    contents = {"token": TOKEN, "short": "12345", "spaces": "two words of a token", "pem": "-----BEGIN X-----"}
-    for name, content in contents.items():
+    contents = {"token": TOKEN, "short": "12345", "spaces": "two words of a token", "open": TOKEN}
+    for name, content in (contents | {"pem": "-----BEGIN X-----"}).items():
         (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o640 if name == "open" else 0o600)
     with pytest.raises(SystemExit) as stop:
         main(["serve", "kvdrift/tiny", *arguments])
     out, err = capsys.readouterr()
