@@ -26,7 +26,7 @@ from sql.stored_tables import create_stored_view, parquet_sources
 from sql.view_texts import WAITING, view_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -59,10 +59,18 @@ _HELD_BYTES = 1 << 25  # of a table behind a URL, compressed as its files are; i
 
 @dataclass(frozen=True)
 class Views:
-    """An open set of views. ``versions`` are the Delta versions that its stored tables are read at."""
+    """An open set of views.
+
+    Attributes:
+        connection: the DuckDB connection that has them.
+        versions: the Delta versions that its stored tables are read at.
+        kept: the views that are tables in memory, in the order of their grain.
+
+    """
 
     connection: duckdb.DuckDBPyConnection
     versions: Mapping[str, int]
+    kept: Collection[str] = ()
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """The relation of one query, lazily evaluated (``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
@@ -91,8 +99,10 @@ class Views:
         """
         return _fetch(self.sql(query))
 
-    def rows(self, view: str, **equal: Any) -> pa.Table:
+    def rows(self, view: str, columns: Sequence[str] = (), **equal: Any) -> pa.Table:
         """The rows of ``view`` whose columns equal the given values (None: null), sorted by the view's grain.
+
+        They have the given ``columns``, all of the view's by default.
 
         Raises:
             InputError: there is no such view or column.
@@ -100,12 +110,13 @@ class Views:
 
         """
         promised = contract(view)
-        for column in equal:
+        for column in (*columns, *equal):
             if column not in promised.columns:
                 raise InputError(f"view {view}: no column '{column}'; {nearest(column, promised.columns)}")
         conditions = " and ".join(f"{quoted(column)} is not distinct from ?" for column in equal)
-        order = ", ".join(quoted(column) for column in promised.grain)
-        query = f"select * from {quoted(view)} where {conditions or 'true'} order by {order}"  # noqa: S608 - names quoted
+        order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
+        selected = ", ".join(map(quoted, columns)) or "*"
+        query = f"select {selected} from {quoted(view)} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
         try:
             return _fetch(self.connection.sql(query, params=list(equal.values())))
         except duckdb.Error as error:
@@ -132,6 +143,7 @@ def open_views(
     kept: Sequence[str] = (),
     materialized: bool = True,
     checked: bool = False,
+    without: Collection[str] = (),
 ) -> Views:
     """All views over ``store`` in a new in-memory connection.
 
@@ -145,6 +157,8 @@ def open_views(
             in memory too.
         materialized: take the moments of documents that the store has; False computes all of them from steps.
         checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
+        without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
+            them.
 
     Returns:
         The views, each stored table pinned to one version: commits made meanwhile do not show.
@@ -174,7 +188,9 @@ def open_views(
         connection.execute("set enable_progress_bar = false")
         create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
-            if is_local(store.location):
+            if table in without:
+                sources = {}
+            elif is_local(store.location):
                 sources = parquet_sources(store, table, version)
             else:
                 sources = _remote_source(connection, store, table, version, held=bool(kept))
@@ -187,7 +203,7 @@ def open_views(
     except KvdriftError:
         connection.close()
         raise
-    return Views(connection, pinned)
+    return Views(connection, pinned, kept)
 
 
 def write_catalog(store: Store) -> Path:

@@ -50,7 +50,7 @@ def find_batches(store: Store, versions: Mapping[str, int], waiting: str | None)
     units = store.read("units", versions["units"], [*GROUP_KEY, "action_revision", "path", "replicates", "horizon"])
     units = units.filter(pc.is_in(units["path"], pa.array(paths, pa.string())))
     others = set(paths).difference(units["path"].to_pylist())  # compacted, or of a unit whose row is still to come
-    with open_views(store, versions, materialized=False) as views:
+    with open_views(store, versions, materialized=False, without=("events", "steps")) as views:
         views.connection.register("units_of_files", units)
         steps = "cast(replicates as bigint) * horizon as steps"
         of_units = f"select {_HELD}, path, {steps} from units_of_files"  # noqa: S608 - names of ours
@@ -78,7 +78,7 @@ class BatchViews:
     @classmethod
     def open(cls, store: Store, versions: Mapping[str, int], batches: pa.Table) -> BatchViews:
         """Open views over no batch yet."""
-        views = open_views(store, versions, materialized=False)
+        views = open_views(store, versions, materialized=False, without=("events", "trajectories", "steps"))
         connection, opened = views.connection, cls(store, views)
         connection.from_arrow(batches).create("stored.batches")
         for name in GROUP_KEY:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.study import CONTROL_ACTION
 
 
 def measured(table: pa.Table) -> pa.Table:
     """Return the rows without those of the full-retention control."""
-    keep = np.asarray(table["action"].to_pylist(), dtype=object) != CONTROL_ACTION
-    return table.filter(pa.array(keep, type=pa.bool_()))
+    return table.filter(pc.not_equal(table["action"], CONTROL_ACTION))
 
 
 class DocumentIndex:
@@ -52,14 +53,15 @@ class DocumentIndex:
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [
-            np.searchsorted(self.documents, np.asarray(table["doc"].to_pylist(), dtype=np.str_)),
-            np.searchsorted(np.array(self.actions), np.asarray(table["action"].to_pylist(), dtype=np.str_)),
+            pc.index_in(table[name], value_set=pa.array(known, pa.string())).to_numpy()
+            for name, known in (("doc", self.documents.tolist()), ("action", self.actions))
         ]
         if axis is not None:
             shape = (*shape, length)
             where.append(table[axis].to_numpy() - first)
-        columns = {}
+        cells, columns = np.ravel_multi_index(where, shape), {}
         for name in names:
-            columns[name] = np.full(shape, np.nan)
-            columns[name][tuple(where)] = table[name].cast(pa.float64()).to_numpy()
+            column = np.full(math.prod(shape), np.nan)
+            column[cells] = table[name].cast(pa.float64()).to_numpy()
+            columns[name] = column.reshape(shape)
         return columns

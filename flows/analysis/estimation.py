@@ -140,7 +140,8 @@ def document_moments(
         ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
         ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
     ):
-        rows = measured(views.rows(view, study=study, model=model, split=split))
+        columns = ("doc", "action", axis, *names)
+        rows = measured(views.rows(view, columns, study=study, model=model, split=split))
         profiles[view] = index.spread(rows, names, axis, length)
     return DocumentMoments(
         index.documents, index.strata, index.clusters, index.actions, windows, scalars,

@@ -12,7 +12,6 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,9 @@ def standing_rows(store: Store, table: str, wanted: Iterable[str], events_versio
     """
     stored = store.read(table)
     same = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
-    made = list(zip(*(same[name].to_pylist() for name in ("inputs_sha256", "events_version")), strict=True))
-    newest = dict(sorted(made, key=itemgetter(1)))
-    rows = same.filter(pa.array([newest[sha256] == version for sha256, version in made], pa.bool_()))
+    newest = same.group_by("inputs_sha256").aggregate([("events_version", "max")])
+    found = pc.index_in(same["inputs_sha256"], value_set=newest["inputs_sha256"])
+    rows = same.filter(pc.equal(same["events_version"], newest["events_version_max"].take(found)))
     cited = pa.repeat(pa.scalar(events_version, pa.int64()), rows.num_rows)
     at = stored.schema.get_field_index("events_version")
     return rows.set_column(at, stored.schema.field("events_version"), cited)

@@ -6,6 +6,7 @@ store by size and time of change, so that the next look reads new files only.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -59,13 +60,13 @@ def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]]) -> str
     known = set(memory.read_text(encoding="utf-8", errors="replace").splitlines()) if memory.is_file() else set[str]()
     found = []
     for table, file in ((table, file) for table, own in files.items() for file in own):
-        path = store / table / file.path
+        path = f"{store}/{table}/{file.path}"  # as text: there may be many
         try:
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116
             line = f"{table}/{file.path}\t{status.st_size}\t{status.st_mtime_ns}"
             if line in known and status.st_size == file.size:
                 continue
-            data = path.read_bytes()
+            data = Path(path).read_bytes()
             if damage := damage_of(table, file, data):
                 return f"{table}/{file.path}: {damage}"
             parse(data)

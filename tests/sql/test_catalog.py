@@ -169,6 +169,7 @@ def test_rows_are_selected_by_value_and_sorted_by_grain(store: Store) -> None:
     with open_views(store) as views:
         rows = views.rows("entry", stratum="pooled", action="one").column("t").to_pylist()
         assert rows == list(range(1, 41))
+        assert views.rows("entry", ("t",), stratum="pooled", action="one").to_pydict() == {"t": rows}
         assert views.rows("trajectories", tau=None).num_rows < views.rows("trajectories").num_rows
         assert views.rows("trajectories", doc="'; drop view steps; --").num_rows == 0
 
@@ -195,6 +196,8 @@ def test_unknown_names_are_answered_with_the_nearest(store: Store) -> None:
             views.rows("decompostion")
         with pytest.raises(InputError, match="did you mean 'stratum'"):
             views.rows("decomposition", strata="x")
+        with pytest.raises(InputError, match="no column 'mismach'; did you mean 'mismatch'"):
+            views.rows("decomposition", ("mismach",))
     with pytest.raises(InputError, match="did you mean 'steps'"):
         open_views(store, {"step": 0})
     with pytest.raises(InputError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fixtures.stored_units import make_unit
 
 from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
+from sql import catalog
 from sql.catalog import Views, open_views, view_texts, write_catalog
 from sql.contracts import contract
 from sql.materialization import materialize_moments
@@ -156,6 +157,23 @@ def test_redone_and_dropped_actions(store: Store) -> None:
         if row["action"] == "two"
     ]
     append(store, "actions", *dropped)
+    assert_as_computed(store, ALL)
+
+
+def test_moments_of_new_documents_name_no_file_of_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each naming of all files of a large table is a statement of as many lines."""
+    add_documents(store, "a")
+    generate(store, make_unit("a", action="one"))
+    whole, named = catalog.parquet_sources, set[str]()
+
+    def sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
+        named.add(table)
+        return whole(store, table, version)
+
+    monkeypatch.setattr(catalog, "parquet_sources", sources)
+    assert materialize_moments(store, 1) == 1
+    assert named
+    assert named.isdisjoint(("events", "steps"))
     assert_as_computed(store, ALL)
 
 
