@@ -188,12 +188,7 @@ def open_views(
         connection.execute("set enable_progress_bar = false")
         create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
-            if table in without:
-                sources = {}
-            elif is_local(store.location):
-                sources = parquet_sources(store, table, version)
-            else:
-                sources = _remote_source(connection, store, table, version, held=bool(kept))
+            sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
             create_stored_view(connection, table, sources)
         _insert_waiting(connection, moments)
         _keep(connection, kept)
@@ -298,14 +293,16 @@ def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
             connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
 
 
-def _remote_source(
+def _sources(
     connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, *, held: bool
 ) -> dict[str, Sequence[str]]:
-    """A table behind a URL as a source of ``create_stored_view``: scanned by Arrow when a query asks for rows.
+    """A table as sources of ``create_stored_view``; behind a URL it is scanned by Arrow when a query asks for rows.
 
     DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread. A
     small table that many queries are going to ask for is read once instead, if it is to be ``held``.
     """
+    if is_local(store.location):
+        return parquet_sources(store, table, version)
     name = f"stored_{table}"
     small = sum(file.size for file in store.stored_files(table, version)) <= _HELD_BYTES
     connection.register(name, store.read(table, version) if held and small else store.dataset(table, version))
