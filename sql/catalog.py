@@ -99,7 +99,7 @@ class Views:
         """
         return _fetch(self.sql(query))
 
-    def rows(self, view: str, columns: Sequence[str] = (), **equal: Any) -> pa.Table:
+    def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
         """The rows of ``view`` whose columns equal the given values (None: null), sorted by the view's grain.
 
         They have the given ``columns``, all of the view's by default.

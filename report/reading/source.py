@@ -20,7 +20,7 @@ ViewRow = dict[str, Any]
 class ViewSource(Protocol):
     """Anything that gives the rows of a named view."""
 
-    def rows(self, view: str, **equal: object) -> pa.Table:
+    def rows(self, view: str, /, **equal: object) -> pa.Table:
         """Rows of ``view`` whose columns equal the given values."""
         ...
 
