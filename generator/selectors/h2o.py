@@ -10,7 +10,7 @@ from torch import Tensor
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Statistic
-from generator.selectors.selector import Selector
+from generator.selectors.selector import Selector, check_finite
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB
 
@@ -64,10 +64,15 @@ class H2O(Selector):
         return (AccumulatedAttention(),)
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
-        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept."""
+        """Kept positions, int64 [KV heads, kept], ascending; of equal sums the earlier position is kept.
+
+        Raises:
+            OperationError: A sum is not finite.
+        """
         heads, entries, _ = layer.key.shape
         before = entries - kept // 2
         received = layer.gathered(AccumulatedAttention())[:, :before]
+        check_finite(self, received, layer)
         ranked = torch.argsort(received, dim=-1, descending=True, stable=True)
         recent = torch.arange(before, entries, device=ranked.device).expand(heads, -1)
         return torch.cat([ranked[:, : kept - kept // 2].sort(-1).values, recent], dim=-1)

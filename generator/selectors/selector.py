@@ -56,6 +56,16 @@ class Selector(ABC):
         return columns | {"parameters": {name: own[name] for name in own if name not in ("window", "sinks")}}
 
 
+def check_finite(selector: Selector, scores: Tensor, layer: PromptLayer) -> None:
+    """Refuse scores of which one is infinite or not a number: a sum or an exponential that left its dtype.
+
+    Raises:
+        OperationError: Names the selector and the layer.
+    """
+    if not bool(scores.isfinite().all()):
+        raise OperationError(f"selector {type(selector).__name__}: a score in layer {layer.number} is not finite")
+
+
 class ScoringSelector(Selector):
     """Sinks, window, and the positions between them with the highest scores; of equal scores the earlier position."""
 
@@ -67,7 +77,7 @@ class ScoringSelector(Selector):
         """Kept positions, int64 [KV heads, kept], ascending within a head.
 
         Raises:
-            OperationError: There is not one score for each position and KV head, or one is not a number.
+            OperationError: There is not one score for each position and KV head, or one is not finite.
         """
         heads, entries, _ = layer.key.shape
         positions = torch.arange(entries, device=layer.key.device)
@@ -78,8 +88,7 @@ class ScoringSelector(Selector):
                 f"prompt entries need [{heads}, {entries}]"
             )
         between = scores[:, self.sinks : entries - self.window]
-        if bool(between.isnan().any()):
-            raise OperationError(f"selector {type(self).__name__}: a score in layer {layer.number} is not a number")
+        check_finite(self, between, layer)
         ranked = torch.argsort(between, dim=-1, descending=True, stable=True)
         chosen = ranked[:, : kept - self.sinks - self.window].sort(-1).values + self.sinks
         first, last = (part.expand(heads, -1) for part in (positions[: self.sinks], positions[entries - self.window :]))
