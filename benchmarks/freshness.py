@@ -6,13 +6,18 @@
 
 Three kinds of processes work at once, as they do beside a real run:
 
-- writers commit units at a stated rate in all; a commit is two transactions with fsync, some 50 ms, so each writer
-  commits several units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``);
+- writers commit units at a stated rate in all; a commit is two transactions with fsync, so each writer commits several
+  units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
+  ``Store`` open;
 - ``kvdrift derive --watch`` derives them, and its resident memory is read at 100 commits and at the end;
-- a reader opens the views of one ``Store`` again and again, and asks ``trajectories`` which units it has.
+- a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
+  ``Store`` anew, and asks ``trajectories`` which units it has.
 
 A unit's delay is from when its writer was told that it is committed to when a query of the reader has returned it. The
-time of the query is part of it: what matters is when somebody sees the unit.
+wait for the next look and the time of the query are part of it: what matters is when somebody sees the unit.
+
+All of it together has to fit into the processors of the machine. ``cpu seconds`` says what each kind of process took of
+them, imports left out: beside other work, delays are of that work too, and the share of a second that is taken is not.
 
 The peer is the plain way: ``kvdrift derive`` again and again in place of ``--watch``, with the same writers and reader
 on a store of its own. Its ratio is how many times as late 95% of the units are.
@@ -61,6 +66,7 @@ class Load:
         writers: Processes that commit.
         replicates: Of a unit.
         horizon: Of a unit.
+        looks: Of the reader, per second, at most.
 
     """
 
@@ -70,6 +76,7 @@ class Load:
     writers: int
     replicates: int
     horizon: int
+    looks: float
 
     @property
     def sizes(self) -> Sizes:
@@ -85,6 +92,7 @@ class Seen:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
         early, late: Resident bytes of the derivation after 100 commits and at the end; 0 where it is many processes.
+        cpu: CPU seconds by kind of process, of the writers together.
 
     """
 
@@ -92,6 +100,7 @@ class Seen:
     writing: float = 0.0
     early: int = 0
     late: int = 0
+    cpu: dict[str, float] = field(default_factory=dict)
 
 
 def prepare(location: str, load: Load) -> None:
@@ -104,29 +113,40 @@ def prepare(location: str, load: Load) -> None:
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
 
 
-def write(location: str, load: Load, writer: int, begin: float) -> dict[str, float]:
-    """Commit every ``writers``-th document's units when they are due; return when that was, by document."""
-    store, told = Store.open(location), dict[str, float]()
+def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
+    """Commit every ``writers``-th document's units when they are due.
+
+    Returns:
+        When that was, by document; and the CPU seconds that it took.
+
+    """
+    store, told, cpu = Store.open(location), dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
         store.append_units(units)
         told[document["doc"]] = time.time()
-    return told
+    return told, time.process_time() - cpu
 
 
-def read(location: str, load: Load, end: float) -> dict[str, float]:
-    """Open the views of a store again and again; return when a query first had each document's units, by document."""
-    store, seen = Store.open(location), dict[str, float]()
+def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float]:
+    """Open the views of a store again and again.
+
+    Returns:
+        When a query first had each document's units, by document; and the CPU seconds that all of it took.
+
+    """
+    store, seen, cpu = Store.open(location), dict[str, float](), time.process_time()
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
-    while len(seen) < load.commits and time.time() < end:
+    while len(seen) < load.commits and (begun := time.time()) < end:
         with open_views(store) as views:
             rows = views.sql(query).fetchall()
         now = time.time()
         for (doc,) in rows:
             seen.setdefault(doc, now)
-    return seen
+        time.sleep(max(0.0, begun + 1 / load.looks - time.time()))
+    return seen, time.process_time() - cpu
 
 
 @contextlib.contextmanager
@@ -177,12 +197,16 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
         log = Path(location, "events", "_delta_log")
+        before = cpu_seconds(process)
         while process and not reading.done():
             found.late = resident(process)
             if not found.early and (log / f"{EARLY_COMMITS:020d}.json").exists():
                 found.early = found.late
             time.sleep(0.2)
-        seen, told = reading.result(), {key: at for part in writing for key, at in part.result().items()}
+        found.cpu["watch"] = cpu_seconds(process) - before
+        seen, found.cpu["reader"] = reading.result()
+        found.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
+        told = {key: at for part in writing for key, at in part.result()[0].items()}
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
     found.writing = max(told.values()) - begin
@@ -196,6 +220,14 @@ def resident(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def cpu_seconds(process: int) -> float:
+    """Return what a process has taken of the processors so far, its threads together; 0 where it is many processes."""
+    if not process:
+        return 0.0
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Measure, and print delays."""
     parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
@@ -206,16 +238,18 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=2, metavar="N", help="processes that commit; 2 by default")
     parser.add_argument("--replicates", type=int, default=8, metavar="N", help="of a unit; 8 by default")
     parser.add_argument("--horizon", type=int, default=32, metavar="N", help="of a unit; 32 by default")
+    parser.add_argument("--looks", type=float, default=5.0, metavar="N", help="of the reader, per second; 5 by default")
     parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     options = parser.parse_args()
     units = 1 if options.commits else options.units_per_commit
     commits = options.commits or max(1, round(options.rate * options.seconds / units))
-    load = Load(commits, units, options.rate, options.writers, options.replicates, options.horizon)
+    load = Load(commits, units, options.rate, options.writers, options.replicates, options.horizon, options.looks)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         live = observe(Path(folder), load, watched=True)
         peer = None if options.no_peer else observe(Path(folder), load, watched=False)
-    rows, facts = list[BenchmarkRow](), {"commits": commits, "units_per_commit": units, "writers": load.writers}
+    rows = list[BenchmarkRow]()
+    facts: dict[str, Any] = {"commits": commits, "units_per_commit": units, "writers": load.writers}
     for name, seen in itertools.chain([("derive --watch", live)], [("derive again and again", peer)] if peer else []):
         for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
             delay, other = (float(np.percentile(one.delays, share)) if one else None for one in (seen, peer))
@@ -226,6 +260,8 @@ def main() -> None:
         f"mib_at_{EARLY_COMMITS}_commits": round(mib(live.early), 1), "mib_at_the_end": round(mib(live.late), 1),
         "growth": round(live.late / live.early - 1, 4) if live.early else None,
     }  # fmt: skip
+    facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
+    facts["seconds_of_writing"] = round(live.writing, 1)
     show("freshness: seconds from commit to view", rows, "units", facts | memory, as_json=options.json)
 
 

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
-    """Create the view ``stored.TABLE`` in place of the empty table; ``stored_rows`` says what ``sources`` are."""
+    """Create the view ``stored.TABLE`` in place of the empty table, which stays where there are no ``sources``.
+
+    ``stored_rows`` says what these are.
+    """
+    if not sources:
+        return
     connection.execute(f"drop table stored.{quoted(table)}")
     connection.execute(f"create view stored.{quoted(table)} as {stored_rows(table, sources)}")
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from schema.errors import KvdriftError, OperationError
 from schema.location import filesystem_of, join
 from schema.store.appends import DERIVED, derived_tables
+from schema.store.durability import side_by_side
 from schema.tables import EVENTS, GROUP_KEY, SWRB
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
@@ -134,7 +135,8 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
     try:
         events = read_events(segment.file)
         rows = derived_rows(segment.path, events)
-        files = tuple((table, store.write_parquet(table, segment.path, rows[table])) for table in segment.tables)
+        written = side_by_side(lambda table: store.write_parquet(table, segment.path, rows[table]), segment.tables)
+        files = tuple(zip(segment.tables, written, strict=True))
     except (OSError, pa.ArrowException, KvdriftError) as error:
         reason = " ".join(str(error).split())  # Arrow's messages may have several lines
         return SegmentOutcome(segment.path, error=f"{segment.file}: {reason}")

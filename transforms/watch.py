@@ -36,9 +36,9 @@ def watch(
 ) -> DerivationReport:
     """Derive new segments until asked to stop; safe beside writers, and beside a derivation in another process.
 
-    Waits ``interval_seconds`` where nothing is to do, and calls ``idle`` before. ``stop`` is asked between
-    micro-batches and while waiting, ``progress`` gets the report of each micro-batch, failures included. The counts
-    returned are over all of them.
+    Looks every ``interval_seconds`` for what is to do, and takes all that has come; it calls ``idle`` where nothing
+    has. ``stop`` is asked between micro-batches and while waiting, ``progress`` gets the report of each micro-batch,
+    failures included. The counts returned are over all of them.
 
     Raises:
         InputError: There is no store.
@@ -52,32 +52,33 @@ def watch(
     failed: set[str] = set()  # paths
     batches = 0
     while not stop():
+        looked = time.perf_counter()
         version = store.version("events")
         todo = [] if version == seen else [s for s in pending(store, version) if s.path not in failed]
         if not todo:
             seen, total = version, replace(total, events_version=version)
             if idle is not None:
                 idle()
-            _wait(interval_seconds, stop)
+            _wait(looked + interval_seconds, stop)
             continue
-        batch_begun = time.perf_counter()
         batch = todo[:MICRO_BATCH]
         together, gone = put_together(store, batch)
         outcomes = [derive_segment(store, segment) for segment in (*together, *batch) if segment.path not in gone]
         failed |= {outcome.path for outcome in outcomes if outcome.error}
         commit(store, outcomes, version, covered=len(batch) == len(todo) and not failed)
-        report = DerivationReport.of(outcomes, version, time.perf_counter() - batch_begun)
+        report = DerivationReport.of(outcomes, version, time.perf_counter() - looked)
         total = total.plus(report)
         batches += 1
         if batches % BATCHES_PER_GATHERING == 0:
             gather(store)
         if progress is not None:
             progress(report)
+        if len(batch) == len(todo):
+            _wait(looked + interval_seconds, stop)
     total.check()
     return replace(total, seconds=time.perf_counter() - begun)
 
 
-def _wait(seconds: float, stop: Callable[[], bool]) -> None:
-    end = time.perf_counter() + seconds
-    while not stop() and (left := end - time.perf_counter()) > 0:
+def _wait(end: float, stop: Callable[[], bool]) -> None:
+    while (left := end - time.perf_counter()) > 0 and not stop():
         time.sleep(min(POLL_SECONDS, left))

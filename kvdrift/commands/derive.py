@@ -6,6 +6,7 @@ import ctypes
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +17,10 @@ from kvdrift.options import ClusterOption, StoreArgument
 from schema.errors import InputError
 
 if TYPE_CHECKING:
-    from schema.store.store import Store
     from transforms.segments import DerivationReport
 
 _M_ARENA_MAX = -8  # of mallopt, malloc.h
-_CATALOG_SHARE = 9  # how much longer than its last writing the catalogue is left alone while batches come
+_UPKEEP_SHARE = 9  # how much longer than it last took moments and catalogue are left alone while batches come
 
 
 def derive(
@@ -96,60 +96,78 @@ def _bound_arenas() -> None:
 
 def _watching(location: str, interval: float) -> str:
     _bound_arenas()
-    from schema.store.store import Store
-    from sql.materialization import LEAST_STEPS, materialize_moments
     from transforms.watch import watch
 
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))
 
-    store = Store.open(location)
-    waiting = 0
-    catalog = _Catalog(store)
+    with ThreadPoolExecutor(1) as thread:
+        upkeep = _Upkeep(location, thread)
 
-    def batch_done(batch: DerivationReport) -> None:
-        nonlocal waiting
-        waiting += batch.events
-        if waiting >= LEAST_STEPS and materialize_moments(store):
-            waiting = 0
-        catalog.batch_done()
-        typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
-        for failure in batch.failures:
-            typer.echo(f"kvdrift: {failure}", err=True)
+        def batch_done(batch: DerivationReport) -> None:
+            upkeep.batch_done(batch.events)
+            typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
+            for failure in batch.failures:
+                typer.echo(f"kvdrift: {failure}", err=True)
 
-    total = watch(location, interval, lambda: bool(stopped), batch_done, catalog.write_if_due)
-    catalog.write()
+        total = watch(location, interval, lambda: bool(stopped), batch_done, upkeep.begin_if_due)
+        upkeep.finish()
     return f"derived {_counts(total)}"
 
 
-class _Catalog:
-    """The catalogue of a store that is derived live; its writing takes a small part of the time alone."""
+class _Upkeep:
+    """Moments and catalogue of a store that is derived live, for which fresh rows do not wait.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    They are made in a thread of their own, and take a small part of the time alone.
+    """
+
+    def __init__(self, location: str, thread: Executor) -> None:
+        from schema.store.store import Store
+
+        self._store, self._thread = Store.open(location), thread
+        self._running: Future[None] | None = None
+        self._events = 0  # that came since moments were stored
         self._behind = False
-        self._written = self._cost = 0.0  # when it was written, and what that took, in seconds
+        self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
 
-    def batch_done(self) -> None:
-        """Take note of new rows, and write it unless that was done just now."""
+    def batch_done(self, events: int) -> None:
+        """Take note of new rows."""
+        self._events += events
         self._behind = True
-        self.write_if_due()
+        self.begin_if_due()
 
-    def write_if_due(self) -> None:
-        """Write it if it lacks rows, unless it was written just now."""
-        if time.perf_counter() - self._written >= _CATALOG_SHARE * self._cost:
-            self.write()
+    def begin_if_due(self) -> None:
+        """Begin if there are new rows, unless this was done just now.
 
-    def write(self) -> None:
-        """Write it if it lacks rows."""
-        from sql.catalog import refresh_catalog
+        Raises:
+            KvdriftError: What was begun before has failed.
 
+        """
+        if self._running is not None and self._running.done():
+            self._running.result()
+            self._running = None
+        if self._running is None and self._behind and time.perf_counter() - self._ended >= _UPKEEP_SHARE * self._cost:
+            self._behind = False
+            self._running = self._thread.submit(self._keep_up)
+
+    def finish(self) -> None:
+        """Wait for what was begun, and do what is left."""
+        if self._running is not None:
+            self._running.result()
         if self._behind:
-            begun = time.perf_counter()
-            refresh_catalog(self._store)
-            self._behind, self._written = False, time.perf_counter()
-            self._cost = self._written - begun
+            self._keep_up()
+
+    def _keep_up(self) -> None:
+        from sql.catalog import refresh_catalog
+        from sql.materialization import LEAST_STEPS, materialize_moments
+
+        begun, events = time.perf_counter(), self._events
+        if events >= LEAST_STEPS and materialize_moments(self._store):
+            self._events -= events
+        refresh_catalog(self._store)
+        self._ended = time.perf_counter()
+        self._cost = self._ended - begun
 
 
 def _counts(report: DerivationReport) -> str:

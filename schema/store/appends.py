@@ -169,24 +169,26 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
         InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
 
     """
-    for name in rows.column_names:
-        if name not in table.columns:
-            raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, table.columns)}")
-    if len(set(rows.column_names)) < len(rows.column_names):
+    names, declared, defaults = rows.column_names, table.columns, table.defaults
+    for name in names:
+        if name not in declared:
+            raise InputError(f"{table.name}: unknown column '{name}'; {nearest(name, declared)}")
+    given = dict(zip(names, rows.columns, strict=True))
+    if len(given) < len(names):
         raise InputError(f"{table.name}: two columns have the same name")
-    for name, default in table.defaults.items():
-        if name not in rows.column_names:
-            held = pa.scalar(default, table.schema.field(name).type)
-            rows = rows.append_column(name, pa.repeat(held, rows.num_rows))
+    columns = []
     for field in table.schema:
-        if field.name not in rows.column_names:
+        if field.name not in given and field.name not in defaults:
             raise InputError(f"{table.name}: column '{field.name}' is missing")
-        column = rows.column(field.name)
+        column = given.get(field.name)
+        if column is None:
+            column = pa.chunked_array([pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)])
+        columns.append(column)
         if column.type != field.type:
             raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
         if column.null_count and not field.nullable:
             raise InputError(f"{table.name}: column '{field.name}' is null in {column.null_count} row(s)")
-    return rows.select(table.columns).cast(table.schema)
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:

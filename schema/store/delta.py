@@ -40,7 +40,7 @@ from schema.store.commits import Commit
 from schema.store.durability import make_folder
 from schema.store.parquet_files import DataFiles
 from schema.store.snapshot import OpenTables, Snapshot, added_columns, lacking_columns
-from schema.store.table_log import LocalDisk, LogState, lost_commits
+from schema.store.table_log import CHECKPOINT_EVERY, LocalDisk, LogState, lost_commits
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _VERSION_KEY = "kvdrift.schema_version"
 READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
+# Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
+_ROW_COUNTS_ALONE = {"delta.dataSkippingNumIndexedCols": "0"}
 _REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "20"}  # versions; behind a URL each log file is a request
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
@@ -105,6 +107,7 @@ class DeltaFolder(DataFiles):
                         # Results cite table versions; by default delta-rs would forget those older than 30 days.
                         "delta.enableExpiredLogCleanup": "false",
                         **_FORGETTING,
+                        **_ROW_COUNTS_ALONE,
                         **({} if self._local else _REMOTE_CHECKPOINTS),
                     },
                     raise_if_key_not_exists=False,  # the version key is ours
@@ -430,8 +433,8 @@ class DeltaFolder(DataFiles):
             except (DeltaError, OSError) as error:
                 raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
             else:
-                # Whoever opens the table is to read what is there, and not what was replaced.
-                self._make_durable(table, loaded, checkpoint=bool(commit.replaced))
+                # Whoever opens the table is to read what is there, and not all that was replaced.
+                self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
                 return len(commit.files)
             self._tables.give_back(table, loaded)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")

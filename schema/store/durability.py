@@ -3,7 +3,8 @@
 delta-rs links and renames without any fsync. The order that the store keeps, so that what a durable file relies on is
 durable before it is:
 
-1. data files, each before it gets its name; then the folders that name them, up to the table's own;
+1. data files, each before it gets its name; then the folders that name them, up to the table's own (files are synced
+   side by side, and so are folders);
 2. log files of other tables that the commit relies on, and then the commit itself, by delta-rs;
 3. the commit's log file with every one below it that is not known to be durable, since another writer's commit may not
    be so yet; then the folder ``_delta_log``. Only now is the commit acknowledged.
@@ -15,8 +16,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final, TypeVar
+
+_AT_ONCE: Final = 16
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def sync(path: Path) -> None:
@@ -37,6 +45,22 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
+def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
+    """Do work on items that waits for the disk: it writes its journal once for many of them.
+
+    Returns:
+        The results in the order of the items.
+
+    Raises:
+        What ``work`` raises, when all of it has ended.
+
+    """
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), _AT_ONCE)) as threads:
+        return list(threads.map(work, items))
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder with its parents; the names of those that were not there are durable."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -54,8 +78,7 @@ def sync_names(root: Path, paths: Iterable[str]) -> None:
 
     """
     folders = {parent for path in paths for parent in Path(path).parents}
-    for folder in sorted(folders, reverse=True):
-        sync(root / folder)
+    side_by_side(sync, [root / folder for folder in folders])
 
 
 def replace_durably(aside: Path, target: Path) -> None:

@@ -27,6 +27,7 @@ from schema.store.appends import (
 from schema.store.commits import Commit, guards
 from schema.store.compaction.members import members_of, originals
 from schema.store.delta import DeltaFolder
+from schema.store.durability import side_by_side
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.snapshot import Snapshot
 from schema.tables import GROUP_KEY, UNITS
@@ -171,10 +172,10 @@ class UnitCommits:
             self.reconcile()
         written: dict[Span, StoredFile] = {}
 
-        def put(span: Span) -> StoredFile:
-            if span not in written:
-                written[span] = self._put(*given[span])
-            return written[span]
+        def put(spans: Sequence[Span]) -> list[StoredFile]:
+            new = [span for span in spans if span not in written]
+            written.update(zip(new, side_by_side(lambda span: self._put(*given[span]), new), strict=True))
+            return [written[span] for span in spans]
 
         return self._commit({span: record for span, (record, _) in given.items()}, put)
 
@@ -187,7 +188,7 @@ class UnitCommits:
             for span, (_, record) in given.items()
             if not any(other is not None and other.overlaps(span) for other in stored)
         }
-        return self._commit(free, lambda span: given[span][0], ahead=True)
+        return self._commit(free, lambda spans: [given[span][0] for span in spans], ahead=True)
 
     def reconcile(self, prepare: Callable[[], None] = lambda: None) -> int:
         """Append the rows that a killed writer left out; ``prepare`` is called before. Return how many."""
@@ -199,11 +200,15 @@ class UnitCommits:
         return count
 
     def _commit(
-        self, records: Mapping[Span, dict[str, Any]], put: Callable[[Span], StoredFile], *, ahead: bool = False
+        self,
+        records: Mapping[Span, dict[str, Any]],
+        put: Callable[[Sequence[Span]], list[StoredFile]],
+        *,
+        ahead: bool = False,
     ) -> int:
         """Make the units that the store lacks visible by one commit, then their rows; return how many.
 
-        ``put`` gives a unit's file, in place. ``ahead`` says that there may be rows of units whose events are lost.
+        ``put`` gives units' files, in place. ``ahead`` says that there may be rows of units whose events are lost.
         """
         files: dict[Span, StoredFile] = {}
         since = None
@@ -214,7 +219,7 @@ class UnitCommits:
                 since = self._folder.load("units").version
             new = self._rows.missing(events, records, ahead=ahead)
             files.clear()
-            files.update((span, put(span)) for span in new)
+            files.update(zip(new, put(new), strict=True))
             groups = ((span.group, span.first + span.count) for span in new)
             ids = guards([*groups, *((span.app_id, span.count) for span in new)])
             return Commit(list(files.values()), ids) if new else None

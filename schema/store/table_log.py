@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schema.store.commits import Commit
-from schema.store.durability import sync, sync_names
+from schema.store.durability import side_by_side, sync, sync_names
 from schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
@@ -91,12 +91,10 @@ class TableLog:
         if self._durable < 0:
             first = self.checkpointed()
             self._sync_checkpoint()
-            for folder in (self.folder.parent, self.folder.parent.parent):
-                sync(folder)
+            side_by_side(sync, [self.folder.parent, self.folder.parent.parent])
         else:
             first = self._durable + 1
-        for version in range(first, newest + 1):
-            sync(self.file(version))
+        side_by_side(sync, [self.file(version) for version in range(first, newest + 1)])
         sync(self.folder)
         self._durable = newest
 
