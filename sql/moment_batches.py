@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _KEY: Final = ", ".join(GROUP_KEY)
 _EVERYTHING: Final = f"select distinct {_KEY} from stored.held"  # noqa: S608 - names of ours
+_OF_BATCH: Final = ("trajectories", "steps")
 _HELD: Final = f"{_KEY}, action_revision"
 _OF_STEP: Final = "replicate, t, mismatch, lag, eos_set, delta, f"
 _READ: Final = {f"computed.{name}": names for name, names in READ_BY_COMPUTED.items()}
@@ -78,8 +79,10 @@ class BatchViews:
     @classmethod
     def open(cls, store: Store, versions: Mapping[str, int], batches: pa.Table) -> BatchViews:
         """Open views over no batch yet."""
-        views = open_views(store, versions, materialized=False, without=("events", "trajectories", "steps"))
+        views = open_views(store, versions, materialized=False, without=("events", *_OF_BATCH))
         connection, opened = views.connection, cls(store, views)
+        for table in _OF_BATCH:  # an empty table so far
+            connection.execute(f"drop table stored.{table}")
         connection.from_arrow(batches).create("stored.batches")
         for name in GROUP_KEY:
             found = f"select distinct {name} from stored.batches order by {name}"  # noqa: S608 - a name of ours
@@ -103,7 +106,7 @@ class BatchViews:
         execute(f"create or replace table {WAITING} as select distinct {_KEY} {of_batch}")
         files = execute(f"select path, bool_and(alone) {of_batch} group by path").fetchall()
         paths = [path for path, _ in files]
-        for table in ("trajectories", "steps"):
+        for table in _OF_BATCH:
             execute(
                 f"create or replace view stored.{table} as {_rows_of(self.store, table, self.views.versions, paths)}"
             )
