@@ -51,6 +51,7 @@ from schema.tables import ACTIONS, DOCUMENTS, STUDIES
 from sql.catalog import open_views
 
 EARLY_COMMITS = 100  # after which memory is to stay what it is
+LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the last units
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
@@ -134,10 +135,11 @@ def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float
     """Open the views of a store again and again.
 
     Returns:
-        When a query first had each document's units, by document; and the CPU seconds that all of it took.
+        When a query first had each document's units, by document; and the CPU seconds of all looks but the first, which
+        makes what a process makes once.
 
     """
-    store, seen, cpu = Store.open(location), dict[str, float](), time.process_time()
+    store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
     while len(seen) < load.commits and (begun := time.time()) < end:
         with open_views(store) as views:
@@ -145,6 +147,7 @@ def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float
         now = time.time()
         for (doc,) in rows:
             seen.setdefault(doc, now)
+        cpu = cpu or time.process_time()
         time.sleep(max(0.0, begun + 1 / load.looks - time.time()))
     return seen, time.process_time() - cpu
 
@@ -191,8 +194,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         ProcessPoolExecutor(load.writers + 1, mp_context=spawn) as pool,
     ):
         list(pool.map(abs, range(load.writers + 1)))  # the processes and their imports are there
-        time.sleep(5)  # and so is the derivation
-        begin = time.time()
+        begin = time.time() + LEAD
         seconds = load.commits * load.units / load.rate
         reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]

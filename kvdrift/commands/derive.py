@@ -128,7 +128,7 @@ class _Upkeep:
         self._store, self._thread = Store.open(location), thread
         self._running: Future[None] | None = None
         self._events = 0  # that came since moments were stored
-        self._behind = False
+        self._behind = True  # as far as is known
         self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
 
     def batch_done(self, events: int) -> None:
