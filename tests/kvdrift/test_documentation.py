@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from generator.selectors import SELECTORS
 from kvdrift.command import app
 from kvdrift.reference import reference
 
@@ -54,6 +56,22 @@ def test_options_of_the_contract_are_there() -> None:
     assert {"--store", "--limit", "--dry-run", "--endpoint"} <= OPTIONS["run"]
     assert {"--format", "-o"} <= OPTIONS["sql"]
     assert "--watch" in OPTIONS["derive"]
+
+
+def test_every_selector_has_its_section() -> None:
+    """With its paper, and the parameters that a study can set."""
+    text = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    for name, selector in SELECTORS.items():
+        assert name in sections
+        if selector.paper is not None:
+            assert selector.paper.rpartition(":")[2] in sections[name]
+        inherited = {field.name for base in selector.__bases__ if is_dataclass(base) for field in fields(base)}
+        for field in fields(selector):  # type: ignore[arg-type]  # a dataclass
+            if field.name not in inherited:
+                assert f"`{field.name}`" in sections[name], f"{name}: {field.name}"
+                if isinstance(field.default, int) and field.default:
+                    assert f"`{field.name}` ({field.default})" in " ".join(sections[name].split())
 
 
 def code_of(path: Path) -> str:
