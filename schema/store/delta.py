@@ -472,7 +472,10 @@ class DeltaFolder(DataFiles):
             if log is not None:
                 log.sync()
             if loaded is not None and (checkpoint or (log is not None and log.needs_checkpoint())):
-                loaded.create_checkpoint()  # of this version and those before, which are durable
+                loaded.update_incremental()  # a commit leaves it at the version before
+                if log is not None:
+                    log.sync()  # what came meanwhile is in the checkpoint too
+                loaded.create_checkpoint()
                 if log is not None:
                     log.sync_checkpoint()
         except (DeltaError, OSError) as error:

@@ -26,6 +26,7 @@ from schema.store.appends import (
 )
 from schema.store.commits import Commit, guards
 from schema.store.compaction.members import members_of, originals
+from schema.store.compaction.rows import ROW_GROUP_ROWS
 from schema.store.delta import DeltaFolder
 from schema.store.durability import side_by_side
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
@@ -97,21 +98,25 @@ class UnitRows:
     def spans(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> set[Span]:
         """Read the spans of the rows that have the study, model, document and action of one of some records."""
         wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
-        paths = [path for path, groups in self._groups_of(units).items() if not wanted.isdisjoint(groups)]
-        if not paths:
+        files = {file.path: file for file in units.files()}
+        groups = self._groups_of(units, [path for path, file in files.items() if file.rows <= ROW_GROUP_ROWS])
+        paths = [path for path in files if path not in groups or not wanted.isdisjoint(groups[path])]
+        if not paths or not wanted:
             return set()
-        names = {name: pa.array({row[name] for row in of}, pa.string()) for name in GROUP_KEY}
-        same = [pc.field(name).isin(values) for name, values in names.items()]
-        where = same[0] & same[1] & same[2] & same[3]
+        names = {name: {row[name] for row in of} for name in GROUP_KEY}
+        same = [pc.field(name).isin(pa.array(values, pa.string())) for name, values in names.items()]
+        first, last = min(names["doc"]), max(names["doc"])
+        # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
+        where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
         return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where, paths=paths).to_pylist()))
 
-    def _groups_of(self, units: Snapshot) -> dict[str, frozenset[int]]:
-        """Return the hashes of the groups that each file has rows of: a writer of new ones reads none of their rows.
+    def _groups_of(self, units: Snapshot, paths: Iterable[str]) -> dict[str, frozenset[int]]:
+        """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
 
         What was read of a file is kept, since a file does not change.
         """
         known = self._groups
-        found = {path: known[path] if path in known else self._read_groups(units, path) for path in units.paths()}
+        found = {path: known[path] if path in known else self._read_groups(units, path) for path in paths}
         self._groups = found
         return found
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from fixtures.command import call
@@ -24,7 +25,7 @@ from schema.store.appends import DERIVED
 from schema.store.delta import DeltaFolder
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
-from schema.store.table_log import TableLog
+from schema.store.table_log import CHECKPOINT_EVERY, TableLog
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
@@ -215,6 +216,31 @@ def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch:
     assert store.append_units(some_units("newer")) == len(some_units("newer"))
     assert len(read) == 1, "the rows of the append before"
     assert store.append_units(some_units("newer")) == 0
+
+
+def test_a_writer_looks_for_its_groups_in_the_row_groups_of_a_large_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("compaction.rows", "projections"):
+        monkeypatch.setattr(f"schema.store.{module}.ROW_GROUP_ROWS", 2)
+    compact(store)
+    (units,) = store.files("units")
+    assert pq.read_metadata(units).num_row_groups > 1
+    monkeypatch.setattr(UnitRows, "_read_groups", None)
+    again = [one for doc in ("d0", "d1", "d2") for one in some_units(doc)]
+    assert store.append_units(again) == 0
+    wrong = Unit(again[0].record | {"first_replicate": 1, "replicates": 1}, again[0].events.slice(H, H))
+    assert "overlaps the replicates [0, 2)" in refused(store.append_units, [wrong])
+    assert store.append_units([*again, *some_units("d1", first=2)]) == 2
+
+
+def test_what_replaced_many_files_is_read_from_a_checkpoint(tmp_path: Path) -> None:
+    """Or everybody who opens the table would read of all these files, and that they are gone."""
+    store = Store.create(tmp_path / "store")
+    store.append_units([make_unit(f"d{number}") for number in range(CHECKPOINT_EVERY)])
+    (pack,) = store.rewriting.plan_packs()
+    assert store.rewriting.pack_events(pack).file is not None
+    assert TableLog(Path(store.location, "events")).checkpointed() == store.version("events")
 
 
 def test_single_units_are_read(store: Store) -> None:

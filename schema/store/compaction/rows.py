@@ -13,7 +13,7 @@ from schema.store.parquet_files import StoredFile, content_digest, encode_parque
 from schema.store.snapshot import Snapshot
 from schema.tables import TABLES
 
-_ROW_GROUP_ROWS = 1 << 13  # a writer looks for the rows of a few units
+ROW_GROUP_ROWS = 1 << 13  # a writer looks for the rows of a few units
 FILE_BYTES = 1 << 26  # compressed; a file of half of it is left as it is
 
 
@@ -56,7 +56,7 @@ def _put_together(folder: DeltaFolder, loaded: Snapshot, sources: Sequence[Store
     replaced = [file.path for file in sources]
     rows = folder.read(loaded, declared.columns, paths=replaced)
     rows = rows.sort_by([(name, "ascending") for name in declared.key])
-    data = encode_parquet(rows, files_footer(sorted(originals(folder, table, replaced))), row_group=_ROW_GROUP_ROWS)
+    data = encode_parquet(rows, files_footer(sorted(originals(folder, table, replaced))), row_group=ROW_GROUP_ROWS)
     file = StoredFile(compacted_name(content_digest(data)), len(data), rows.num_rows)
     folder.put(table, file.path, data)
 
