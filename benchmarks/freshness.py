@@ -9,7 +9,8 @@ Three kinds of processes work at once, as they do beside a real run:
 - writers commit units at a stated rate in all; a commit is two transactions with fsync, so each writer commits several
   units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
   ``Store`` open;
-- ``kvdrift derive --watch`` derives them, and its resident memory is read at 100 commits and at the end;
+- ``kvdrift derive --watch`` derives them, and its resident memory is read at 100 commits and at the end; that of the
+  process which it starts now and then for moments and catalogue, and which ends each time, is read apart;
 - a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
   ``Store`` anew, and asks ``trajectories`` which units it has.
 
@@ -93,6 +94,7 @@ class Seen:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
         early, late: Resident bytes of the derivation after 100 commits and at the end; 0 where it is many processes.
+        beside: Most resident bytes of what it starts for moments and catalogue.
         cpu: CPU seconds by kind of process, of the writers together.
 
     """
@@ -101,6 +103,7 @@ class Seen:
     writing: float = 0.0
     early: int = 0
     late: int = 0
+    beside: int = 0
     cpu: dict[str, float] = field(default_factory=dict)
 
 
@@ -202,6 +205,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         before = cpu_seconds(process)
         while process and not reading.done():
             found.late = resident(process)
+            found.beside = max([found.beside, *map(resident, children(process))])
             if not found.early and (log / f"{EARLY_COMMITS:020d}.json").exists():
                 found.early = found.late
             time.sleep(0.2)
@@ -217,17 +221,28 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
 
 
 def resident(process: int) -> int:
-    """Return the resident memory of a process in bytes."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    """Return the resident memory of a process in bytes; 0 where it has ended."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except OSError:
+        return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started in its main thread."""
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def cpu_seconds(process: int) -> float:
-    """Return what a process has taken of the processors so far, its threads together; 0 where it is many processes."""
+    """Return what a process has taken of the processors so far, with those that it started and that have ended.
+
+    It is 0 where it is many processes.
+    """
     if not process:
         return 0.0
-    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -261,6 +276,7 @@ def main() -> None:
     memory: dict[str, Any] = {
         f"mib_at_{EARLY_COMMITS}_commits": round(mib(live.early), 1), "mib_at_the_end": round(mib(live.late), 1),
         "growth": round(live.late / live.early - 1, 4) if live.early else None,
+        "mib_of_moments_and_catalogue": round(mib(live.beside), 1),
     }  # fmt: skip
     facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
     facts["seconds_of_writing"] = round(live.writing, 1)

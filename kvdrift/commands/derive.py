@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from transforms.segments import DerivationReport
 
 _M_ARENA_MAX = -8  # of mallopt, malloc.h
-_UPKEEP_SHARE = 9  # how much longer than it last took moments and catalogue are left alone while batches come
 
 
 def derive(
@@ -94,80 +91,36 @@ def _bound_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
+def _release_memory() -> None:
+    """Give memory that was freed back: allocators keep what a large batch took, for one that may never come."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _watching(location: str, interval: float) -> str:
     _bound_arenas()
+    from kvdrift.upkeep import Upkeep
     from transforms.watch import watch
 
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))
+    upkeep = Upkeep(location)
 
-    with ThreadPoolExecutor(1) as thread:
-        upkeep = _Upkeep(location, thread)
+    def batch_done(batch: DerivationReport) -> None:
+        _release_memory()
+        upkeep.rows_came()
+        upkeep.begin_if_due()
+        typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
+        for failure in batch.failures:
+            typer.echo(f"kvdrift: {failure}", err=True)
 
-        def batch_done(batch: DerivationReport) -> None:
-            upkeep.batch_done(batch.events)
-            typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
-            for failure in batch.failures:
-                typer.echo(f"kvdrift: {failure}", err=True)
-
-        total = watch(location, interval, lambda: bool(stopped), batch_done, upkeep.begin_if_due)
-        upkeep.finish()
+    total = watch(location, interval, lambda: bool(stopped), batch_done, upkeep.begin_if_due)
+    upkeep.finish()
     return f"derived {_counts(total)}"
-
-
-class _Upkeep:
-    """Moments and catalogue of a store that is derived live, for which fresh rows do not wait.
-
-    They are made in a thread of their own, and take a small part of the time alone.
-    """
-
-    def __init__(self, location: str, thread: Executor) -> None:
-        from schema.store.store import Store
-
-        self._store, self._thread = Store.open(location), thread
-        self._running: Future[None] | None = None
-        self._events = 0  # that came since moments were stored
-        self._behind = True  # as far as is known
-        self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
-
-    def batch_done(self, events: int) -> None:
-        """Take note of new rows."""
-        self._events += events
-        self._behind = True
-        self.begin_if_due()
-
-    def begin_if_due(self) -> None:
-        """Begin if there are new rows, unless this was done just now.
-
-        Raises:
-            KvdriftError: What was begun before has failed.
-
-        """
-        if self._running is not None and self._running.done():
-            self._running.result()
-            self._running = None
-        if self._running is None and self._behind and time.perf_counter() - self._ended >= _UPKEEP_SHARE * self._cost:
-            self._behind = False
-            self._running = self._thread.submit(self._keep_up)
-
-    def finish(self) -> None:
-        """Wait for what was begun, and do what is left."""
-        if self._running is not None:
-            self._running.result()
-        if self._behind:
-            self._keep_up()
-
-    def _keep_up(self) -> None:
-        from sql.catalog import refresh_catalog
-        from sql.materialization import LEAST_STEPS, materialize_moments
-
-        begun, events = time.perf_counter(), self._events
-        if events >= LEAST_STEPS and materialize_moments(self._store):
-            self._events -= events
-        refresh_catalog(self._store)
-        self._ended = time.perf_counter()
-        self._cost = self._ended - begun
 
 
 def _counts(report: DerivationReport) -> str:

@@ -1,0 +1,108 @@
+"""Moments and catalogue of a store that is derived live, for which fresh rows do not wait.
+
+They are made in a process of their own, which yields to all others, and which gives its memory back when it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from schema.errors import KvdriftError, OperationError, first_line
+
+_SHARE = 29  # how much longer than it last took it is left alone while rows come
+
+
+class Upkeep:
+    """Keeps up what a derivation does not: moments and catalogue, in a small part of the time.
+
+    Args:
+        location: The store.
+
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._process: subprocess.Popen[str] | None = None
+        self._behind = True  # as far as is known
+        self._begun = self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
+
+    def rows_came(self) -> None:
+        """Take note of new rows."""
+        self._behind = True
+
+    def begin_if_due(self) -> None:
+        """Begin if there are new rows, unless this was done just now or is under way.
+
+        Raises:
+            OperationError: What was begun before has failed.
+
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None and self._behind and time.perf_counter() - self._ended >= _SHARE * self._cost:
+            self._begin()
+
+    def finish(self) -> None:
+        """Wait for what is under way, and do what is left.
+
+        Raises:
+            OperationError: It has failed.
+
+        """
+        if self._process is not None:
+            self._end()
+        if self._behind:
+            self._begin()
+            self._end()
+
+    def _begin(self) -> None:
+        self._behind, self._begun = False, time.perf_counter()
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' stands for it
+        self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-m", __name__, self._location],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        _, said = process.communicate()
+        self._ended = time.perf_counter()
+        self._cost = self._ended - self._begun
+        if process.returncode:
+            line = next(reversed(said.strip().splitlines()), f"ended with exit code {process.returncode}")
+            raise OperationError(f"moments and catalogue: {line}")
+
+
+def keep_up(location: str) -> None:
+    """Store the moments of documents that wait for theirs, and write the catalogue.
+
+    Raises:
+        InputError: The store is damaged or cannot be written.
+        OperationError: A file cannot be read or written.
+
+    """
+    from schema.store.store import Store
+    from sql.catalog import refresh_catalog
+    from sql.materialization import materialize_moments
+
+    store = Store.open(location)
+    materialize_moments(store)
+    refresh_catalog(store)
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    try:
+        keep_up(sys.argv[1])
+    except KvdriftError as error:
+        sys.exit(first_line(error))

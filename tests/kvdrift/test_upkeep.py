@@ -1,0 +1,45 @@
+"""What a live derivation has done beside it: in another process, in a small part of the time, and never silently not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from fixtures.refusals import refused
+from fixtures.stored_units import make_unit
+
+from kvdrift import upkeep
+from kvdrift.upkeep import Upkeep
+from schema.errors import OperationError
+from schema.store.store import Store
+
+
+def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come while it is under way are not left out, and nothing begins again without rows."""
+    store = Store.create(tmp_path / "store")
+    kept = Upkeep(store.location)
+    kept.begin_if_due()  # what was there before is in it too
+    assert kept._process is not None
+    store.append_units([make_unit()])
+    kept.rows_came()
+    kept.begin_if_due()  # under way
+    kept.finish()
+    with duckdb.connect(str(tmp_path / "store" / "catalog.duckdb"), read_only=True) as catalog:
+        assert catalog.sql("select count(*) from events").fetchall() == [(make_unit().events.num_rows,)]
+    monkeypatch.setattr(upkeep, "_SHARE", 0)
+    kept.begin_if_due()
+    assert kept._process is None
+
+
+def test_it_is_left_alone_for_long_after_it_took_long(tmp_path: Path) -> None:
+    kept = Upkeep(str(tmp_path))
+    kept._cost, kept._ended = 1e6, 0.0
+    kept.begin_if_due()
+    assert kept._process is None
+
+
+def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
+    kept = Upkeep(str(tmp_path / "nowhere"))
+    line = refused(kept.finish, error=OperationError)
+    assert line == f"moments and catalogue: {tmp_path}/nowhere is not a kvdrift store: it has no 'events' table"
