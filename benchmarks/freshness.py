@@ -31,6 +31,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,8 @@ class Seen:
     Attributes:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
-        early, late: Resident bytes of the derivation after 100 commits and at the end; 0 where it is many processes.
+        early, late: Resident bytes of the derivation after 100 commits and at the end, medians of ten readings, since
+            some of them fall amid a batch; 0 where it is many processes.
         beside: Most resident bytes of what it starts for moments and catalogue.
         cpu: CPU seconds by kind of process, of the writers together.
 
@@ -202,13 +204,14 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
         log = Path(location, "events", "_delta_log")
-        before = cpu_seconds(process)
+        before, readings = cpu_seconds(process), list[int]()
         while process and not reading.done():
-            found.late = resident(process)
             found.beside = max([found.beside, *map(resident, children(process))])
-            if not found.early and (log / f"{EARLY_COMMITS:020d}.json").exists():
-                found.early = found.late
+            if (log / f"{EARLY_COMMITS:020d}.json").exists():
+                readings.append(resident(process))
             time.sleep(0.2)
+        if readings:
+            found.early, found.late = (int(statistics.median(part)) for part in (readings[:10], readings[-10:]))
         found.cpu["watch"] = cpu_seconds(process) - before
         seen, found.cpu["reader"] = reading.result()
         found.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
