@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from generator.coupling.residual_branching import ResidualBranches
@@ -25,6 +26,18 @@ _STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 def library_versions() -> Mapping[str, str]:
     """Versions of Python and of the libraries that numbers depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "numpy")}
+
+
+def versions_on(device: str) -> dict[str, str]:
+    """Versions of what computes on a device: the libraries, and of CUDA's the GPU's name and the CUDA of torch.
+
+    Args:
+        device: As torch names it. With a device map it is the first one, and the others' names are not there.
+    """
+    versions = dict(library_versions())
+    if torch.device(device).type == "cuda":
+        versions |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return versions
 
 
 def join_replicates(parts: Sequence[Decoded]) -> Decoded:

@@ -25,9 +25,11 @@ from generator.coupling.residual_branching import PURPOSES, ResidualBranches, br
 from generator.coupling.rollout import ActionReplicates, CoupledSteps, DocumentReplicates, rollout_documents
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.coupling.uniforms import uniform_table
-from generator.events import event_rows, join_replicates, library_versions
+from generator.events import event_rows, join_replicates, versions_on
 from generator.model import Model, PreparedDocument
+from generator.transformer.memory import is_memory_shortage
 from schema.document import Document
+from schema.errors import OperationError, first_line
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
@@ -102,6 +104,7 @@ def generate_together(
 
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
+        OperationError: The memory is too small for one replicate.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -111,7 +114,8 @@ def generate_together(
         units: dict[str, list[Unit]] = {one.document.doc: [] for one in prepared}
         for estimator in (PLAIN, SWRB):
             for group in _groups(prepared, estimator):
-                # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for
+                # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
+                # and half as many where it was not enough
                 began = time.perf_counter()
                 decoded = _decode(group, estimator, horizon, savings)
                 seconds = time.perf_counter() - began
@@ -144,7 +148,7 @@ def generate_documents(
 
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
-        OperationError: A selector fails.
+        OperationError: A selector fails, or the memory is too small for one replicate.
     """
     threads = min(THREADS, len(os.sched_getaffinity(0))) if model.pairs_at_once else 1
     parts = list(together(model.pairs_at_once, work, threads))
@@ -190,20 +194,37 @@ def _decode(group: Sequence[_Prepared], estimator: str, horizon: int, savings: S
     # The reference of each document but the first takes no more room than another action does.
     at_once = group[0].caches.replicates_at_once(len(items) + len(group) - 1, estimator)
     decode = _branch if estimator == SWRB else _couple
+    numbers = sorted({replicate for item in items.values() for replicate in item.replicates})
     parts: dict[_Place, list[Any]] = {place: [] for place in items}
-    for batch in _batches(items, at_once):
-        for place, part in zip(batch, decode(group, batch, horizon, savings), strict=True):
+    while numbers:
+        batch = _batch(items, numbers[:at_once])
+        try:
+            decoded = decode(group, batch, horizon, savings)
+        except (MemoryError, RuntimeError) as error:
+            if not is_memory_shortage(error):
+                raise
+            if min(at_once, len(numbers)) == 1:
+                raise _too_large(group, len(items), horizon, error) from None
+            at_once = min(at_once, len(numbers)) // 2
+            continue
+        for place, part in zip(batch, decoded, strict=True):
             parts[place].append(part)  # [replicates of the batch, H]
+        numbers = numbers[at_once:]
     return {place: join_replicates(own) for place, own in parts.items()}
 
 
-def _batches(items: Mapping[_Place, PendingUnit], at_once: int) -> Iterator[dict[_Place, PendingUnit]]:
-    """The first ``at_once`` replicates of the items that have them, then the next ones, and so on."""
-    numbers = sorted({replicate for item in items.values() for replicate in item.replicates})
-    for start in range(0, len(numbers), at_once):
-        batch = numbers[start : start + at_once]
-        shares = {place: item.within(batch[0], batch[-1] + 1) for place, item in items.items()}
-        yield {place: share for place, share in shares.items() if share.count}
+def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
+    """The items that have some of these replicates, which follow each other, with those alone."""
+    shares = {place: item.within(numbers[0], numbers[-1] + 1) for place, item in items.items()}
+    return {place: share for place, share in shares.items() if share.count}
+
+
+def _too_large(group: Sequence[_Prepared], actions: int, horizon: int, error: Exception) -> OperationError:
+    documents = f"document '{group[0].document.doc}'" + (f" and {len(group) - 1} beside it" if group[1:] else "")
+    return OperationError(
+        f"{documents}: the memory is too small for one replicate of {actions} actions over {horizon} positions "
+        f"({first_line(error)}); ask for fewer actions, a shorter horizon or shorter prompts, or take a larger device"
+    )
 
 
 def _couple(
@@ -250,13 +271,14 @@ def _settings(
         "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
         "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
-        "versions": json.dumps(library_versions(), sort_keys=True), "batch_invariant": model.batch_deviation == 0.0,
-        "batch_deviation": model.batch_deviation, "seed": seed, "prompt_sha256": document.prompt_sha256,
+        "versions": json.dumps(versions_on(model.device), sort_keys=True), "seed": seed,
+        "batch_invariant": model.batch_deviation == 0.0, "batch_deviation": model.batch_deviation,
+        "prompt_sha256": document.prompt_sha256,
     }  # fmt: skip
 
 
-class _StoppedError(Exception):
-    """Nobody waits any more for what a thread computes."""
+class StoppedError(Exception):
+    """Nobody waits any more for what is computed; what is called before a pass through the network raises it."""
 
 
 def _in_threads(
@@ -266,7 +288,7 @@ def _in_threads(
 
     def go_on() -> None:
         if stopping.is_set():
-            raise _StoppedError
+            raise StoppedError
 
     idle: queue.SimpleQueue[Model] = queue.SimpleQueue()
     for twin in model.twins(threads, go_on):

@@ -1,7 +1,8 @@
 """Who may call the service, and the errors that callers get: every failed call is one logged line and one Flight error.
 
-Flight looks at a call in two places. The gate sees its headers before its handler runs; the handler knows the caller's
-address. So the gate notes what is wrong with a call, and ``admitted`` raises it in the handler.
+A call costs memory before anybody looks at it: gRPC receives its message, which Arrow allows to be of any length, and
+calls the gate then; pyarrow passes on no limit of gRPC's. So a service with TLS knows its callers by the handshake
+(``token_certificate``), and the gate refuses the others before Flight copies their message.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -21,21 +23,24 @@ from schema.errors import InputError, KvdriftError
 
 log = logging.getLogger("kvdrift.serve")
 
-GATE = "gate"
-"""Name of the gate among the server's middleware."""
+MOST_CALLS = 64
+"""Calls under way at once, those that wait for the model among them."""
 
 _SERVED = ("DO_GET", "DO_ACTION", "LIST_ACTIONS", "LIST_FLIGHTS")
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
-    """Why the gate does not admit a call, or None."""
+    """A call under way, which makes room for another one at its end."""
 
-    def __init__(self, reason: str | None) -> None:
-        self.reason = reason
+    def __init__(self, free: threading.Semaphore) -> None:
+        self._free = free
+
+    def call_completed(self, _exception: Exception | None) -> None:
+        self._free.release()
 
 
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Looks at every call and at its ``authorization`` header.
+    """Looks at every call and at its ``authorization`` header, before its handler runs.
 
     Args:
         token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
@@ -43,27 +48,34 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str | None) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
+        self._free = threading.BoundedSemaphore(MOST_CALLS)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
-        """Refuse a call of another method before its caller can hold it open; note a wrong token for the handler."""
-        if info.method.name not in _SERVED:
-            raise refusal("not part of this service", info.method.name.lower(), "a caller")
+        """Refuse a call of another method, with a wrong token, or beyond ``MOST_CALLS``."""
+        method = info.method.name
+        if method not in _SERVED:
+            raise refusal("not part of this service", method.lower(), "a caller")
+        if (reason := self._reason(headers.get("authorization", ()))) is not None:
+            raise refusal(reason, method.lower(), "a caller", flight.FlightUnauthenticatedError)
+        if not self._free.acquire(blocking=False):
+            raise unavailability(f"{MOST_CALLS} calls are under way")
+        return _Admission(self._free)
+
+    def _reason(self, given: Sequence[str]) -> str | None:
+        """Why a call with these headers is not admitted, or None."""
         if self._expected is None:
-            return _Admission(None)
-        given = [value.encode() for value in headers.get("authorization", ())]
+            return None
         if not given:
-            return _Admission("a token is required: kvdrift run --token-file FILE")
-        return _Admission(None if hmac.compare_digest(given[0], self._expected) else "the token is wrong")
+            return "a token is required: kvdrift run --token-file FILE"
+        return None if hmac.compare_digest(given[0].encode(), self._expected) else "the token is wrong"
 
 
-def admitted(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a handler so that only admitted callers reach it and its errors become Flight errors."""
+def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a handler so that its errors become Flight errors, which name the caller's address in the log."""
 
     @wraps(handler)
     def call(self: Any, context: flight.ServerCallContext, *arguments: Any) -> Any:
         method, peer = handler.__name__, unquote(context.peer())
-        if (reason := context.get_middleware(GATE).reason) is not None:
-            raise refusal(reason, method, peer, flight.FlightUnauthenticatedError)
         try:
             return handler(self, context, *arguments)
         except InputError as error:

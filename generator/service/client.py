@@ -23,6 +23,7 @@ from generator.service.protocol import (
     Identity,
     StreamMetadata,
 )
+from generator.service.token_certificate import token_certificate
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.store.store import Unit
 from schema.tables import EVENTS
@@ -186,7 +187,13 @@ class ServiceAddress:
         """
         pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
         options = [("grpc.use_local_subchannel_pool", 1), *((name, round(self.timeout * 2000)) for name in pings)]
-        return flight.FlightClient(self.location, tls_root_certs=self.root_certificates, generic_options=options)
+        shown = {}
+        if self.token is not None and self.location.startswith(TLS_SCHEME):
+            own = token_certificate(self.token)
+            shown = {"cert_chain": own.certificate, "private_key": own.key}
+        return flight.FlightClient(
+            self.location, tls_root_certs=self.root_certificates, generic_options=options, **shown
+        )
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         headers = [] if self.token is None else [(b"authorization", f"Bearer {self.token}".encode())]
@@ -203,10 +210,16 @@ class ServiceAddress:
     def _other_version(self) -> EndpointLost:
         return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
 
+    def _handshake_hint(self) -> str:
+        """Say what makes a service end a connection at once: gRPC tells neither end more."""
+        if not self.location.startswith(TLS_SCHEME):
+            return "a service with TLS is grpc+tls://HOST:PORT"
+        return "a service with a token wants --token-file" if self.token is None else "is the token the same there?"
+
     def _reason(self, text: str) -> str:
         """Return why a call failed, from gRPC's text without the parts for its developers."""
         text = (text.partition("with message: ")[2] or text).partition(". gRPC client debug context")[0]
         reason = re.sub(r"^[A-Z_]+: ", "", text.rpartition("last error: ")[2])
-        if "failed to connect" in text and "Socket closed" in text and not self.location.startswith(TLS_SCHEME):
-            reason += "; a service with TLS is grpc+tls://HOST:PORT"
+        if "failed to connect" in text and re.search("Socket closed|Connection reset", text):
+            reason += f"; {self._handshake_hint()}"
         return " ".join(reason.split())[:300]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator.events import library_versions
+from generator.events import versions_on
 from generator.identity import NUMERICS_VERSION, source_of
 from generator.selectors import SELECTORS
 from generator.service.protocol import PROTOCOL, Identity
@@ -26,5 +26,5 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     return Identity(
         protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,
         device=model.device, dtype=model.dtype, revision=revision, positions=model.positions,
-        weights=model.files.weights_sha256, versions=dict(library_versions()),
+        weights=model.files.weights_sha256, versions=versions_on(model.device),
     )  # fmt: skip

@@ -85,7 +85,7 @@ class Identity(_Message):
         revision: The model's revision, None for the default one.
         positions: Most tokens, prompt and generated, that the model was made for.
         weights: SHA-256 of the model's configuration and weights.
-        versions: Versions of the libraries that compute.
+        versions: Versions of the libraries that compute, and the name of the GPU.
     """
 
     protocol: int

@@ -7,6 +7,7 @@ Requests pass from the first to the second in a queue, and each request's result
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,9 +18,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from generator.actions import build_action
-from generator.generation import PendingUnit, generate_units
+from generator.generation import PendingUnit, StoppedError, generate_units
 from generator.identity import selector_sha256
-from generator.service.admission import GATE, Gate, admitted, failure, refusal, unavailability
+from generator.service.admission import Gate, answered, failure, refusal, unavailability
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
@@ -29,14 +30,21 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
+from generator.service.token_certificate import token_certificate
 from generator.transformer.model import LoadedModel
 from schema.document import Document
-from schema.errors import InputError
+from schema.errors import InputError, OperationError, first_line
 from schema.store.store import Unit
 from schema.tables import EVENTS
 
-_MAX_WAITING = 64
 _BATCH_ROWS = 2**16
+
+# What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
+_DEVICE_LOST = re.compile(
+    "CUDA error: .*(illegal memory access|illegal instruction|misaligned address|invalid program counter|"
+    "operation not supported on global/shared address space|launch failure|launch timed out|device-side assert|"
+    "hardware stack error|uncorrectable|unknown error)"
+)
 
 
 class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
@@ -59,36 +67,51 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         self._model, self._identity = model, identity
         self._vocabulary = int(model.network.config.vocab_size)
         self._max_request_bytes = max_request_bytes
-        self._waiting: queue.Queue[_Request] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._under_way: _Request | None = None
         self._stopping = threading.Event()
+        known = None if token is None or certificate is None else token_certificate(token).certificate
         try:
-            super().__init__(location, tls_certificates=certificate and [certificate], middleware={GATE: Gate(token)})
+            super().__init__(
+                location, tls_certificates=certificate and [certificate], verify_client=known is not None,
+                root_certificates=known, middleware={"gate": Gate(token)},
+            )  # fmt: skip
         except pa.ArrowException as error:  # of which only some are an OSError
             raise OSError(str(error)) from error
 
     def run(self) -> None:
-        """Generate what is asked for until the calling thread is interrupted."""
+        """Generate what is asked for until the calling thread is interrupted; what nobody waits for ends unfinished.
+
+        Raises:
+            OperationError: The device computes nothing more.
+        """
+        (model,) = self._model.twins(1, self._go_on)
         while True:
-            request = self._waiting.get()
-            if not request.abandoned.is_set():
-                request.generate(self._model)
+            self._under_way = self._waiting.get()
+            self._under_way.generate(model)
+
+    def _go_on(self) -> None:
+        """Stop the work before the next pass through the network if nobody waits for it."""
+        if self._under_way is not None and self._under_way.abandoned.is_set():
+            raise StoppedError
 
     def close(self) -> None:
         """End every stream and stop listening; call it after ``run`` has ended."""
         self._stopping.set()
         self.shutdown()
 
-    @admitted
+    @answered
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         """Stream the events of the units that the ticket, a ``GenerationRequest``, asks for."""
-        if len(ticket.ticket) > self._max_request_bytes:
-            raise InputError(f"the request has {len(ticket.ticket)} bytes, more than {self._max_request_bytes}")
-        asked = GenerationRequest.decoded(ticket.ticket)
+        sent = ticket.ticket  # a copy each time
+        if len(sent) > self._max_request_bytes:
+            raise InputError(f"the request has {len(sent)} bytes, more than {self._max_request_bytes}")
+        asked = GenerationRequest.decoded(sent)
         asked.check(self._identity, self._vocabulary)
         stream = self._stream(_Request(asked, unquote(context.peer())), context.is_cancelled)
         return flight.GeneratorStream(EVENTS.schema, stream, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
-    @admitted
+    @answered
     def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """Answer ``identity``, which takes no body."""
         if action.type != IDENTITY_ACTION:
@@ -97,12 +120,12 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             raise InputError(f"action {IDENTITY_ACTION}: takes no body")
         return [self._identity.encoded()]
 
-    @admitted
+    @answered
     def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
         """Return the service's only action."""
         return [(IDENTITY_ACTION, "what is served, as JSON: model, revision, dtype, device, weights, versions")]
 
-    @admitted
+    @answered
     def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> list[Any]:
         """Return nothing: events exist only once they are asked for."""
         return []
@@ -112,21 +135,18 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         nothing = pa.RecordBatch.from_pylist([], schema=EVENTS.schema)
         state = RequestState.WAITING
         try:
-            try:
-                self._waiting.put_nowait(request)
-            except queue.Full:
-                raise unavailability(f"{_MAX_WAITING} requests are waiting") from None
+            self._waiting.put(request)
             while True:
                 try:
                     message = request.messages.get(timeout=HEARTBEAT_SECONDS)
                 except queue.Empty:
                     message = state
+                if isinstance(message, flight.FlightError):
+                    raise message
                 if self._stopping.is_set():
                     raise unavailability("the service is stopping")
                 if message is None or is_cancelled():
                     return
-                if isinstance(message, flight.FlightError):
-                    raise message
                 if isinstance(message, Unit):
                     yield from _batches(message)
                 else:
@@ -148,20 +168,31 @@ class _Request:
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def generate(self, model: LoadedModel) -> None:
-        """Generate the units and put them into the messages."""
+        """Generate the units and put them into the messages, unless nobody waits for them.
+
+        Raises:
+            OperationError: The device computes nothing more.
+        """
+        if self.abandoned.is_set():
+            return
         self.messages.put(RequestState.GENERATING)
-        end: flight.FlightError | None = None
+        lost: str | None = None
         own = replace(model, files=replace(model.files, tokenizer_sha256=self.tokenizer))
         try:
             units = generate_units(own, self.study, self.document, self.pending, self.horizon, self.seed)
+        except StoppedError:
+            return
         except InputError as error:
-            end = refusal(str(error), "do_get", self.peer)
-        except Exception as error:  # noqa: BLE001 - a service outlives any error of a request
-            end = failure(error, "do_get", self.peer)
+            self.messages.put(refusal(str(error), "do_get", self.peer))
+        except Exception as error:  # noqa: BLE001 - a service outlives any error of a request but those of its device
+            self.messages.put(failure(error, "do_get", self.peer))
+            lost = first_line(error) if _DEVICE_LOST.search(str(error)) else None
         else:
             for unit in units:
                 self.messages.put(unit)
-        self.messages.put(end)
+            self.messages.put(None)
+        if lost is not None:
+            raise OperationError(f"device '{model.device}' computes nothing more: {lost}; start the service again")
 
 
 def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUnit]]:

@@ -1,9 +1,10 @@
-"""How much memory generation takes, by the model's configuration, and how much is available."""
+"""How much memory generation takes, by the model's configuration, how much is available, and whether it was enough."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ PREFILL_CHUNK = 1024
 
 # Laws over more tokens than this are float32, and only their sums float64.
 DOUBLE_VOCABULARY = 4096
+
+# What torch says where it raises no OutOfMemoryError: its allocator on a CPU, the driver of a GPU, and cuBLAS.
+_SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
 
 _SHARE = 0.9  # of the available memory; the allocator wastes some of it
 
@@ -100,6 +104,11 @@ def available_bytes(device: str) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min([_machine_bytes(), *_control_group_bytes()])
+
+
+def is_memory_shortage(error: Exception) -> bool:
+    """Tell whether an error says that there was not enough memory: a GPU's, this machine's, or that of a library."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _SHORTAGE.search(str(error)) is not None
 
 
 def _machine_bytes() -> int:

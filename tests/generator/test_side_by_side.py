@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -14,6 +18,8 @@ from fixtures.random_models import random_document, random_model
 from generator import generation
 from generator.actions import Action
 from generator.attention.recording import PromptLayer
+from generator.coupling.streams import ALL_SAVINGS
+from generator.events import library_versions, versions_on
 from generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
 from generator.selectors import Recent
 from generator.selectors.h2o import H2O
@@ -24,7 +30,7 @@ from schema.document import Document
 from schema.errors import OperationError
 from schema.retention import Retention
 from schema.store.store import Unit
-from schema.tables import SWRB
+from schema.tables import PLAIN, SWRB
 
 HORIZON, SEED = 10, 3
 HEAVY = Action("h2o", "h2o", H2O(), Retention.parse("60%"))  # has statistics, gathered by hooks of the network
@@ -81,6 +87,87 @@ def test_few_replicates_at_once_give_the_same_events(monkeypatch: pytest.MonkeyP
     whole = by_name(generate_together(model, "s", WORK[:2], HORIZON, SEED))
     for name, unit in by_name(batched).items():
         assert unit.events.equals(whole[name].events)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+    ids=["gpu", "cpu", "cublas", "numpy"],
+)
+@pytest.mark.parametrize("most", [2, 0])
+def test_where_memory_is_short_half_as_many_replicates_are_decoded_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, most: int
+) -> None:
+    """Down to one; the events are the same."""
+    tried: list[int] = []
+
+    def short(_group: Any, items: Mapping[Any, PendingUnit], *_: Any) -> list[Any]:
+        tried.append(max(item.count for item in items.values()))
+        if tried[-1] > most:
+            raise error
+        return [replicates_of(item) for item in items.values()]
+
+    monkeypatch.setattr(generation, "_couple", short)
+    monkeypatch.setattr(generation, "join_replicates", lambda parts: list(chain.from_iterable(parts)))
+    group = [Prepared(items=ITEMS, document=WORK[1][0])]
+    if most:
+        decoded = generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+        assert list(decoded.values()) == [replicates_of(item) for item in ITEMS]
+        assert tried == [6, 3, 1, 1, 1, 1, 1, 1]
+    else:
+        with pytest.raises(
+            OperationError, match=r"document 'b': the memory is too small for one replicate of 3 actions"
+        ):
+            generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+        assert tried == [6, 3, 1]
+
+
+def replicates_of(item: PendingUnit) -> list[int]:
+    return list(item.replicates)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A document that is prefilled and evicted, with memory for all that is asked of it, as it says."""
+
+    items: list[PendingUnit]
+    document: Document
+
+    @property
+    def caches(self) -> Prepared:
+        return self
+
+    def replicates_at_once(self, _actions: int, _estimator: str) -> int:
+        return sys.maxsize
+
+
+def test_another_error_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def broken(*_: Any) -> list[Any]:
+        tried.append(1)
+        message = "CUDA error: an illegal memory access was encountered"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(generation, "_couple", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        generation._decode([Prepared(ITEMS, WORK[1][0])], PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[list-item]
+    assert tried == [1]
+
+
+def test_units_say_which_gpu_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", {"cuda:1": "NVIDIA X"}.__getitem__)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    assert versions_on("cpu") == library_versions()
+    assert versions_on("cuda:1") == {**library_versions(), "gpu": "NVIDIA X", "cuda": "13.0"}
+    model = replace(random_model("llama"), device="cuda:1")
+    record = generation._settings("s", model, WORK[1][0], ITEMS[0], HORIZON, SEED)
+    assert json.loads(record["versions"])["gpu"] == "NVIDIA X"
 
 
 def test_what_keeps_the_device_busy_is_generated_one_by_one() -> None:
@@ -179,5 +266,5 @@ def test_closing_in_the_middle_stops_the_threads_at_their_next_position(monkeypa
     release = threading.Timer(0.5, RELEASED.set)
     release.start()
     made.close()
-    assert ends == ["whole", "_StoppedError", "_StoppedError"]
+    assert ends == ["whole", "StoppedError", "StoppedError"]
     assert generating() == []

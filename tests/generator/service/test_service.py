@@ -6,6 +6,7 @@ import datetime as dt
 import ipaddress
 import json
 import random
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFai
 from generator.service.dispatch import EndpointPool
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.service.server import requested_work
+from generator.service.token_certificate import token_certificate
 from kvdrift.command import main
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
@@ -78,6 +80,10 @@ class Server:
     def signal(self, number: int) -> None:
         self.process.signal(number)
 
+    def peak_megabytes(self) -> int:
+        (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        return int(peak) // 1000
+
     def log(self) -> list[str]:
         return self.process.err().splitlines()
 
@@ -85,7 +91,9 @@ class Server:
         return ServiceAddress(self.location, self.token, self.root)
 
     def client(self) -> flight.FlightClient:
-        return flight.FlightClient(self.location, tls_root_certs=self.root)
+        shown = self.token and token_certificate(self.token)
+        keys = {"cert_chain": shown.certificate, "private_key": shown.key} if shown else {}
+        return flight.FlightClient(self.location, tls_root_certs=self.root, **keys)
 
 
 def presenting(token: str | None) -> flight.FlightCallOptions:
@@ -367,10 +375,22 @@ class TestRefusals:
                     expected = "not part of this service" if name in NOT_SERVED else reason
                     assert expected in str(refusal.value)
                     assert expected in servers.secured.log()[before]
-            with pytest.raises(InputError, match=reason):
-                ServiceAddress(servers.secured.location, token, servers.secured.root).identity()
         assert TOKEN[:-1] not in "".join(servers.secured.log())
         assert servers.secured.endpoint().identity().model == "kvdrift/tiny"
+
+    def test_a_stranger_costs_no_memory(self, servers: Servers) -> None:
+        """Who has no certificate of the token gets nothing sent, however long it is."""
+        before = servers.secured.peak_megabytes()
+        for token, hint in (
+            (None, "a service with a token wants --token-file"),
+            (TOKEN[:-1], "is the token the same there"),
+        ):
+            address = ServiceAddress(servers.secured.location, token, servers.secured.root, timeout=20)
+            with address._connection() as client, pytest.raises(FLIGHT_ERRORS):
+                list(client.do_get(flight.Ticket(b"x" * 50_000_000), presenting(token)))
+            with pytest.raises(EndpointLost, match=hint):
+                address.identity()
+        assert servers.secured.peak_megabytes() < before + 10
 
     def test_without_tls_or_trust_one_line_says_so(self, servers: Servers) -> None:
         plain = servers.secured.location.replace("grpc+tls", "grpc")
