@@ -24,11 +24,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from flows import stages
+from flows.checks import check_study
 from flows.comparison import check_agrees, differences
 from flows.generation.pending import pending_development
 from flows.generation.storing import generate
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
+from generator.events import library_versions
 from generator.selectors import SELECTORS
 from schema.errors import OperationError, PlanError
 from schema.progress import SILENT
@@ -384,8 +386,13 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
     def local(store: str) -> StudyRun:
         return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
 
-    developed(local("store"))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("generator.generation.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
+        developed(local("store"))
     assert differences(local("store")) == []
+    with monkeypatch.context() as unread:  # units were made from these files by these libraries, wherever
+        unread.setattr("flows.checks.check_model", None)
+        check_study(local("store"))
     save_file({name: values * np.float32(0.7) for name, values in load_file(weights).items()}, weights)
     line = refused(check_agrees, local("store"), error=PlanError)
     for name in ("one", "two", "full"):
