@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from pyarrow import flight
 
-from generator.service.protocol import ErrorKind, ErrorMessage
+from generator.service.protocol import LENGTH_HEADER, ErrorKind, ErrorMessage
 from schema.errors import InputError, KvdriftError
 
 log = logging.getLogger("kvdrift.serve")
@@ -44,19 +44,24 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     Args:
         token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
+        max_request_bytes: Longest ticket that a caller may announce.
     """
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, max_request_bytes: int) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
+        self._max_request_bytes = max_request_bytes
         self._free = threading.BoundedSemaphore(MOST_CALLS)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
-        """Refuse a call of another method, with a wrong token, or beyond ``MOST_CALLS``."""
+        """Refuse a call of another method, with a wrong token, with too long a ticket, or beyond ``MOST_CALLS``."""
         method = info.method.name
         if method not in _SERVED:
             raise refusal("not part of this service", method.lower(), "a caller")
         if (reason := self._reason(headers.get("authorization", ()))) is not None:
             raise refusal(reason, method.lower(), "a caller", flight.FlightUnauthenticatedError)
+        announced = headers.get(LENGTH_HEADER, ("0",))[0][:18]
+        if announced.isdecimal() and (line := too_long(int(announced), self._max_request_bytes)) is not None:
+            raise refusal(line, method.lower(), "a caller")
         if not self._free.acquire(blocking=False):
             raise unavailability(f"{MOST_CALLS} calls are under way")
         return _Admission(self._free)
@@ -84,6 +89,11 @@ def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
             raise failure(error, method, peer) from None
 
     return call
+
+
+def too_long(length: int, most: int) -> str | None:
+    """Why a ticket of so many bytes is refused, or None."""
+    return f"the request has {length} bytes, more than {most}" if length > most else None
 
 
 def refusal(

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from generator.service.protocol import (
     IDENTITY_ACTION,
+    LENGTH_HEADER,
     ErrorKind,
     ErrorMessage,
     GenerationRequest,
@@ -148,7 +149,8 @@ class ServiceAddress:
         """
         try:
             with self._connection() as client:
-                reader = client.do_get(flight.Ticket(request.encoded()), self._options(None))
+                ticket = request.encoded()
+                reader = client.do_get(flight.Ticket(ticket), self._options(None, len(ticket)))
                 call.opened(reader.cancel)
                 units = self._read(reader, call)
         except _FLIGHT_ERRORS as error:
@@ -195,8 +197,10 @@ class ServiceAddress:
             self.location, tls_root_certs=self.root_certificates, generic_options=options, **shown
         )
 
-    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
-        headers = [] if self.token is None else [(b"authorization", f"Bearer {self.token}".encode())]
+    def _options(self, timeout: float | None, ticket_bytes: int = 0) -> flight.FlightCallOptions:
+        headers = [(LENGTH_HEADER.encode(), str(ticket_bytes).encode())]
+        if self.token is not None:
+            headers.append((b"authorization", f"Bearer {self.token}".encode()))
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def _error(self, error: Exception) -> KvdriftError:

@@ -107,6 +107,8 @@ class EndpointPool:
         self._studies = {study.model.id: study for study in studies}
         self._say, self._pause = say, pause
         self._weights: dict[str, tuple[str, str]] = {}  # of each model: fingerprint, and an endpoint that has them
+        self._gpus: dict[str, tuple[str, str]] = {}  # of each model: name, and an endpoint that has it
+        self._told_gpus: set[str] = set()
         self._tokenizers: dict[str, str | None] = {}  # of each model, on this machine, where prompts are made
         self._checked = False
 
@@ -310,10 +312,22 @@ class EndpointPool:
         for name, value in asked.items():
             if served[name] != value:
                 raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
+        self._tell_unlike_gpus(address, identity)
         weights, other = self._weights.setdefault(identity.model, (identity.weights, address.location))
         if identity.weights != weights:
             raise InputError(f"{where}: serves other weights of '{identity.model}' than {other}")
         return identity
+
+    def _tell_unlike_gpus(self, address: ServiceAddress, identity: Identity) -> None:
+        """Say so when an endpoint has another GPU than the first one: their kernels may round differently."""
+        gpu = identity.versions.get("gpu", "no GPU")
+        known, other = self._gpus.setdefault(identity.model, (gpu, address.location))
+        if gpu != known and gpu not in self._told_gpus:
+            self._told_gpus.add(gpu)
+            self._say(
+                f"endpoint {address.location}: computes on {gpu}, {other} on {known}; "
+                "events of unlike GPUs can differ, and each unit says which one made it"
+            )
 
 
 def _toml(value: str | None) -> str:

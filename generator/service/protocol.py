@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PROTOCOL = 3
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
+LENGTH_HEADER = "kvdrift-request-bytes"
+"""The header in which a caller says how long its ticket is; one that is too long is refused before it is copied."""
 
 HEARTBEAT_SECONDS = 1.0
 MAX_EVENTS = 2**24

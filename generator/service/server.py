@@ -20,7 +20,7 @@ from pyarrow import flight
 from generator.actions import build_action
 from generator.generation import PendingUnit, StoppedError, generate_units
 from generator.identity import selector_sha256
-from generator.service.admission import Gate, answered, failure, refusal, unavailability
+from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
@@ -74,7 +74,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         try:
             super().__init__(
                 location, tls_certificates=certificate and [certificate], verify_client=known is not None,
-                root_certificates=known, middleware={"gate": Gate(token)},
+                root_certificates=known, middleware={"gate": Gate(token, max_request_bytes)},
             )  # fmt: skip
         except pa.ArrowException as error:  # of which only some are an OSError
             raise OSError(str(error)) from error
@@ -104,8 +104,8 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         """Stream the events of the units that the ticket, a ``GenerationRequest``, asks for."""
         sent = ticket.ticket  # a copy each time
-        if len(sent) > self._max_request_bytes:
-            raise InputError(f"the request has {len(sent)} bytes, more than {self._max_request_bytes}")
+        if (line := too_long(len(sent), self._max_request_bytes)) is not None:  # and was not announced
+            raise InputError(line)
         asked = GenerationRequest.decoded(sent)
         asked.check(self._identity, self._vocabulary)
         stream = self._stream(_Request(asked, unquote(context.peer())), context.is_cancelled)

@@ -170,6 +170,15 @@ def test_so_many_calls_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
                 list(run.asked(client, "short"))
 
 
+def test_a_ticket_that_says_it_is_too_long_is_refused_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before pyarrow copies it; the handler holds those to the limit that do not say so."""
+    monkeypatch.setattr(GenerationService, "do_get", None)
+    with running(Long()) as run, run.client() as client:
+        said = flight.FlightCallOptions(headers=[(b"kvdrift-request-bytes", b"10001")])
+        with pytest.raises(flight.FlightServerError, match="the request has 10001 bytes, more than 10000"):
+            list(client.do_get(flight.Ticket(b"x"), said))
+
+
 def test_a_service_ends_where_its_device_does() -> None:
     def work(doc: str, _go_on: Callable[[], None]) -> None:
         raise RuntimeError(f"CUDA error: {doc}\nCUDA kernel errors might be asynchronously reported")

@@ -601,6 +601,13 @@ class TestDispatch:
         with pytest.raises(InputError, match=f"endpoint grpc://b:1: {line}".replace("?", r"\?")):
             EndpointPool(endpoints, [study], print).check()
 
+    def test_unlike_gpus_are_told_once(self, study: Study) -> None:
+        gpus = {name: identity_for(study, versions={"gpu": gpu}) for name, gpu in zip("abcd", "XXYY", strict=True)}
+        said: list[str] = []
+        EndpointPool([Fake(name, identity, []) for name, identity in gpus.items()], [study], said.append).check()
+        (line,) = said
+        assert line.startswith("endpoint grpc://c:1: computes on Y, grpc://a:1 on X; events of unlike GPUs can differ")
+
     def test_where_none_answers(self, study: Study) -> None:
         nobody = [ServiceAddress(f"grpc://127.0.0.1:{port}", timeout=20) for port in (1, 2)]
         with pytest.raises(
