@@ -85,23 +85,23 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     )
 
 
-def _bound_arenas() -> None:
-    """Let libraries' threads share memory arenas: with one for each, glibc's default, memory grows for long."""
+def _bound_memory() -> None:
+    """Let all allocations share a few of glibc's arenas: with more of them, and Arrow's own, memory grows for long."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
     with suppress(OSError, AttributeError):  # another C library has no such option
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _release_memory() -> None:
-    """Give memory that was freed back: allocators keep what a large batch took, for one that may never come."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
-    with suppress(OSError, AttributeError):
+    """Give memory that was freed back: glibc keeps what a large batch took, for one that may never come."""
+    with suppress(OSError, AttributeError):  # as above
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _watching(location: str, interval: float) -> str:
-    _bound_arenas()
+    _bound_memory()
     from kvdrift.upkeep import Upkeep
     from transforms.watch import watch
 
