@@ -102,7 +102,7 @@ def _release_memory() -> None:
 
 def _watching(location: str, interval: float) -> str:
     _bound_memory()
-    from kvdrift.upkeep import Upkeep
+    from kvdrift.live.upkeep import Upkeep
     from transforms.watch import watch
 
     stopped: list[int] = []

@@ -38,7 +38,7 @@ def status(
 
     if watch:
         from flows.analysis.live import LiveStore
-        from kvdrift.live_display import show_live
+        from kvdrift.live.display import show_live
 
         live = LiveStore(Store.open(store))
         show_live((live.look() for _ in itertools.count()), interval)

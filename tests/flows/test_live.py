@@ -13,7 +13,7 @@ from scipy import stats
 
 from flows.analysis.live import Divergence, LiveStore, StudyLook
 from flows.planning.work import Work
-from kvdrift.live_display import show_live
+from kvdrift.live.display import show_live
 from schema.ingestion.ingest import ingest
 from schema.store.store import Store
 from sql.catalog import open_views

@@ -9,8 +9,8 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from kvdrift import upkeep
-from kvdrift.upkeep import Upkeep
+from kvdrift.live import upkeep
+from kvdrift.live.upkeep import Upkeep
 from schema.errors import OperationError
 from schema.store.store import Store
 
