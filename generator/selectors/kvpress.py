@@ -96,6 +96,12 @@ class KVPress(Selector):
         """What attention layers were called with."""
         return (self._inputs,)
 
+    def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:
+        """Bytes of a layer's whole attention, if the press needs it: scores, masked scores, their softmax, the mask."""
+        if not PRESSES[self.press].attention:
+            return 0
+        return entries**2 * (heads * (2 * item_bytes + 4) + item_bytes)  # the softmax is float32
+
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
         """m of each layer, from 0; where PyramidKV's rounding misses the sum, the first layers are corrected."""
         if self.press != "PyramidKVPress":

@@ -41,6 +41,16 @@ class Selector(ABC):
         """What to gather over all queries of the prompt; ``PromptLayer.gathered`` returns it."""
         return ()
 
+    def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
+        """Return how many bytes choosing takes at once, where they are many: a prompt that lacks them is refused.
+
+        Args:
+            heads: Query heads of the layer.
+            entries: n.
+            item_bytes: Bytes of a number in the model's dtype.
+        """
+        return 0
+
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:  # noqa: ARG002 - others need the length
         """Return m of each layer, from 0; the mean is exactly ``kept``, the action's m."""
         return [kept] * layers

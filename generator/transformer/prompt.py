@@ -20,6 +20,7 @@ from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.kernels import PromptCaches, TransformerKernels, law_of
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
+from schema.errors import InputError
 
 
 class Prompt:
@@ -62,16 +63,19 @@ class PrefilledPrompt:
     """``PrefilledDocument`` of a transformer.
 
     Raises:
-        InputError: A retention cannot hold its selector's window and sinks.
+        InputError: A retention cannot hold its selector's window and sinks, or choosing takes more memory than is free.
     """
 
     def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
         entries = document.prompt_tokens
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
-        self._model, self._horizon = model, horizon
+        self._model, self._horizon, self._entries = model, horizon, entries
         self._actions = list(zip(actions, kept, strict=True))
+        choosing = [action for action, m in self._actions if m < entries]  # the others keep everything
+        for action in choosing:
+            self._check_room(document.doc, action)
         began = time.perf_counter()
-        selectors = [action.selector for action, m in self._actions if m < entries]  # the others keep everything
+        selectors = [action.selector for action in choosing]
         self._prompt = Prompt(
             model,
             document.tokens,
@@ -79,6 +83,16 @@ class PrefilledPrompt:
             statistics=[statistic for selector in selectors for statistic in selector.statistics],
         )
         self._seconds = time.perf_counter() - began
+
+    def _check_room(self, doc: str, action: Action) -> None:
+        entries, shape = self._entries, self._model.shape
+        needed = action.selector.working_bytes(shape.heads, entries, shape.item_bytes)
+        if needed and needed > (free := available_bytes(self._model.device)):
+            raise InputError(
+                f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "
+                f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free; "
+                "give shorter prompts or another selector"
+            )
 
     def evict(self) -> PreparedPrompt:
         """Make one compact cache for each action; an action that is there twice has one."""

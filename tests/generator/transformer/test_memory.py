@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures.random_models import random_document, random_model, save_random_model
+from fixtures.refusals import refused
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
+from generator.selectors.kvpress import KVPress
 from generator.transformer import memory as planner
 from generator.transformer.footprint import plan_memory
 from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
@@ -97,6 +100,36 @@ def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     units = [PendingUnit(actions[0], 0, 5), PendingUnit(actions[1], 3, 2)]
     generate_units(model, "s", random_document("d150", 150), units, horizon, 3)
     assert len(opened) == 3
+
+
+@dataclass(frozen=True)
+class Greedy(Recent):
+    """Takes three bytes an entry, squared."""
+
+    def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - the base's
+        return 3 * entries**2
+
+
+def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where everything is kept, nothing is chosen."""
+    model, document = random_model("llama"), random_document("d150", 150)
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**16)
+    greedy = [Action("greedy", "mine", Greedy(), Retention(kept)) for kept in (100, 150)]
+    line = refused(model.prefill, document, greedy[:1], 6)
+    assert line == (
+        "action 'greedy': choosing among the 150 prompt entries of document 'd150' takes 0.0 GiB, and 0.0 GiB are free; "
+        "give shorter prompts or another selector"
+    )
+    model.prefill(document, greedy[1:], 6)
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 3 * 150**2)
+    model.prefill(document, greedy, 6)
+
+
+def test_presses_that_need_the_whole_attention_say_how_much_that_is() -> None:
+    """4 heads over 32,768 entries: scores, masked scores and their softmax in 12 bytes, and the mask in 4."""
+    whole, norms = (KVPress(press, (), None, ()) for press in ("ObservedAttentionPress", "KnormPress"))
+    assert whole.working_bytes(4, 2**15, 4) == 2**30 * (4 * 12 + 4)
+    assert norms.working_bytes(4, 2**15, 4) == 0
 
 
 # --- What is available ------------------------------------------------------------------------------------------------
