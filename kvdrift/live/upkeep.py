@@ -11,6 +11,7 @@ import sys
 import time
 
 from schema.errors import KvdriftError, OperationError, first_line
+from schema.location import absolute, is_local
 
 _SHARE = 29  # how much longer than it last took it is left alone while rows come
 
@@ -18,20 +19,23 @@ _SHARE = 29  # how much longer than it last took it is left alone while rows com
 class Upkeep:
     """Keeps up what a derivation does not: moments and catalogue, in a small part of the time.
 
+    A store behind a URL has neither.
+
     Args:
         location: The store.
 
     """
 
     def __init__(self, location: str) -> None:
-        self._location = location
+        self._location = absolute(location)
+        self._local = is_local(self._location)
         self._process: subprocess.Popen[str] | None = None
-        self._behind = True  # as far as is known
+        self._behind = self._local  # as far as is known
         self._begun = self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
 
     def rows_came(self) -> None:
         """Take note of new rows."""
-        self._behind = True
+        self._behind = self._local
 
     def begin_if_due(self) -> None:
         """Begin if there are new rows, unless this was done just now or is under way.

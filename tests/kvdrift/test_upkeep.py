@@ -43,3 +43,11 @@ def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
     kept = Upkeep(str(tmp_path / "nowhere"))
     line = refused(kept.finish, error=OperationError)
     assert line == f"moments and catalogue: {tmp_path}/nowhere is not a kvdrift store: it has no 'events' table"
+
+
+def test_a_store_behind_a_url_has_nothing_to_keep_up() -> None:
+    kept = Upkeep("s3://bucket/store")
+    kept.rows_came()
+    kept.begin_if_due()
+    assert kept._process is None
+    kept.finish()
