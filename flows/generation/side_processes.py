@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from flows.generation.named_work import Part, named
 from schema.errors import KvdriftError
+from schema.own_process import own_environment
 from schema.store.store import Unit
 from schema.study import Study
 
@@ -97,12 +98,11 @@ class SideProcesses:
     def __init__(self, study: Study) -> None:
         connections = [Pipe() for _ in range(2)]
         self.all = [SideProcess(ours) for ours, _ in connections]
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' stands for it
         with connections[0][1] as one, connections[1][1] as other:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
                 [sys.executable, "-m", "flows.generation.served_process", str(one.fileno()), str(other.fileno())],
                 pass_fds=[one.fileno(), other.fileno()],
-                env=os.environ | {"PYTHONPATH": paths},
+                env=own_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

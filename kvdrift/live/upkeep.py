@@ -12,6 +12,7 @@ import time
 
 from schema.errors import KvdriftError, OperationError, first_line
 from schema.location import absolute, is_local
+from schema.own_process import own_environment
 
 _SHARE = 29  # how much longer than it last took it is left alone while rows come
 
@@ -64,10 +65,9 @@ class Upkeep:
 
     def _begin(self) -> None:
         self._behind, self._begun = False, time.perf_counter()
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' stands for it
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-m", __name__, self._location],
-            env=os.environ | {"PYTHONPATH": paths},
+            env=own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
