@@ -33,6 +33,7 @@ def describe_studies(
     redo: Sequence[str] = (),
     *,
     served: bool = False,
+    gpus: int = 0,
     replan: bool = False,
 ) -> Iterator[str]:
     """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
@@ -44,7 +45,8 @@ def describe_studies(
         studies: the studies, one to a model.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
-        served: whether endpoints generate; they are not asked.
+        served: whether endpoints or a cluster generate; they are not asked.
+        gpus: how many GPUs of this machine generate, with a worker each; 0 where none of them was asked for.
         replan: whether the run is to plan anew.
 
     Raises:
@@ -52,7 +54,7 @@ def describe_studies(
 
     """
     runs = [StudyRun(study, location, storing(LocalGenerator()), offline=True, replan=replan) for study in studies]
-    unchecked = [check_study(run, served=served) for run in runs]
+    unchecked = [check_study(run, served=served or gpus > 0) for run in runs]
     for run in runs:
         check_agrees(run, redo)
     redone = {row["action"] for row in begun_revisions(runs, redo)} if redo else set()
@@ -68,7 +70,7 @@ def describe_studies(
         if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
             yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
         elif any(split.work for split in found.splits):
-            yield from _need_lines(run.material, found, served=served)
+            yield from _need_lines(run.material, found, served=served, gpus=gpus)
 
 
 def _plan_line(found: Forecast) -> str:
@@ -142,7 +144,7 @@ def _extents(found: Forecast) -> dict[str, Extent]:
     return extents
 
 
-def _need_lines(material: Material, found: Forecast, *, served: bool) -> Iterator[str]:
+def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
     model = material.study.model
     footprint = local_footprint(model.id, model.dtype, model.revision)
     yield from _action_lines(material, footprint)
@@ -164,10 +166,14 @@ def _need_lines(material: Material, found: Forecast, *, served: bool) -> Iterato
         yield "  bytes and memory need the model's configuration, which is not on this machine"
     else:
         yield _memory_line(material.study, footprint, memory)
-    yield from _time_lines(material, found, memory, served=served)
+    if gpus:
+        yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
+    yield from _time_lines(material, found, memory, served=served, gpus=gpus)
 
 
-def _time_lines(material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool) -> Iterator[str]:
+def _time_lines(
+    material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool, gpus: int
+) -> Iterator[str]:
     model = material.study.model
     if served:
         yield "  time: not measured; endpoints generate"
@@ -183,8 +189,10 @@ def _time_lines(material: Material, found: Forecast, memory: MemoryPlan | None, 
     except KvdriftError as error:
         yield f"  time: not measured; {error}"
         return
-    spans = [f"{split} {_duration(seconds)}" for split, seconds in took.splits.items()]
-    yield f"  time of generation on {took.device} ({model.dtype}), an estimate: {', '.join(spans)}"
+    share = 1 / max(gpus, 1)
+    spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
+    device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
+    yield f"  time of generation on {device} ({model.dtype}), an estimate: {', '.join(spans)}"
     horizon = material.study.study.horizon
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]

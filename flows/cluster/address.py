@@ -1,13 +1,15 @@
-"""What ``--cluster`` says."""
+"""What ``--cluster`` and ``--gpus`` say."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from schema.errors import InputError
+from schema.study import TRANSFORMER, Study
 
 
 @dataclass(frozen=True)
@@ -15,13 +17,14 @@ class ClusterAddress:
     """Where a cluster is.
 
     Attributes:
-        text: The option's text.
-        workers: How many workers are started on this machine; None where there is a scheduler already.
+        text: What lines call it: the option's text, or the GPUs.
+        workers: What each worker that is started on this machine has in its environment besides the command's; None
+            where there is a scheduler already.
 
     """
 
     text: str
-    workers: int | None
+    workers: tuple[Mapping[str, str], ...] | None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -36,6 +39,53 @@ class ClusterAddress:
             raise InputError(
                 f"--cluster '{text}': write tcp://HOST:PORT of a Dask scheduler, or local:N for N workers here"
             )
-        if importlib.util.find_spec("distributed") is None:
-            raise InputError(f"--cluster {text}: needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
-        return cls(text, None if local is None else int(local[1]))
+        _check_dask(f"--cluster {text}")
+        return cls(text, None if local is None else ({},) * int(local[1]))
+
+    @classmethod
+    def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
+        """Read how many GPUs of this machine get a worker each, to generate for the studies of one file.
+
+        Raises:
+            InputError: It is no number, there are not so many GPUs here, a study does not run on one GPU, or Dask is
+                not installed.
+
+        """
+        if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
+            raise InputError(
+                f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
+                "these two"
+            )
+        for study in studies:
+            _check_runs_on_one_gpu(text, study)
+        from generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
+
+        gpus = visible_gpus()
+        if not gpus:
+            raise InputError(
+                f"--gpus {text}: torch finds no GPU on this machine; nvidia-smi lists those that there are"
+            )
+        if text != "all" and int(text) > len(gpus):
+            raise InputError(f"--gpus {text}: this machine has {len(gpus)}; write all")
+        _check_dask(f"--gpus {text}")
+        taken = gpus if text == "all" else gpus[: int(text)]
+        name = f"of GPU{'s' if len(taken) > 1 else ''} {', '.join(taken)}"
+        return cls(name, tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in taken))
+
+
+def _check_runs_on_one_gpu(text: str, study: Study) -> None:
+    model = study.model
+    if model.kind != TRANSFORMER:
+        raise InputError(f"--gpus {text}: model.kind = '{model.kind}' uses no GPU; run it without --gpus")
+    if model.device_map is not None:
+        raise InputError(
+            f"--gpus {text}: model.device_map = '{model.device_map}' spreads one model over all GPUs; run it without "
+            "--gpus"
+        )
+    if model.device not in {"cuda", "cuda:0"}:  # the first GPU that a worker sees is its own
+        raise InputError(f"--gpus {text}: model.device = '{model.device}': write cuda, which is each worker's own GPU")
+
+
+def _check_dask(option: str) -> None:
+    if importlib.util.find_spec("distributed") is None:
+        raise InputError(f"{option}: needs Dask: pip install -e '.[distributed]' in kvdrift's folder")

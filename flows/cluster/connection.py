@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +19,7 @@ from schema.errors import OperationError, first_line
 from schema.store.store import Store
 
 if TYPE_CHECKING:
-    from distributed import Client, Future, LocalCluster
+    from distributed import Client, Future, SpecCluster
 
 _CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # for the first worker, until it is said that there is none
@@ -29,7 +29,7 @@ _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # of Dask's client
 
 
 class Cluster:
-    """A connection to a cluster; it is made by the first use, which also starts the workers of ``local:N``.
+    """A connection to a cluster; it is made by the first use, which also starts those workers that end with it.
 
     Args:
         address: Where the scheduler is.
@@ -39,7 +39,7 @@ class Cluster:
     def __init__(self, address: ClusterAddress, say: Callable[[str], None]) -> None:
         self._address, self._say = address, say
         self._client: Client | None = None
-        self._local: LocalCluster | None = None
+        self._local: SpecCluster | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -159,25 +159,18 @@ class Cluster:
 
     def _connected(self) -> Client:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
-        from distributed import Client, LocalCluster  # noqa: PLC0415
+        from distributed import Client, SpecCluster  # noqa: PLC0415
         from distributed.gc import disable_gc_diagnosis  # noqa: PLC0415
 
         for name in ("distributed", "distributed.client"):  # what goes wrong is raised, too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Mismatched versions found")  # a table; ``_tell`` has a line
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"})  # prompts are large
-        where: str | LocalCluster = self._address.text
+        where: str | SpecCluster = self._address.text
         try:
             if self._address.workers is not None:
-                where = self._local = LocalCluster(
-                    n_workers=self._address.workers,
-                    threads_per_worker=1,
-                    memory_limit=0,  # a model's memory is no reason to start a worker anew
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=logging.CRITICAL,
-                    preload="flows.cluster.own_workers",
-                )
+                workers, scheduler = local_processes(self._address.workers)
+                where = self._local = SpecCluster(workers, scheduler, silence_logs=logging.CRITICAL)
                 disable_gc_diagnosis(force=True)  # Ctrl-C that comes while it looks would be lost
             return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False)
         except _FAULTS as error:
@@ -192,3 +185,29 @@ class Cluster:
         self._say(f"cluster {self.name}: {many}; dashboard {client.dashboard_link}")
         if (line := other_versions(client.get_versions())) is not None:
             self._say(f"cluster {self.name}: {line}")
+
+
+def local_processes(environments: Sequence[Mapping[str, str]]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """Return Dask's specifications of workers on this machine, and of their scheduler.
+
+    Args:
+        environments: What each worker has in its environment besides this process's. It is there before the worker
+            imports anything but Dask, and again in the process that takes the place of one that ended.
+
+    """
+    from distributed import Nanny, Scheduler  # noqa: PLC0415
+
+    own = {"host": "127.0.0.1", "protocol": "tcp://"}
+    options = own | {
+        "nthreads": 1,
+        "memory_limit": 0,  # a model's memory is no reason to start a worker anew
+        "dashboard": False,
+        "silence_logs": logging.CRITICAL,
+        "preload": ["flows.cluster.own_workers"],
+    }
+    workers = {
+        number: {"cls": Nanny, "options": options | {"env": dict(environment)}}
+        for number, environment in enumerate(environments)
+    }
+    scheduler = {"cls": Scheduler, "options": own | {"port": 0, "dashboard": True, "dashboard_address": "127.0.0.1:0"}}
+    return workers, scheduler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import torch
@@ -44,6 +45,13 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
         raise InputError(
             f"model.device_map = '{device_map}': needs accelerate: pip install -e '.[multi-gpu]' in kvdrift's folder"
         )
+
+
+def visible_gpus() -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls each GPU that this process may use, in CUDA's order; uses none of them."""
+    given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return given[:count] or [str(number) for number in range(count)]
 
 
 def checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:

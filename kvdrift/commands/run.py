@@ -59,27 +59,30 @@ def run(
         float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
     ] = 60.0,
     cluster: ClusterOption = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of this machine, or N: one worker each."),
+    ] = None,
 ) -> None:
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 
-    This process generates the events, or the services that --endpoint names, or the workers of a --cluster; the events
-    are the same.
+    This process generates the events, or the services that --endpoint names, or the workers of a --cluster or of
+    --gpus; the events are the same.
     """
-    from flows.cluster.address import ClusterAddress
     from schema.study import load_studies
 
     studies = load_studies(study)
     addresses = _addresses(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
-    if cluster is not None and addresses:
-        raise InputError(f"--cluster {cluster}: its workers generate, and so would --endpoint; give one of the two")
-    workers = None if cluster is None else ClusterAddress.parse(cluster)
+    workers = _workers(studies, cluster, gpus, served=bool(addresses))
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from kvdrift.dry_run import describe_studies
         from schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
-        for line in describe_studies(studies, location, redo or [], served=bool(addresses or workers), replan=replan):
+        on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
+        served = bool(addresses or cluster)
+        for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
             typer.echo(line)
         return
     from kvdrift.console import ConsoleProgress
@@ -153,6 +156,19 @@ def run_file(
         for one in runs:
             check_study(one, served=by.served)
         return run_studies(runs, lambda: by.get_ready(runs), redo, plan_only=plan_only)
+
+
+def _workers(studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool) -> ClusterAddress | None:
+    """The cluster that one of the options names."""
+    from flows.cluster.address import ClusterAddress
+
+    who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
+    given = [option for option, there in who.items() if there]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)}: each says who generates; give one of them")
+    if gpus is not None:
+        return ClusterAddress.of_gpus(gpus, studies)
+    return None if cluster is None else ClusterAddress.parse(cluster)
 
 
 def _addresses(

@@ -1,0 +1,149 @@
+"""``--gpus``: a worker a GPU, which sees no other one. GPUs are pretended here, and workers compute on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.finite_study import write_finite_study
+from fixtures.small_study import run_of, write_study
+from fixtures.stored_rows import content
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.cluster.address import ClusterAddress
+from flows.cluster.connection import Cluster, local_processes
+from flows.cluster.generator import ClusterGenerator
+from flows.study_run import StudyRun
+from generator.transformer.model_checks import visible_gpus
+from kvdrift.timing import DocumentTime, Seconds, StudyTime
+from schema.errors import InputError
+
+TINY = 'id = "kvdrift/tiny"'
+CUDA = (TINY, f'{TINY}\ndevice = "cuda"')
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generator.transformer.model_checks.visible_gpus", lambda: ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "expected"),
+    [
+        (None, 0, []),
+        (None, 2, ["0", "1"]),
+        ("2, GPU-5a", 2, ["2", "GPU-5a"]),
+        ("3,9", 1, ["3"]),  # what follows a number that there is not is not seen
+        ("", 0, []),
+    ],
+)
+def test_gpus_are_called_what_the_environment_calls_them(
+    given: str | None, count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a batch system sets it for a job that has some of a machine's GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    assert visible_gpus() == expected
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("text", "name", "taken"), [("all", "GPUs 0, 1", "01"), ("2", "GPUs 0, 1", "01"), ("1", "GPU 0", "0")]
+)
+def test_a_worker_for_each_gpu(text: str, name: str, taken: str, tmp_path: Path) -> None:
+    address = ClusterAddress.of_gpus(text, [load_study(write_study(tmp_path, CUDA))])
+    assert address.text == f"of {name}"
+    assert address.workers is not None
+    workers, _ = local_processes(address.workers)
+    assert [worker["options"]["env"] for worker in workers.values()] == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in taken]
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("model", "options", "line"),
+    [
+        ("cuda", ("3",), "--gpus 3: this machine has 2; write all"),
+        ("cuda", ("0,1",), "--gpus '0,1': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run"),
+        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: each says who generates; give one of them"),
+        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: each says who generates; give one"),
+        ("cpu", ("all",), "--gpus all: model.device = 'cpu': write cuda, which is each worker's own GPU"),
+        ("cuda:1", ("all",), "--gpus all: model.device = 'cuda:1': write cuda, which is each worker's own GPU"),
+    ],
+)
+def test_what_is_refused(
+    model: str, options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, (TINY, f'{TINY}\ndevice = "{model}"'))
+    assert mistake(capsys, "run", study, "--gpus", *options).startswith(f"kvdrift: {line}")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_study_that_runs_on_no_single_gpu_is_refused(tmp_path: Path) -> None:
+    spread = load_study(write_study(tmp_path, (TINY, f'{TINY}\ndevice_map = "auto"')))
+    with pytest.raises(
+        InputError, match=r"^--gpus all: model.device_map = 'auto' spreads one model over all GPUs; run"
+    ):
+        ClusterAddress.of_gpus("all", [spread])
+    with pytest.raises(InputError, match=r"^--gpus 2: model.kind = 'finite-state' uses no GPU; run it without --gpus"):
+        ClusterAddress.of_gpus("2", [load_study(write_finite_study(tmp_path))])
+
+
+def test_a_machine_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    line = mistake(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all")
+    assert line == ("kvdrift: --gpus all: torch finds no GPU on this machine; nvidia-smi lists those that there are\n")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_dry_run_says_who_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = StudyTime({"development": Seconds(3600, 7200)}, {"needle": DocumentTime(1, Seconds(1, 1), 4, 12)}, "cuda", 9)
+    monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: hour)
+    code, out, _ = call(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all", "--dry-run")
+    assert code == 0
+    assert "  generation on 2 GPUs of this machine, one worker each\n" in out
+    assert "  time of generation on 2 GPUs like this one (float32), an estimate: development 30 to 60 min\n" in out
+    assert not list(tmp_path.glob("**/_delta_log"))
+
+
+@pytest.mark.slow
+def test_workers_of_two_gpus_load_their_model_once_and_generate_the_same(tmp_path: Path) -> None:
+    """The model computes on the CPU. Torch is not what a worker imports first, so its own GPU is all that torch sees."""
+
+    def state() -> tuple[str | None, bool, int | None]:
+        import os  # noqa: PLC0415 - a worker gets this function alone
+        import sys  # noqa: PLC0415
+
+        torch_is_there = "torch" in sys.modules
+        kept = sys.modules.get("flows.cluster.worker")
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), torch_is_there, kept and id(kept._KEPT.local._model)
+
+    study = load_study(write_study(tmp_path))
+    expected = run_of(study, tmp_path / "expected")
+    said: list[str] = []
+    address = ClusterAddress("of GPUs 0, 1", ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}))
+    with Cluster(address, said.append) as cluster:
+        assert sorted(cluster.client.run(state).values()) == [("0", False, None), ("1", False, None)]
+        there = ClusterGenerator(cluster)
+        runs = [StudyRun(study, str(tmp_path / name), there, identify=there.identify) for name in ("one", "other")]
+        for run in (expected, *runs):
+            stages.prepare(run)
+        assert stages.develop(runs[0]) == 12
+        loaded = sorted(cluster.client.run(state).values())
+        assert stages.develop(runs[1]) == 12
+        assert sorted(cluster.client.run(state).values()) == loaded
+        assert [(gpu, torch, model is not None) for gpu, torch, model in loaded] == [
+            ("0", True, True),
+            ("1", True, True),
+        ]
+    assert said[0].startswith("cluster of GPUs 0, 1: 2 workers; dashboard http://127.0.0.1:")
+    stages.develop(expected)
+    for run in runs:
+        assert content(tmp_path / "expected", "events").equals(content(Path(run.location), "events"))
