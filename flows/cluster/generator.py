@@ -132,7 +132,7 @@ class ClusterGenerator:
             ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
             raise OperationError(
                 f"cluster {self._cluster.name}: {ended}, the last one {error.last_worker.address}; "
-                "is its memory enough, and its --memory-limit 0?"
+                "is its memory enough, and its --memory-limit 0? What ended them is in their standard error"
             ) from None
         except Exception as error:
             raise OperationError(

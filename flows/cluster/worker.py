@@ -5,6 +5,8 @@ What it has loaded serves the tasks after, and goes when another model's come or
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ from flows.generation.named_work import NamedPart, with_actions
 from flows.generation.storing import store_units
 from generator.actions import build_actions
 from generator.identity import ActionIdentity, changes
+from generator.transformer.decoder import is_device_lost
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
 from schema.study import Study
@@ -56,6 +59,9 @@ _KEPT = _Kept()
 def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError:
     """Generate the units of a document and store them; runs on a worker.
 
+    A worker whose GPU computes nothing more ends: Dask gives the document to another one, and starts a new one in its
+    place.
+
     Returns:
         The number of new units. A mistake of the user's is returned and not raised: Dask would try it again.
 
@@ -73,6 +79,8 @@ def generate_document(part: NamedPart, assignment: Assignment) -> int | InputErr
     except KvdriftError as error:
         raise OperationError(_located(error, name)) from None
     except Exception as error:
+        if is_device_lost(error):
+            _end(f"{name}: the GPU computes nothing more: {first_line(error)}; this worker ends")
         raise OperationError(f"{name}: generation failed: {type(error).__name__}: {first_line(error)}") from error
 
 
@@ -83,6 +91,13 @@ def model_weights(study: Study) -> str | KvdriftError | None:
         return identity(build_actions(study)[-1]).weights_sha256
     except KvdriftError as error:
         return type(error)(_located(error, worker_name(get_worker().address)))
+
+
+def _end(reason: str) -> None:
+    """End this process."""
+    sys.stderr.write(f"kvdrift: {reason}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:

@@ -7,7 +7,6 @@ Requests pass from the first to the second in a queue, and each request's result
 from __future__ import annotations
 
 import queue
-import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,6 +30,7 @@ from generator.service.protocol import (
     plain_record,
 )
 from generator.service.token_certificate import token_certificate
+from generator.transformer.decoder import is_device_lost
 from generator.transformer.model import LoadedModel
 from schema.document import Document
 from schema.errors import InputError, OperationError, first_line
@@ -38,13 +38,6 @@ from schema.store.store import Unit
 from schema.tables import EVENTS
 
 _BATCH_ROWS = 2**16
-
-# What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
-_DEVICE_LOST = re.compile(
-    "CUDA error: .*(illegal memory access|illegal instruction|misaligned address|invalid program counter|"
-    "operation not supported on global/shared address space|launch failure|launch timed out|device-side assert|"
-    "hardware stack error|uncorrectable|unknown error)"
-)
 
 
 class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
@@ -186,7 +179,7 @@ class _Request:
             self.messages.put(refusal(str(error), "do_get", self.peer))
         except Exception as error:  # noqa: BLE001 - a service outlives any error of a request but those of its device
             self.messages.put(failure(error, "do_get", self.peer))
-            lost = first_line(error) if _DEVICE_LOST.search(str(error)) else None
+            lost = first_line(error) if is_device_lost(error) else None
         else:
             for unit in units:
                 self.messages.put(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ import torch
 from generator.attention.row_invariance import RowInvariance
 from generator.transformer.memory import ModelShape
 from schema.errors import InputError
+
+# What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
+_DEVICE_LOST = re.compile(
+    "CUDA error: .*(illegal memory access|illegal instruction|misaligned address|invalid program counter|"
+    "operation not supported on global/shared address space|launch failure|launch timed out|device-side assert|"
+    "hardware stack error|uncorrectable|unknown error)"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ def torch_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def is_device_lost(error: Exception) -> bool:
+    """Tell whether an error says that the GPU computes nothing more for this process."""
+    return _DEVICE_LOST.search(str(error)) is not None
 
 
 def check_positions(doc: str, prompt_tokens: int, horizon: int, positions: int | None) -> None:

@@ -141,6 +141,30 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
         worker.generate_document(*assigned(waiting))
 
 
+@pytest.mark.usefixtures("at_work")
+def test_a_worker_ends_where_its_gpu_computes_nothing_more(
+    waiting: StudyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What else CUDA refuses is an error of the document's; the work of a worker that ended is done by another one."""
+    said = "CUDA error: invalid argument"
+
+    def fails(*_: object) -> None:
+        raise RuntimeError(f"{said}\nCUDA kernel errors might be asynchronously reported")
+
+    def ends(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(worker, "store_units", fails)
+    monkeypatch.setattr("os._exit", ends)
+    with pytest.raises(OperationError, match=r"generation failed: RuntimeError: CUDA error: invalid argument$"):
+        worker.generate_document(*assigned(waiting))
+    said = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(SystemExit):
+        worker.generate_document(*assigned(waiting))
+    line = f"kvdrift: worker tcp://there:1 on .*: the GPU computes nothing more: {said}; this worker ends\n"
+    assert re.fullmatch(line, capsys.readouterr().err)
+
+
 def test_units_that_do_not_show_here_are_an_error(waiting: StudyRun) -> None:
     work = pending_development(waiting.store, waiting.material)
     with pytest.raises(
