@@ -1,0 +1,290 @@
+"""What one decoding step asks of a device: copies between it and the host, operations that wait for it, and launches.
+
+    python -m benchmarks.step_profile                     # on a pretend device, which takes no GPU
+    python -m benchmarks.step_profile --estimator swrb --json
+    python -m benchmarks.step_profile --device cuda
+
+A small model of random weights decodes a few replicates of three actions, one of them the control. Every operation that
+torch dispatches is counted: a copy between host and device, where ``item`` and what else the host waits for count too;
+a view or an allocation, which is left out; or a launch. Operations of our own that one launch computes on CUDA are one
+operation here. An operation of torch is counted as one launch, though some take several.
+
+Numbers are those of the step that takes most of each kind. "A layer" is what two layers more add, halved: their outputs
+are zero, so that both models draw the same tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.generation import SEED, Case, random_document, random_model
+from benchmarks.measurement import benchmark_parser
+from benchmarks.pretend_device import SECOND, TwoDevices, tensors_of, to_second_device
+from generator.actions import Action
+from generator.coupling.residual_branching import PURPOSES, branch_replicates
+from generator.coupling.rollout import ActionReplicates, rollout
+from generator.coupling.streams import ALL_SAVINGS, Savings
+from generator.coupling.uniforms import uniform_table
+from generator.selectors import Full, Recent, SnapKV
+from generator.transformer.model import LoadedModel
+from schema.retention import Retention
+from schema.tables import PLAIN, SWRB
+
+PRETEND = "pretend"
+LAYERS, SILENT = 2, 2  # of the shallower model, and what the deeper one has besides
+CASE = Case(
+    layers=LAYERS + SILENT, width=64, inner_width=96, heads=4, kv_heads=2, vocabulary=5000, entries=300, replicates=6,
+    horizon=8,
+)  # fmt: skip
+
+# Allocations, views that torch does not call so, and a copy.
+_NO_LAUNCHES = {
+    f"aten::{name}"
+    for name in (
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias",
+        "detach", "alias", "lift_fresh", "_local_scalar_dense",
+    )
+}  # fmt: skip
+# The host learns a number, often a shape, from the device.
+_WAITING = {
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "argwhere", "bincount", "_unique",
+        "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
+    )
+}  # fmt: skip
+
+
+@dataclass
+class StepOperations:
+    """Operations of one step, by their name."""
+
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def copies(self) -> int:
+        """Copies between host and device, with the operations that wait."""
+        return self.up.total() + self.down.total() + self.waiting.total()
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, operations on other devices than the CPU are counted; ``steps`` has one entry a ``next_step``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[StepOperations] = []
+
+    def next_step(self) -> None:
+        """Count what follows as another step; nothing is counted before the first one."""
+        self.steps.append(StepOperations())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.steps and not func.is_view:
+            self._count(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        step, name = self.steps[-1], func.name().partition(".")[0]
+        on_device = any(tensor.device.type != "cpu" for tensor in tensors_of((args, *kwargs.values())))
+        target = kwargs.get("device")
+        ends_on_device = on_device if target is None else torch.device(target).type != "cpu"
+        if name in {"aten::_to_copy", "aten::copy_"}:
+            source = args[-1 if name == "aten::_to_copy" else 1].device.type != "cpu"
+            ends_on_device = ends_on_device if name == "aten::_to_copy" else args[0].device.type != "cpu"
+            if source != ends_on_device:
+                (step.up if ends_on_device else step.down)[name] += 1
+                return
+        if not on_device and not ends_on_device:
+            return
+        if name in _WAITING or _waits_for_a_shape(name, args, kwargs):
+            step.waiting[name] += 1
+        elif name == "aten::index_put_" and not args[2].dim():  # on CUDA such a number is copied there
+            step.up[name] += 1
+        if name not in _NO_LAUNCHES:
+            step.launches[name] += 1
+
+
+def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation takes a mask as an index, or repeats so often as a tensor says."""
+    if name == "aten::repeat_interleave":
+        return kwargs.get("output_size") is None
+    masks = name in {"aten::index", "aten::index_put", "aten::index_put_"}
+    return masks and any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
+
+
+class _Watched:
+    """``StreamKernels`` that begin a step of ``operations`` with each selection of streams."""
+
+    def __init__(self, kernels: Any, operations: Operations) -> None:
+        self._kernels, self._operations = kernels, operations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def select(self, rows: Tensor) -> None:
+        self._operations.next_step()
+        self._kernels.select(rows)
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """What steps took at most.
+
+    Attributes:
+        steps: How many steps were counted.
+        copies: Copies of the step that has most of them, waiting operations included.
+        mean_copies: Copies a step.
+        up: Copies to the device, by operation, of that step.
+        down: Copies to the host.
+        waiting: Operations besides that the host waits for.
+        launches: Launches of the step that has most of them, by operation.
+        layer: What a layer adds to them, by operation; fractions where layers share an operation.
+    """
+
+    steps: int
+    copies: int
+    mean_copies: float
+    up: dict[str, int]
+    down: dict[str, int]
+    waiting: dict[str, int]
+    launches: dict[str, int]
+    layer: dict[str, float]
+
+    @property
+    def outside(self) -> dict[str, float]:
+        """Launches outside layers, by operation."""
+        found = {name: count - LAYERS * self.layer.get(name, 0) for name, count in self.launches.items()}
+        return {name: count for name, count in found.items() if count}
+
+    def facts(self) -> dict[str, Any]:
+        """All numbers, and the sums of launches."""
+        return {
+            "steps": self.steps, "copies": self.copies, "mean_copies": round(self.mean_copies, 1), "up": self.up,
+            "down": self.down, "waiting": self.waiting, "launches": sum(self.launches.values()),
+            "launches_a_layer": sum(self.layer.values()), "launches_outside": sum(self.outside.values()),
+            "by_operation": {"launches": self.launches, "a_layer": self.layer, "outside": self.outside},
+        }  # fmt: skip
+
+
+def profile_steps(device: str, estimator: str, savings: Savings = ALL_SAVINGS) -> StepProfile:
+    """Decode with both models and count what each step takes.
+
+    Args:
+        device: "pretend", or a device as torch names it.
+        estimator: Coupled rollouts (``PLAIN``) or residual branching (``SWRB``).
+        savings: What is shared, and whether operations are fused.
+    """
+    shallow, deep = (_steps(model, estimator, savings) for model in _models(device))
+    copied = max(shallow, key=lambda step: step.copies)
+    busiest, deeper = max(zip(shallow, deep, strict=True), key=lambda steps: steps[0].launches.total())
+    names = sorted(deeper.launches, key=lambda name: (-deeper.launches[name], name))
+    added = {name: (deeper.launches[name] - busiest.launches[name]) / SILENT for name in names}
+    return StepProfile(
+        len(shallow), copied.copies, sum(step.copies for step in shallow) / len(shallow), dict(copied.up),
+        dict(copied.down), dict(copied.waiting), {name: busiest.launches[name] for name in names},
+        {name: count for name, count in added.items() if count},
+    )  # fmt: skip
+
+
+def _models(device: str) -> Iterator[LoadedModel]:
+    """A model, and one with more layers that changes nothing."""
+    whole = random_model(replace(CASE, device="cpu" if device == PRETEND else device), plain=True)
+    for layer in whole.network.model.layers[LAYERS:]:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    for layers in (LAYERS, LAYERS + SILENT):
+        network = copy.deepcopy(whole.network)
+        network.model.layers = network.model.layers[:layers]
+        network.config.num_hidden_layers = layers
+        if device == PRETEND:
+            to_second_device(network)
+        yield replace(whole, network=network, device=str(SECOND) if device == PRETEND else device)
+
+
+def _steps(model: LoadedModel, estimator: str, savings: Savings) -> Sequence[StepOperations]:
+    half = Retention.parse("1/2")
+    actions = [
+        Action("snapkv-half", "snapkv", SnapKV(), half), Action("recent-half", "recent", Recent(), half),
+        Action("full", "full", Full(), Retention(None)),
+    ]  # fmt: skip
+    document, replicates = random_document(CASE), range(CASE.replicates)
+
+    def uniforms(action: str | None, purposes: int) -> Any:
+        return uniform_table(SEED, document.doc, action, replicates, CASE.horizon, purposes)
+
+    def of_actions(purposes: int) -> list[ActionReplicates]:
+        return [
+            ActionReplicates(cache, tuple(replicates), uniforms(action.name, purposes))
+            for cache, action in enumerate(actions, start=1)
+        ]
+
+    operations, streams = Operations(), 3 * len(actions) * CASE.replicates
+    with _on(model.device), model.computing():
+        prepared = model.prefill(document, actions, CASE.horizon).evict()
+        kernels: Any = _Watched(prepared.kernels(streams, savings), operations)
+        with operations:
+            if estimator == SWRB:
+                branch_replicates(kernels, of_actions(PURPOSES), CASE.horizon, savings)
+            else:
+                rollout(kernels, of_actions(2), replicates, uniforms(None, 1), CASE.horizon, savings)
+    return operations.steps
+
+
+@contextmanager
+def _on(device: str) -> Iterator[None]:
+    """Compute on the pretend device, if it is that one, whose tensors cannot be inference tensors."""
+    with ExitStack() as stack:
+        if device == str(SECOND):
+            stack.enter_context(TwoDevices())  # type: ignore[no-untyped-call]
+            stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
+            stack.enter_context(mock.patch("generator.transformer.prompt.available_bytes", return_value=2**33))
+        yield
+
+
+def _table(facts: dict[str, Any]) -> Iterator[str]:
+    copies = {way: sum(facts[way].values()) for way in ("up", "down", "waiting")}
+    yield (
+        f"copies a step: {facts['copies']} at most ({copies['up']} up, {copies['down']} down, {copies['waiting']} of "
+        f"operations that wait), {facts['mean_copies']} in the mean of {facts['steps']} steps"
+    )
+    for name, count in Counter(facts["waiting"]).most_common():
+        yield f"  waits for the device: {name} {count}"
+    yield f"{'launches':48}    a step  a layer  outside"
+    for name, count in facts["by_operation"]["launches"].items():
+        layer, outside = (facts["by_operation"][part].get(name, 0) for part in ("a_layer", "outside"))
+        yield f"{name:48}{count:10}{layer:9g}{outside:9g}"
+    total = [facts[name] for name in ("launches", "launches_a_layer", "launches_outside")]
+    yield f"{'all':48}{total[0]:10}{total[1]:9g}{total[2]:9g}"
+
+
+def main() -> None:
+    """Profile a step as the options say."""
+    parser = benchmark_parser("step_profile", "Count what a decoding step asks of a device.")
+    parser.add_argument("--device", default=PRETEND, help="cuda, or the pretend device that every machine has")
+    parser.add_argument("--estimator", choices=[PLAIN, SWRB], default=PLAIN)
+    options = parser.parse_args()
+    facts = profile_steps(options.device, options.estimator).facts()
+    if options.json:
+        print(json.dumps({"benchmark": "step_profile", **vars(options), "layers": LAYERS, **facts}))
+        return
+    print(f"step profile: {options.device}, {options.estimator}, {LAYERS} layers")
+    print(*_table(facts), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What a decoding step asks of a device, counted on the pretend one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from fixtures.pretend_device import SECOND, TwoDevices
+
+from benchmarks.step_profile import LAYERS, PRETEND, Operations, StepOperations, main, profile_steps
+from schema.tables import PLAIN
+
+
+def counted(*, numbers: torch.Tensor) -> StepOperations:
+    """A step that does one of everything to ``numbers``, int64 [4] on the second device."""
+    host = torch.arange(4)
+    with TwoDevices(), Operations() as operations:
+        numbers + numbers  # before the first step
+        operations.next_step()
+        operations.next_step()
+        host + host
+        up, down = host.to(SECOND), numbers.cpu()
+        numbers.copy_(down)
+        torch.empty_like(numbers).view(2, 2)
+        numbers[up]
+        numbers[numbers > 2]
+        numbers[up[:1]] = 7  # a number that CUDA would copy there
+        numbers.nonzero()
+        numbers[0].item()
+        numbers.tolist()
+        numbers.double()
+    assert operations.steps[0] == StepOperations()
+    return operations.steps[1]
+
+
+def test_every_operation_is_counted_as_what_it_is() -> None:
+    with TwoDevices():
+        step = counted(numbers=torch.arange(4, device=SECOND))
+    assert step.up == {"aten::_to_copy": 1, "aten::copy_": 1, "aten::index_put_": 1}
+    assert step.down == {"aten::_to_copy": 2}
+    assert step.waiting == {"aten::index": 1, "aten::nonzero": 1, "aten::_local_scalar_dense": 1}
+    assert step.copies == 8
+    named = ("gt", "scalar_tensor", "index_put_", "nonzero", "_to_copy")
+    assert step.launches == {"aten::index": 2} | {f"aten::{name}": 1 for name in named}
+
+
+def test_the_profile_prints_a_table_or_an_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = profile_steps(PRETEND, PLAIN)
+    monkeypatch.setattr("benchmarks.step_profile.profile_steps", lambda *_: made)
+    printed = []
+    for options in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["step_profile", *options])
+        main()
+        printed.append(capsys.readouterr().out)
+    found = json.loads(printed[1])
+    assert found["benchmark"] == "step_profile"
+    assert found["launches"] == LAYERS * found["launches_a_layer"] + found["launches_outside"]
+    assert f"copies a step: {found['copies']} at most" in printed[0]
+    assert all(f"{name} " in printed[0] for name in found["by_operation"]["launches"])
