@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +14,6 @@ from schema.errors import InputError
 
 if TYPE_CHECKING:
     from transforms.segments import DerivationReport
-
-_M_ARENA_MAX = -8  # of mallopt, malloc.h
 
 
 def derive(
@@ -85,23 +81,10 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     )
 
 
-def _bound_memory() -> None:
-    """Let all allocations share a few of glibc's arenas: with more of them, and Arrow's own, memory grows for long."""
-    import pyarrow as pa
-
-    pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(OSError, AttributeError):  # another C library has no such option
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
-
-
-def _release_memory() -> None:
-    """Give memory that was freed back: glibc keeps what a large batch took, for one that may never come."""
-    with suppress(OSError, AttributeError):  # as above
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _watching(location: str, interval: float) -> str:
-    _bound_memory()
+    from kvdrift.live.memory import bound_memory, release_memory
+
+    bound_memory()
     from kvdrift.live.upkeep import Upkeep
     from transforms.watch import watch
 
@@ -111,7 +94,7 @@ def _watching(location: str, interval: float) -> str:
     upkeep = Upkeep(location)
 
     def batch_done(batch: DerivationReport) -> None:
-        _release_memory()
+        release_memory()
         upkeep.rows_came()
         upkeep.begin_if_due()
         typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
