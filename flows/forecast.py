@@ -11,10 +11,13 @@ import pyarrow as pa
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan
 from flows.generation.pending import Work, pending_development, pending_of_plan, pending_work, stored_units
+from flows.generation.storing import stored_gpus
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
 from flows.study_run import StudyRun
+from generator.events import gpu_here
+from generator.identity import GpuKinds
 from schema.errors import MissingStoreError
 from schema.store.store import Store
 from schema.tables import PLAIN
@@ -112,6 +115,24 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         estimated=estimates_are_current(store, run.study.name, run.study.model.id),
         reported=report_is_current(store, page_of(run).parent),
     )
+
+
+def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
+    """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
+    store = stored(run)
+    return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study, redone)
+
+
+def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
+    """Check this machine's GPU, where units are to be generated, against those that there are units of.
+
+    Raises:
+        InputError: it is of another kind, and the study does not allow that.
+
+    """
+    made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
+    if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
+        made_on.check("this machine", gpu, run.study.model)
 
 
 def stored(run: StudyRun) -> Store | None:

@@ -19,7 +19,7 @@ from flows.analysis.parts import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
 from flows.orchestration import orchestration
 from flows.pages import page_of, report_is_current
-from flows.revisions import redo_actions
+from flows.revisions import begun_revisions, redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
 from stats.intervals import Estimates
@@ -66,24 +66,35 @@ def run_studies(
 
     """
     location = runs[0].location
+    growth = _growth(runs, redo)
+    planned = plan_only and all(map(stages.is_planned, runs))
+    if planned and not redo:
+        return Outcome(location, [], 0, did_something=False)
+    if not (growth or redo) and all(stages.is_finished(run) for run in runs):
+        return Outcome(location, [page_of(run) for run in runs], 0, did_something=False)
+    if redo:
+        begun_revisions(runs, redo)  # refuses what cannot be redone
+    if before is not None:
+        before()
+    if redo:
+        redo_actions(runs, redo)
+    if planned:
+        return Outcome(location, [], 0, did_something=False)
+    for run in runs:
+        stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
+    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
+        return _run_flow(runs, plan_only=plan_only)
+
+
+def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
+    """Say what study files ask for more than the store has; whether that is anything."""
     growth = False
     for run in runs:
         for difference in check_agrees(run, redo):
             growth = True
             if not difference.planned:  # what grows in the plan is said when it is frozen
                 run.progress.say(str(difference))
-    if redo:
-        redo_actions(runs, redo)
-    if plan_only and all(map(stages.is_planned, runs)):
-        return Outcome(location, [], 0, did_something=False)
-    if not (growth or redo) and all(stages.is_finished(run) for run in runs):
-        return Outcome(location, [page_of(run) for run in runs], 0, did_something=False)
-    if before is not None:
-        before()
-    for run in runs:
-        stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
-    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
-        return _run_flow(runs, plan_only=plan_only)
+    return growth
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> list[Estimates]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from generator.coupling.residual_branching import ResidualBranches
 from generator.coupling.rollout import CoupledSteps
+from schema.study import ModelSection
 from schema.tables import BRANCH, COUPLED, EVENTS, SCAN
 
 Decoded = TypeVar("Decoded", CoupledSteps, ResidualBranches)
@@ -38,6 +39,13 @@ def versions_on(device: str) -> dict[str, str]:
     if torch.device(device).type == "cuda":
         versions |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return versions
+
+
+def gpu_here(model: ModelSection) -> str | None:
+    """Return the name of the GPU that a study's model computes on here, with a device map the first; None of a CPU."""
+    device = "cuda" if model.device_map is not None else model.device
+    there = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    return versions_on(device)["gpu"] if there else None
 
 
 def join_replicates(parts: Sequence[Decoded]) -> Decoded:

@@ -1,6 +1,7 @@
-"""What makes a unit: fingerprints of a model's files and of a selector's source, and the version of the numerics.
+"""What makes a unit: fingerprints of a model's files and a selector's source, version of the numerics, and the GPU.
 
-Units of unlike identities are never pooled or contrasted (definitions, "Identity and revisions").
+Units of unlike identities are never pooled or contrasted (definitions, "Identity and revisions"); those of unlike
+kinds of GPU only where the study allows it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 import json
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from schema.errors import InputError
+from schema.study import ModelSection
 
 if TYPE_CHECKING:
     from generator.selectors.selector import Selector  # which imports torch
@@ -77,6 +79,48 @@ class ModelIdentity:
             InputError: The selector's source cannot be read.
         """
         return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, selector_sha256(selector))
+
+
+@dataclass(frozen=True)
+class GpuKinds:
+    """The GPUs that units of a study and model are made on; unlike ones round differently.
+
+    Attributes:
+        names: As CUDA calls them; none where nothing was made on a GPU, or where it is not known.
+        told: What lines say of them.
+
+    """
+
+    names: frozenset[str]
+    told: str
+
+    @classmethod
+    def of_units(cls, versions: Iterable[str | None]) -> Self:
+        """Return the kinds that units were made on, by their column ``versions``."""
+        found = (json.loads(text).get("gpu") for text in set(versions) if text is not None)
+        names = frozenset(name for name in found if name is not None)
+        return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
+
+    @classmethod
+    def at(cls, who: str, gpu: str | None) -> Self:
+        """Return the kind that an endpoint, a worker or this machine has; none on a CPU."""
+        return cls(frozenset([] if gpu is None else [gpu]), f"{who} on {gpu}")
+
+    def difference(self, who: str, gpu: str | None) -> str | None:
+        """Return a line that says that ``who`` has another kind, None where it has not."""
+        if gpu is None or self.names <= {gpu}:
+            return None
+        return f"{who}: computes on {gpu}, {self.told}; events of unlike GPUs can differ"
+
+    def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
+        """Check who is to make more units of a study.
+
+        Raises:
+            InputError: It has another kind of GPU, and the study allows one alone.
+
+        """
+        if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
+            raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
 
 
 def selector_sha256(selector: Selector) -> str:

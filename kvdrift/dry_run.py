@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from flows.checks import check_study
 from flows.comparison import check_agrees
-from flows.forecast import Forecast, SplitForecast, forecast, stored
+from flows.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
 from flows.material import Material
@@ -57,6 +57,8 @@ def describe_studies(
     unchecked = [check_study(run, served=served or gpus > 0) for run in runs]
     for run in runs:
         check_agrees(run, redo)
+    for run in runs if not served else []:
+        check_gpu_here(run, redo)
     redone = {row["action"] for row in begun_revisions(runs, redo)} if redo else set()
     for run, absent in zip(runs, unchecked, strict=True):
         study, found = run.study, forecast(run, redone)

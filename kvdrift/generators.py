@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flows.forecast import forecast
+from flows.forecast import check_gpu_here, forecast, gpus_of_units
 from flows.generation.local import LocalGenerator
 from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify, storing
@@ -30,7 +30,8 @@ class Generators:
     Attributes:
         made_by: Generates events and stores them.
         identify: Says what makes the units.
-        get_ready: Is called with all runs before anything is written, where something is to do.
+        get_ready: Is called with all runs and the names of actions that are redone before anything is written, where
+            something is to do.
         derived_by: Derives what a store at a location lacks.
         sides: Returns the processes that work beside this one, where there are some.
         served: Whether generation goes on outside of this process, so that the devices here do not matter.
@@ -38,7 +39,7 @@ class Generators:
 
     made_by: GenerateInto
     identify: Identify
-    get_ready: Callable[[Sequence[StudyRun]], None]
+    get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
     derived_by: Callable[[str], DerivationReport] = run_derivation
     sides: Callable[[], SideProcesses | None] = lambda: None
     served: bool = True
@@ -56,7 +57,11 @@ def generators(
         from generator.service.dispatch import EndpointPool
 
         pool = EndpointPool(addresses, studies, progress.say)
-        yield Generators(storing(pool.generate), pool.identify, lambda _: pool.check())
+
+        def check_endpoints(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+            pool.check({run.study.model.id: gpus_of_units(run, redo) for run in runs})
+
+        yield Generators(storing(pool.generate), pool.identify, check_endpoints)
     elif cluster is not None:
         from flows.cluster.connection import Cluster
         from flows.cluster.derivation import derive_on
@@ -64,11 +69,18 @@ def generators(
 
         with Cluster(cluster, progress.say) as connection:
             there = ClusterGenerator(connection)
-            yield Generators(there, there.identify, lambda _: there.check(), partial(derive_on, connection))
+
+            def check_workers(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                there.check([(run.study, gpus_of_units(run, redo)) for run in runs])
+
+            yield Generators(there, there.identify, check_workers, partial(derive_on, connection))
     else:
         with closing(LocalGenerator(progress.say)) as local:
 
-            def get_ready(runs: Sequence[StudyRun]) -> None:
-                local.get_ready(runs[0].study, [item for split in forecast(runs[0]).splits for item in split.work])
+            def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                for run in runs:
+                    check_gpu_here(run, redo)
+                splits = forecast(runs[0], redo).splits
+                local.get_ready(runs[0].study, [item for split in splits for item in split.work])
 
             yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)

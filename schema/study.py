@@ -50,7 +50,8 @@ class ModelSection(_Section):
 
     Or, of ``kind`` "finite-state", systems whose laws are known for every history: drawn from the published ``family``
     over an ``alphabet`` of so many tokens, or read from the file ``tables``; ``id`` is then a name of your own.
-    ``device_map`` "auto" spreads a transformer's layers over all GPUs in place of one ``device``.
+    ``device_map`` "auto" spreads a transformer's layers over all GPUs in place of one ``device``. ``mixed_gpus`` allows
+    units of one store to be made on unlike GPUs, whose arithmetic can differ in the last bits.
     """
 
     id: str
@@ -60,6 +61,7 @@ class ModelSection(_Section):
     tables: str | None = None
     device: str = "cpu"
     device_map: Literal["auto"] | None = None
+    mixed_gpus: bool = False
     dtype: str = "float32"
     revision: str | None = None
 
@@ -278,9 +280,11 @@ class Study(_Section):
     @cached_property
     def settings(self) -> str:
         """What decides the events, as JSON: horizon, seed, model and document sources (actions may be added later)."""
+        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map"))
+        del model["mixed_gpus"]  # a permission: each unit says which GPU made it
         deciding = {
             "study": self.study.model_dump(),
-            "model": values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map")),
+            "model": model,
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [
                 part.model_dump(exclude={"development", "evaluation", "path", "exclude"}) for part in self.documents

@@ -7,7 +7,7 @@ counts, and at the end looks whether the store has what the workers say that the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
@@ -17,9 +17,9 @@ from flows.cluster.facts import facts
 from flows.generation.local import LocalGenerator
 from flows.generation.named_work import named
 from flows.generation.pending import Work
-from flows.generation.storing import Identities
+from flows.generation.storing import Identities, stored_gpus
 from generator.actions import Action
-from generator.identity import ActionIdentity, ModelIdentity
+from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
@@ -39,8 +39,11 @@ class ClusterGenerator:
         self._cluster = cluster
         self._weights: dict[tuple[str, str | None], str | None] = {}  # of models that are not on this machine
 
-    def check(self) -> None:
+    def check(self, studies: Sequence[tuple[Study, GpuKinds]]) -> None:
         """Check that the cluster is there, and that its workers can generate; needs no store.
+
+        Args:
+            studies: What is to be generated, each study with the kinds of GPU that its units were made on so far.
 
         Raises:
             InputError: A worker cannot; the line says what it needs.
@@ -48,12 +51,14 @@ class ClusterGenerator:
 
         """
         self._cluster.check()
+        for study, made_on in studies:
+            self._gpus(study, made_on)
 
     def __call__(self, store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
         """Generate a study's work, and yield each document's number of new units as it is stored.
 
         Raises:
-            InputError: A worker has another kvdrift, store, model or selector, or refuses a document.
+            InputError: A worker has another kvdrift, store, kind of GPU, model or selector, or refuses a document.
             OperationError: The work of a document failed twice, or the scheduler is gone.
 
         """
@@ -64,7 +69,9 @@ class ClusterGenerator:
         self._cluster.check(store)
         asked = {(unit.action.name, unit.revision) for _, units in work for unit in units}
         token = uuid.uuid4().hex
-        assignment = Assignment(token, study, store.location, facts(store.location), {key: known[key] for key in asked})
+        gpus = self._gpus(study, stored_gpus(store, study))
+        own = {key: known[key] for key in asked}
+        assignment = Assignment(token, study, store.location, facts(store.location), gpus, own)
         client = self._cluster.client
         tasks = client.map(
             partial(generate_document, assignment=assignment),
@@ -95,6 +102,22 @@ class ClusterGenerator:
         if required and files.weights_sha256 is None:
             files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
         return lambda action: files.of(action.selector)
+
+    def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
+        """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has.
+
+        Raises:
+            InputError: Workers that are there have other ones, and the study allows one kind alone.
+
+        """
+        if study.model.device == "cpu" and study.model.device_map is None:
+            return made_on
+        from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
+
+        for who, gpu in sorted(self._cluster.client.run(gpu_there, study.model, on_error="ignore").values()):
+            made_on.check(who, gpu, study.model)
+            made_on = made_on if made_on.names else GpuKinds.at(who, gpu)
+        return made_on
 
     def _weights_of(self, study: Study) -> str | None:
         from flows.cluster.worker import model_weights  # noqa: PLC0415 - it imports Dask

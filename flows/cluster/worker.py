@@ -17,11 +17,12 @@ from flows.generation.local import LocalGenerator
 from flows.generation.named_work import NamedPart, with_actions
 from flows.generation.storing import store_units
 from generator.actions import build_actions
-from generator.identity import ActionIdentity, changes
+from generator.events import gpu_here
+from generator.identity import ActionIdentity, GpuKinds, changes
 from generator.transformer.decoder import is_device_lost
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
-from schema.study import Study
+from schema.study import ModelSection, Study
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Assignment:
         study: The study.
         location: The store's absolute path or URL.
         facts: Those of the process that hands out the work.
+        gpus: What a worker's GPU must be one of, unless the study allows any.
         known: What makes the units of each action and revision that is generated, as the store has it.
 
     """
@@ -41,6 +43,7 @@ class Assignment:
     study: Study
     location: str
     facts: WorkerFacts
+    gpus: GpuKinds
     known: Mapping[tuple[str, int], ActionIdentity]
 
 
@@ -93,6 +96,11 @@ def model_weights(study: Study) -> str | KvdriftError | None:
         return type(error)(_located(error, worker_name(get_worker().address)))
 
 
+def gpu_there(model: ModelSection) -> tuple[str, str | None]:
+    """Return what error lines call this worker, and the GPU that a study's model computes on here."""
+    return worker_name(get_worker().address), gpu_here(model)
+
+
 def _end(reason: str) -> None:
     """End this process."""
     sys.stderr.write(f"kvdrift: {reason}\n")
@@ -104,12 +112,13 @@ def _accepted(assignment: Assignment, name: str) -> Store:
     """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment.
 
     Raises:
-        InputError: It has several threads, or another kvdrift, store, model or selector.
+        InputError: It has several threads, or another kvdrift, store, kind of GPU, model or selector.
 
     """
     if _KEPT.token == assignment.token and _KEPT.store is not None:
         return _KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
+    assignment.gpus.check(name, gpu_here(assignment.study.model), assignment.study.model)
     actions = {action.name: action for action in build_actions(assignment.study)}
     asked = [(actions[action], stored) for (action, _), stored in assignment.known.items()]
     identity = _KEPT.local.identify(assignment.study, required=True)

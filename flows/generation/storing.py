@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from flows.generation.pending import Work
 from flows.material import stored_identities
 from generator.actions import Action
-from generator.identity import ActionIdentity
+from generator.identity import ActionIdentity, GpuKinds
 from schema.errors import InputError, OperationError
 from schema.progress import Progress
 from schema.store.appends import unit_name
@@ -66,6 +69,13 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
             new += units
             progress.advance(1)
     return new
+
+
+def stored_gpus(store: Store, study: Study, redone: Collection[str] = ()) -> GpuKinds:
+    """Return the kinds of GPU that the current units of a study and model were made on, those of some actions apart."""
+    units = store.units(study.name, study.model.id, ["action", "versions"])
+    kept = units.filter(pc.invert(pc.is_in(units["action"], value_set=pa.array(list(redone), pa.string()))))
+    return GpuKinds.of_units(kept["versions"].unique().to_pylist())
 
 
 def storing(made_by: Generate) -> GenerateInto:

@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from generator.identity import NUMERICS_VERSION, ActionIdentity, ModelIdentity
+from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.transformer.fingerprints import tokenizer_sha256
@@ -107,20 +107,29 @@ class EndpointPool:
         self._studies = {study.model.id: study for study in studies}
         self._say, self._pause = say, pause
         self._weights: dict[str, tuple[str, str]] = {}  # of each model: fingerprint, and an endpoint that has them
-        self._gpus: dict[str, tuple[str, str]] = {}  # of each model: name, and an endpoint that has it
+        self._gpus: dict[str, GpuKinds] = {}  # of each model: those of its units, or of the first endpoint
         self._told_gpus: set[str] = set()
         self._tokenizers: dict[str, str | None] = {}  # of each model, on this machine, where prompts are made
         self._checked = False
 
-    def check(self) -> None:
+    def check(self, made_on: Mapping[str, GpuKinds] | None = None) -> None:
         """Ask all endpoints what they serve, unless that was done.
+
+        Args:
+            made_on: The GPUs that units of each model were made on so far.
 
         Raises:
             InputError: An endpoint refuses the caller or serves what no study asks for, or a study has no endpoint.
             OperationError: No endpoint answers.
         """
-        if self._checked:
-            return
+        if not self._checked:
+            self._ask_all()
+        self._gpus |= {model: kinds for model, kinds in (made_on or {}).items() if kinds.names}
+        for endpoint in self._endpoints:
+            if endpoint.identity is not None:
+                self._check_gpu(endpoint.address, endpoint.identity)
+
+    def _ask_all(self) -> None:
         for study in self._studies.values():
             if study.model.kind != TRANSFORMER:
                 raise InputError(f"model.kind = '{study.model.kind}': uses no service; run it without --endpoint")
@@ -312,22 +321,24 @@ class EndpointPool:
         for name, value in asked.items():
             if served[name] != value:
                 raise InputError(f"{where}: serves {name} = {_toml(served[name])}, the study asks for {_toml(value)}")
-        self._tell_unlike_gpus(address, identity)
+        self._check_gpu(address, identity)
         weights, other = self._weights.setdefault(identity.model, (identity.weights, address.location))
         if identity.weights != weights:
             raise InputError(f"{where}: serves other weights of '{identity.model}' than {other}")
         return identity
 
-    def _tell_unlike_gpus(self, address: ServiceAddress, identity: Identity) -> None:
-        """Say so when an endpoint has another GPU than the first one: their kernels may round differently."""
-        gpu = identity.versions.get("gpu", "no GPU")
-        known, other = self._gpus.setdefault(identity.model, (gpu, address.location))
-        if gpu != known and gpu not in self._told_gpus:
+    def _check_gpu(self, address: ServiceAddress, identity: Identity) -> None:
+        """Hold an endpoint's GPU against those of the study's units, and of the first endpoint.
+
+        Raises:
+            InputError: It is of another kind, and the study does not allow that.
+        """
+        who, gpu = f"endpoint {address.location}", identity.versions.get("gpu")
+        known = self._gpus.setdefault(identity.model, GpuKinds.at(who, gpu))
+        known.check(who, gpu, self._studies[identity.model].model)
+        if gpu is not None and gpu not in self._told_gpus and (line := known.difference(who, gpu)) is not None:
             self._told_gpus.add(gpu)
-            self._say(
-                f"endpoint {address.location}: computes on {gpu}, {other} on {known}; "
-                "events of unlike GPUs can differ, and each unit says which one made it"
-            )
+            self._say(f"{line}, and each unit says which one made it")
 
 
 def _toml(value: str | None) -> str:

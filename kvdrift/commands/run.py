@@ -155,7 +155,7 @@ def run_file(
         ]
         for one in runs:
             check_study(one, served=by.served)
-        return run_studies(runs, lambda: by.get_ready(runs), redo, plan_only=plan_only)
+        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only)
 
 
 def _workers(studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool) -> ClusterAddress | None:

@@ -210,7 +210,7 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     with run_in(tmp_path, "tcp://127.0.0.1:9") as run:
         assert isinstance(run.made_by, ClusterGenerator)
         with pytest.raises(OperationError, match=r"^cluster tcp://127.0.0.1:9: no scheduler answers \("):
-            run.made_by.check()
+            run.made_by.check([])
 
 
 def test_dask_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

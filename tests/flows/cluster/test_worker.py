@@ -23,6 +23,7 @@ from flows.generation.named_work import named
 from flows.generation.pending import pending_development
 from flows.material import stored_identities
 from flows.study_run import StudyRun
+from generator.identity import GpuKinds
 from schema.errors import InputError, OperationError
 
 
@@ -39,7 +40,7 @@ def assigned(run: StudyRun, **changes: Any) -> tuple[Any, worker.Assignment]:
     """The first document of the run's development, and what its workers are told."""
     work = pending_development(run.store, run.material)
     known = stored_identities(run.store, run.study.name, run.study.model.id)
-    told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), known)
+    told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), GpuKinds.of_units([]), known)
     return named(work[:1]), replace(told, **changes)
 
 
@@ -63,7 +64,9 @@ def waiting(tmp_path: Path) -> StudyRun:
 
 
 @pytest.mark.usefixtures("at_work")
-def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Path) -> None:
+def test_a_worker_with_something_else_is_refused(
+    waiting: StudyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = facts(waiting.location)
     assert refused(waiting, facts=replace(here, source="0")).startswith(
         "runs another version of kvdrift; install there what is installed here, and start it again"
@@ -75,6 +78,12 @@ def test_a_worker_with_something_else_is_refused(waiting: StudyRun, tmp_path: Pa
         r"does not see the store \(nothing://there.*\); start the worker with the credentials that are set here",
         refused(waiting, location="nothing://there"),
     )
+    with monkeypatch.context() as here_too:
+        here_too.setattr(worker, "gpu_here", lambda _: "NVIDIA X")
+        assert re.match(
+            r"computes on NVIDIA X, worker tcp://first:1 on NVIDIA Y; events of unlike GPUs can differ: use one kind, or",
+            refused(waiting, gpus=GpuKinds.at("worker tcp://first:1", "NVIDIA Y")),
+        )
     known = stored_identities(waiting.store, waiting.study.name, waiting.study.model.id)
     for column in ("weights_sha256", "selector_sha256"):
         other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}

@@ -34,7 +34,7 @@ from flows.generation.storing import storing
 from flows.material import gather_material
 from flows.study_run import StudyRun
 from generator.generation import PendingUnit
-from generator.identity import NUMERICS_VERSION
+from generator.identity import NUMERICS_VERSION, GpuKinds
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
 from generator.service.dispatch import EndpointPool
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
@@ -601,12 +601,27 @@ class TestDispatch:
         with pytest.raises(InputError, match=f"endpoint grpc://b:1: {line}".replace("?", r"\?")):
             EndpointPool(endpoints, [study], print).check()
 
-    def test_unlike_gpus_are_told_once(self, study: Study) -> None:
-        gpus = {name: identity_for(study, versions={"gpu": gpu}) for name, gpu in zip("abcd", "XXYY", strict=True)}
+    def test_unlike_gpus_are_refused_or_told_once(self, study: Study) -> None:
         said: list[str] = []
-        EndpointPool([Fake(name, identity, []) for name, identity in gpus.items()], [study], said.append).check()
-        (line,) = said
-        assert line.startswith("endpoint grpc://c:1: computes on Y, grpc://a:1 on X; events of unlike GPUs can differ")
+
+        def endpoints(gpus: str) -> list[Fake]:
+            return [
+                Fake(n, identity_for(study, versions={"gpu": gpu}), []) for n, gpu in zip("abcd", gpus, strict=True)
+            ]
+
+        line = "endpoint grpc://c:1: computes on Y, endpoint grpc://a:1 on X; events of unlike GPUs can differ"
+        with pytest.raises(InputError, match=rf"^{line}: use one kind, or write mixed_gpus = true under \[model\]"):
+            EndpointPool(endpoints("XXYY"), [study], said.append).check()
+        mixed = study.model_copy(update={"model": study.model.model_copy(update={"mixed_gpus": True})})
+        EndpointPool(endpoints("XXYY"), [mixed], said.append).check()
+        assert said == [f"{line}, and each unit says which one made it"]
+        made_on = {study.model.id: GpuKinds.of_units(['{"gpu": "Z"}', '{"torch": "2"}', None])}
+        pool = EndpointPool(endpoints("XXXX"), [study], said.append)
+        pool.check()
+        with pytest.raises(InputError, match=r"^endpoint grpc://a:1: computes on X, the store's units were made on Z;"):
+            pool.check(made_on)
+        EndpointPool([Fake("a", identity_for(study), [])], [study], said.append).check(made_on)  # a CPU
+        assert len(said) == 1
 
     def test_where_none_answers(self, study: Study) -> None:
         nobody = [ServiceAddress(f"grpc://127.0.0.1:{port}", timeout=20) for port in (1, 2)]
