@@ -11,12 +11,12 @@ from flows.generation.named_work import Part
 from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
-from generator.coupling.laws import slower
 from generator.finite.model import finite_model
 from generator.generation import generate_documents, generate_together, together
 from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
+from generator.transformer.fused.faults import slower
 from generator.transformer.local_folders import model_folder, weight_files
 from schema.progress import SILENT
 from schema.store.store import Unit
@@ -121,10 +121,14 @@ class LocalGenerator:
         # The documents of a study are its systems.
         if self._model is None or held is None or held.model != study.model or (finite and held != study):
             self._model = None
-            self._model, self._study = finite_model(study) if finite else load_transformer(study.model), study
-            if not finite and (notice := slower(self._model.device)):
-                self._say(notice)
+            self._model, self._study = finite_model(study) if finite else self._loaded(study.model), study
         return self._model
+
+    def _loaded(self, section: ModelSection) -> LoadedModel:
+        model = load_transformer(section)
+        if notice := slower(model.network, model.device):
+            self._say(notice)
+        return model
 
 
 def _is_much(work: Work, study: Study) -> bool:

@@ -25,13 +25,6 @@ def fused_fault(device: torch.device) -> str | None:
     return fused_sums.fault(device)
 
 
-def slower(device: str) -> str | None:
-    """Say in a line that coupling on a device takes longer than it could, and why; None where it does not."""
-    if torch.device(device).type != "cuda" or (fault := fused_fault(torch.device(device))) is None:
-        return None
-    return f"laws on {device} are compared from copies, which takes longer: {fault}"
-
-
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
 

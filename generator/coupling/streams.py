@@ -22,6 +22,8 @@ class Savings:
         share_reference: A replicate's reference is one stream for all actions.
         drop_ended: A side that has ended has no stream.
         share_prompt_reads: All streams of a cache read its prompt entries together.
+        fused: Operations that one launch on CUDA computes; None: on CUDA, where Triton can build them. True: on any
+            device, by their plain forms elsewhere.
     """
 
     share_equal_histories: bool = True
@@ -29,6 +31,7 @@ class Savings:
     share_reference: bool = True
     drop_ended: bool = True
     share_prompt_reads: bool = True
+    fused: bool | None = None
 
 
 ALL_SAVINGS = Savings()

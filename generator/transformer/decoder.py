@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ class Decoder:
         rows: The multiple of rows to decode with, and how exact that is.
         threads: How many threads computations on a CPU use; None for torch's own number.
         memory_share: How much of the memory that is available decoding may take.
+        before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Decoder:
     rows: RowInvariance
     threads: int | None = None
     memory_share: float = 1.0
+    before_pass: Callable[[], None] = lambda: None
 
     @property
     def batch_deviation(self) -> float:

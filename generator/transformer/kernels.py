@@ -11,6 +11,7 @@ from torch import Tensor
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
+from generator.transformer.fused.layers import fused_layers
 from generator.transformer.memory import DOUBLE_VOCABULARY
 
 _HEAD_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
@@ -49,6 +50,7 @@ class TransformerKernels:
         self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings
     ) -> None:
         self._model, self._position = model, 0
+        self._layers = fused_layers(model.network, savings.fused)
         self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
         self._entries = [prompt.entries for prompt in prompts]
         self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
@@ -99,21 +101,25 @@ class TransformerKernels:
 
         Positions continue from the prompt's true length, however few of its entries a cache holds.
         """
-        attention, network = self._attention, self._model.network
+        attention = self._attention
         attention.next_position()
         self._position += 1
         if not len(tokens):
             return self._laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
+        self._model.before_pass()
         with torch.inference_mode():
-            hidden = network.model(
-                input_ids=fed[:, None].to(self.device),  # [rows, 1]
-                position_ids=self._positions(),
-                use_cache=False,
-                kvdrift_attention=attention,
-            )[0].to(self.device)  # [rows, 1, width]; with a device map, the last layers may lie elsewhere
-            return self._stream_laws(hidden[:, 0])
+            return self._stream_laws(self._hidden_states(fed.to(self.device), self._positions()))
+
+    def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states, [rows, width], of one new token per row."""
+        if self._layers is not None:
+            return self._layers.hidden_states(tokens, positions, self._attention)
+        output: Tensor = self._model.network.model(
+            input_ids=tokens[:, None], position_ids=positions, use_cache=False, kvdrift_attention=self._attention
+        )[0]  # [rows, 1, width]
+        return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
 
     def _positions(self) -> Tensor:
         """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""

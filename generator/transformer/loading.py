@@ -13,6 +13,7 @@ from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import eos_tokens, library, quiet
 from generator.transformer.decoder import torch_threads
 from generator.transformer.fingerprints import model_identity
+from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.local_folders import model_source
 from generator.transformer.memory import DTYPES, ModelShape
 from generator.transformer.model import LoadedModel
@@ -57,6 +58,8 @@ def load_model(
     if torch.device(device).type == "cpu":
         replace_activations(network)
         replace_linear_layers(network)
+    elif torch.device(device).type == "cuda" and layers_fault(network) is None:
+        join_weights(network)
     with torch_threads(threads):
         rows = find_row_multiple(network)
     return LoadedModel(

@@ -43,8 +43,7 @@ class LoadedModel(Decoder):
         """
         for _ in range(count):
             network = copy.deepcopy(self.network, {id(weight): weight for weight in self.network.parameters()})
-            network.model.register_forward_pre_hook(lambda *_: before())
-            yield replace(self, network=network, memory_share=self.memory_share / count)
+            yield replace(self, network=network, memory_share=self.memory_share / count, before_pass=before)
 
     def identity(self, action: Action) -> ActionIdentity:
         """What makes the units of an action.

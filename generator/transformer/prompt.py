@@ -40,6 +40,7 @@ class Prompt:
         first = 0
         with torch.inference_mode(), recording.gathering.listening(model.network):
             for chunk in chunks:
+                model.before_pass()
                 hidden = model.network.model(
                     input_ids=chunk.to(model.device),
                     position_ids=torch.arange(first, first + chunk.shape[1], device=model.device)[None],

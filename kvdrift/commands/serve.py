@@ -55,14 +55,14 @@ def serve(
     certificate = None
     if tls_cert is not None and tls_key is not None:
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
-    from generator.coupling.laws import slower
     from generator.service.client import TLS_SCHEME
     from generator.service.identity import identity_of
     from generator.service.server import GenerationService
+    from generator.transformer.fused.faults import slower
     from generator.transformer.loading import load_model
 
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, device_map=device_map)
-    if notice := slower(loaded.device):
+    if notice := slower(loaded.network, loaded.device):
         typer.echo(notice, err=True)
     scheme, name = "grpc" if certificate is None else TLS_SCHEME, f"[{host}]" if ":" in host else host
     try:

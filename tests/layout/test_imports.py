@@ -140,7 +140,8 @@ def test_everything_works_without_docstrings_and_assertions(tmp_path: Path, caps
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for package in (*PACKAGES, "training", "benchmarks")
         for path in (ROOT / package).rglob("*.py")
-        if path.name not in {"__main__.py", "fused_sums.py"}  # the second needs Triton, which comes with CUDA
+        if path.name
+        not in {"__main__.py", "fused_sums.py", "triton_kernels.py"}  # these need Triton, which comes with CUDA
     ]
     folder = save_random_model(tmp_path / "model", "qwen2")
     generation = f"""

@@ -1,0 +1,27 @@
+"""What decoding does without on a GPU, and why, in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from generator.coupling.laws import fused_fault
+from generator.transformer.fused.layers import layers_fault
+
+
+def slower(network: Any, device: str) -> str | None:
+    """Say in a line that decoding on a device takes longer than it could, and why; None where it does not.
+
+    Args:
+        network: A transformers causal language model, on the device.
+        device: As torch names it.
+    """
+    if torch.device(device).type != "cuda":
+        return None
+    reasons = {
+        "laws are compared from copies": fused_fault(torch.device(device)),
+        "layers are computed as transformers computes them": layers_fault(network),
+    }
+    said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
+    return f"decoding on {device} takes longer than it could: {'; '.join(said)}" if said else None

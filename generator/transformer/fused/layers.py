@@ -1,0 +1,138 @@
+"""A step of decoding over the weights of transformers' own modules, in ten operations a layer.
+
+Four of them are matrix products: those of queries, keys and values are one over weights that lie together in memory,
+and so are the MLP's two first ones. The modules' own weights are then views of these, so that transformers prefills a
+prompt as before, and memory is taken once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from generator.attention.cpu_products import OneDNNLinear, SeamlessSiLU, replace_linear_layers
+from generator.transformer.configuration import library
+from generator.transformer.fused.operations import add_norm, fault, rotate, silu_times
+from generator.transformer.local_folders import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from generator.attention.interface import LayerAttention  # which imports transformers
+
+_JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+_JOINT = "joint_proj"  # what their product is called beside them
+
+
+class FusedLayers:
+    """The layers of a network without ``layout_fault``; their weights are laid together.
+
+    Args:
+        network: A transformers causal language model.
+    """
+
+    def __init__(self, network: Any) -> None:
+        join_weights(network)
+        self._decoder = network.model
+
+    def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
+        """Compute the last hidden states of one new token per row.
+
+        Args:
+            tokens: int64 [rows], on the network's device.
+            positions: int64 [rows, 1], or [1, 1] where all rows have one.
+            attention: Attends in every layer.
+
+        Returns:
+            [rows, width], normed for the head.
+        """
+        decoder = self._decoder
+        residual = decoder.embed_tokens(tokens)
+        cos, sin = (angle.flatten(0, 1) for angle in decoder.rotary_emb(residual, positions))
+        norms = [layer.input_layernorm for layer in decoder.layers] + [decoder.norm]
+        normed: Tensor = add_norm(residual, None, norms[0].weight, norms[0].variance_epsilon)
+        for layer, norm in zip(decoder.layers, norms[1:], strict=True):
+            added = _attend(layer.self_attn, normed, cos, sin, attention)
+            between = layer.post_attention_layernorm
+            normed = add_norm(residual, added, between.weight, between.variance_epsilon)
+            added = layer.mlp.down_proj(silu_times(layer.mlp.joint_proj(normed)))
+            normed = add_norm(residual, added, norm.weight, norm.variance_epsilon)
+        return normed
+
+
+def _attend(module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: LayerAttention) -> Tensor:
+    """The attention block of a layer, [rows, width] -> [rows, width]."""
+    rows, size = len(normed), module.head_dim
+    heads, kv_heads = module.q_proj.out_features // size, module.k_proj.out_features // size
+    weights, epsilon = (None, None), 0.0
+    if hasattr(module, "q_norm"):
+        weights, epsilon = (module.q_norm.weight, module.k_norm.weight), module.q_norm.variance_epsilon
+    projected = module.joint_proj(normed).view(rows, -1, size)
+    rotate(projected, cos, sin, heads, *weights, epsilon)
+    query, key, value = projected[:, :, None].split([heads, kv_heads, kv_heads], dim=1)  # [rows, heads, 1, size]
+    output = attention.attend(module.layer_idx, query, key, value, module.scaling)
+    added: Tensor = module.o_proj(output.reshape(rows, -1))
+    return added
+
+
+def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
+    """Return what computes the network's layers in few operations; None where transformers' own forward does.
+
+    Args:
+        network: A transformers causal language model.
+        fused: As in ``Savings``.
+    """
+    if fused is False:
+        return None
+    on_cuda = next(network.parameters()).is_cuda
+    problem = layers_fault(network) if on_cuda else layout_fault(network)
+    return FusedLayers(network) if (on_cuda or fused) and problem is None else None
+
+
+def layers_fault(network: Any) -> str | None:
+    """Why a network on CUDA is computed by transformers' own forward; None where it is not."""
+    return layout_fault(network) or fault(next(network.parameters()).device)
+
+
+def layout_fault(network: Any) -> str | None:
+    """Why the layers of a network cannot be fused; None where they are as transformers makes them."""
+    kind = network.config.model_type
+    own = f"transformers.models.{kind}.modeling_{kind}"
+    if kind not in ARCHITECTURES.values():
+        return f"its type is {kind}"
+    if len({parameter.device for parameter in network.parameters()}) > 1:
+        return "its layers lie on several devices"
+    if len({parameter.dtype for parameter in network.parameters()}) > 1:
+        return "its weights are of several dtypes"
+    known = {nn.Linear, OneDNNLinear, nn.Embedding, nn.ModuleList, nn.SiLU, SeamlessSiLU}
+    known.add(library().activations.SiLUActivation)
+    for name, module in network.model.named_modules():
+        if type(module) not in known and type(module).__module__ != own:
+            return f"{name} is of class {type(module).__name__}"
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):  # noqa: SLF001
+            return f"{name or 'the model'} has hooks"
+    return None
+
+
+def join_weights(network: Any) -> None:
+    """Lay the weights of each layer's joint products together; where they do already, nothing happens."""
+    for layer in network.model.layers:
+        for place, names in _JOINED.items():
+            module = layer.get_submodule(place)
+            if not hasattr(module, _JOINT):
+                module.add_module(_JOINT, _joint([module.get_submodule(name) for name in names]))
+                if module.joint_proj.weight.device.type == "cpu":
+                    replace_linear_layers(module)
+
+
+def _joint(parts: list[Any]) -> nn.Linear:
+    """One product in place of several of the same input, whose weights become views of its own."""
+    joint = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), device="meta")
+    for name in ("weight", "bias"):
+        whole = None
+        if getattr(parts[0], name) is not None:
+            whole = nn.Parameter(torch.cat([getattr(part, name) for part in parts]), requires_grad=False)
+            for part, own in zip(parts, torch.split(whole, [part.out_features for part in parts]), strict=True):
+                setattr(part, name, nn.Parameter(own, requires_grad=False))
+        setattr(joint, name, whole)
+    return joint

@@ -1,0 +1,134 @@
+"""What lies between the matrix products of a layer, one operation each: norms, rotation and the MLP's activation.
+
+On CUDA each is one launch of ``generator.transformer.fused.triton_kernels``. Elsewhere it is computed by torch as
+transformers computes it, with the same roundings: norms in float32 and then in the weights' dtype, all else in the
+weights' dtype.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from schema.errors import first_line
+
+
+@cache
+def fault(device: torch.device) -> str | None:
+    """Why the operations cannot be launched on a CUDA device; None where they can. Tried once, with small rows.
+
+    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    """
+    try:
+        near = all(torch.allclose(one.cpu(), own, atol=1e-5) for one, own in zip(_tried(device), _tried(), strict=True))
+    except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None if near else "the kernels' values are wrong"
+
+
+def _tried(device: torch.device | None = None) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, added, weights, cos, sin = (torch.randn(2, 6, generator=generator).to(device) for _ in range(5))
+    heads = torch.randn(2, 4, 6, generator=generator).to(device)
+    results = [silu_times(x), add_norm(x, added, weights[0], 1e-6), x]
+    rotate(heads, cos, sin, 2, weights[0], weights[1], 1e-6)
+    return [*results, heads]
+
+
+@custom_op("kvdrift::add_norm", mutates_args=("residual",))
+def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+    """Add to the residual stream, in place, and return the RMSNorm of the sum.
+
+    Args:
+        residual: [rows, width], contiguous.
+        added: [rows, width], contiguous; None adds nothing.
+        weight: [width].
+        epsilon: Is added to the mean square.
+
+    Returns:
+        [rows, width].
+    """
+    if added is not None:
+        residual.add_(added)
+    return _norm(residual, weight, epsilon)
+
+
+@custom_op("kvdrift::rotate", mutates_args=("projected",))
+def rotate(
+    projected: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    epsilon: float,
+) -> None:
+    """Norm the heads of queries and keys, where there are weights to do so, and rotate them, in place.
+
+    Args:
+        projected: Queries, keys and values, [rows, heads + 2 KV heads, size], contiguous.
+        cos: [rows, size], or [1, size] where all rows have one position.
+        sin: Likewise.
+        heads: The number of query heads.
+        query_weight: Of the queries' RMSNorm, [size], or None.
+        key_weight: Of the keys' RMSNorm, [size], or None.
+        epsilon: Is added to the mean square.
+    """
+    kv_heads = (projected.shape[1] - heads) // 2
+    for part, weight in ((projected[:, :heads], query_weight), (projected[:, heads : heads + kv_heads], key_weight)):
+        turned = part if weight is None else _norm(part, weight, epsilon)
+        low, high = turned.chunk(2, dim=-1)
+        part.copy_(turned * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None])
+
+
+@custom_op("kvdrift::silu_times", mutates_args=())
+def silu_times(projected: Tensor) -> Tensor:
+    """SiLU of the first half of the columns, times the second half.
+
+    Args:
+        projected: [rows, 2 x inner width], contiguous.
+
+    Returns:
+        [rows, inner width].
+    """
+    gate, up = projected.chunk(2, dim=-1)
+    wide = gate.float()
+    return (wide / wide.neg().exp_().add_(1.0)).to(gate.dtype) * up
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * (wide * scale).to(x.dtype)
+
+
+@add_norm.register_kernel("cuda")
+def _(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
+
+    return triton_kernels.add_norm(residual, added, weight, epsilon)
+
+
+@rotate.register_kernel("cuda")
+def _(
+    projected: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    epsilon: float,
+) -> None:
+    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
+
+    triton_kernels.rotate(projected, cos, sin, heads, query_weight, key_weight, epsilon)
+
+
+@silu_times.register_kernel("cuda")
+def _(projected: Tensor) -> Tensor:
+    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
+
+    return triton_kernels.silu_times(projected)

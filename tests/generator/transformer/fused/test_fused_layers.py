@@ -1,0 +1,152 @@
+"""Steps by fused layers against transformers' own forward, and networks that do without them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
+from fixtures.random_models import ARCHITECTURES, random_document, random_model
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from generator.coupling.streams import Savings
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.fused import faults
+from generator.transformer.fused.faults import slower
+from generator.transformer.fused.layers import fused_layers, join_weights, layout_fault
+from generator.transformer.model import LoadedModel
+from schema.store.store import Unit
+
+DOCUMENT = random_document("d150", 150)
+
+
+class Names(TorchDispatchMode):
+    """Names of the operations within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class Nothing:
+    """Attention that returns its queries."""
+
+    def attend(self, layer: int, query: Any, key: Any, value: Any, scaling: float) -> Any:  # noqa: ARG002 - the protocol's
+        return query
+
+
+def own_model(architecture: str, dtype: str = "float32", layers: int = 2) -> LoadedModel:
+    """A model whose network is the test's own."""
+    model = random_model(architecture, dtype, layers)
+    return replace(model, network=copy.deepcopy(model.network))
+
+
+def units_of(model: LoadedModel, *, fused: bool) -> list[Unit]:
+    pending = [PendingUnit(HALF_SNAPKV, 0, 3), PendingUnit(CONTROL, 0, 2)]
+    return generate_units(model, "s", DOCUMENT, pending, 8, 3, Savings(fused=fused))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"), [*((name, "float32") for name in ARCHITECTURES), ("qwen3", "bfloat16")]
+)
+def test_fused_layers_give_the_same_events(architecture: str, dtype: str) -> None:
+    """Equal tokens, delta and f within 1e-5, in 16 bits too: every rounding is transformers'. Controls are zero."""
+    model = own_model(architecture, dtype)
+    plain = units_of(model, fused=False)
+    assert not hasattr(model.network.model.layers[0].mlp, "joint_proj")
+    fused = units_of(model, fused=True)
+    assert hasattr(model.network.model.layers[0].mlp, "joint_proj")
+    for one, other in zip(plain, fused, strict=True):
+        assert_near(one, other)
+    assert not np.any(fused[-1].events["delta"].to_numpy())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_layer_takes_ten_operations(architecture: str) -> None:
+    """Eight besides attention, which takes two on CUDA; making views does not count."""
+    views = {f"aten::{name}" for name in ("view", "reshape", "unsqueeze", "split_with_sizes")}
+    counts = []
+    for depth in (2, 3):
+        network = own_model(architecture, layers=depth).network
+        fused = fused_layers(network, fused=True)
+        with torch.inference_mode(), Names() as seen:
+            fused.hidden_states(torch.arange(8), torch.full((1, 1), 7), Nothing())
+        counts.append(len([name for name in seen.names if name not in views]))
+    assert counts[1] - counts[0] == 8
+
+
+def test_weights_are_in_memory_once() -> None:
+    """The modules' own weights are views of those that lie together, also in twins of the network, and can be used."""
+    model = own_model("qwen2")
+    before = {name: weight.clone() for name, weight in model.network.named_parameters()}
+    join_weights(model.network)
+    join_weights(model.network)  # there is nothing left to do
+    (twin,) = model.twins(1, lambda: None)
+    for network in (model.network, twin.network):
+        for layer in network.model.layers:
+            for joint, parts in (
+                (layer.self_attn.joint_proj, [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]),
+                (layer.mlp.joint_proj, [layer.mlp.gate_proj, layer.mlp.up_proj]),
+            ):
+                assert {part.weight.untyped_storage().data_ptr() for part in parts} == {joint.weight.data_ptr()}
+        held = {
+            weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in network.parameters()
+        }
+        assert sum(held.values()) == sum(weight.nbytes for weight in before.values())
+    for name, weight in before.items():
+        assert torch.equal(model.network.get_parameter(name), weight)
+
+
+def test_a_device_of_its_own_gives_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = own_model("qwen3")
+    whole = units_of(model, fused=True)
+    other = own_model("qwen3")
+    to_second_device(other.network)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
+    with TwoDevices():
+        there = units_of(replace(other, device=str(SECOND)), fused=True)
+    for one, unit in zip(whole, there, strict=True):
+        assert_near(one, unit)
+
+
+def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> None:
+    model = own_model("llama")
+    assert fused_layers(model.network, None) is None, "on a CPU, unless it is asked for"
+    hooked, replaced, mapped, mixed, other = (copy.deepcopy(model.network) for _ in range(5))
+    hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    replaced.model.layers[0].self_attn.o_proj = torch.nn.Identity()
+    to_second_device(mapped.model.layers[1])
+    bring_inputs(mapped.model.layers[1], SECOND)
+    mixed.model.norm.to(torch.float64)
+    other.config.model_type = "gemma"
+    for network, line in (
+        (hooked, "layers.1.mlp has hooks"),
+        (replaced, "layers.0.self_attn.o_proj is of class Identity"),
+        (mapped, "its layers lie on several devices"),
+        (mixed, "its weights are of several dtypes"),
+        (other, "its type is gemma"),
+    ):
+        assert layout_fault(network) == line
+        assert fused_layers(network, fused=True) is None
+
+
+def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = own_model("llama").network
+    assert slower(network, "cpu") is None
+    monkeypatch.setattr(faults, "fused_fault", lambda _: "Triton is not installed")
+    monkeypatch.setattr(faults, "layers_fault", lambda _: None)
+    laws = "laws are compared from copies (Triton is not installed)"
+    assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}"
+    monkeypatch.setattr(faults, "layers_fault", lambda _: "layers.1.mlp has hooks")
+    of_layers = "layers are computed as transformers computes them (layers.1.mlp has hooks)"
+    assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}; {of_layers}"
