@@ -51,7 +51,7 @@ def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
     version = store.version("events")
     underived = store.unit_paths_in(store.pending_segments(version))
-    units = _coded(store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS))
+    units = store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS, coded=True)
     yield f"store: {store.location}"
     yield f"events: version {version}, {len(units)} units; {len(underived)} still to derive"
     documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"])
@@ -59,9 +59,8 @@ def status_lines(store: Store) -> Iterator[str]:
     for study, model in there:
         yield f"study {study}, model {model}:"
         own, listed = (_rows(table, study=study, model=model) for table in (units, documents))
-        placed = _placed(own, listed)
         several = len({other for name, other in there if name == study}) > 1
-        yield from _study_lines(store, study, model, listed, placed, underived, several=several)
+        yield from _study_lines(store, study, model, listed, own, underived, several=several)
 
 
 def _study_lines(
@@ -77,14 +76,16 @@ def _study_lines(
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
-    generated = {row["split"] or _UNKNOWN: row for row in _counts(units, "split", distinct="doc")}
+    summed = _summed(units, documents)
+    by_split = summed.group_by("split").aggregate([("doc", "count_distinct"), ("count_all", "sum")])
+    generated = {row["split"] or _UNKNOWN: row for row in by_split.to_pylist()}
     for row in sorted(_counts(documents, "split"), key=lambda row: str(row["split"])):
         split = row["split"]
         wanted = row["count_all"] if split != "evaluation" or plan is None else plan.documents
-        of_split = generated.get(split, {"doc_count_distinct": 0, "count_all": 0})
+        of_split = generated.get(split, {"doc_count_distinct": 0, "count_all_sum": 0})
         yield (
             f"  {split}: {of_split['doc_count_distinct']} of {wanted} documents generated, "
-            f"{of_split['count_all']} units"
+            f"{of_split['count_all_sum']} units"
         )
     revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
     seen = "; seen" if plan is not None and plan.seen else ""
@@ -95,7 +96,7 @@ def _study_lines(
     )  # fmt: skip
     stored = store.read("actions")
     actions = current_actions(stored, study)
-    pending = _pending(actions, documents, units, plan) if ours else []
+    pending = _pending(actions, documents, summed, plan) if ours else []
     for line in pending:
         yield f"  pending: {line}"
     if ours and not pending:
@@ -124,15 +125,13 @@ def _study_lines(
     yield f"  next: {command}"
 
 
-def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan: FrozenPlan | None) -> list[str]:
+def _pending(actions: dict[str, Row], documents: pa.Table, summed: pa.Table, plan: FrozenPlan | None) -> list[str]:
     """What the present actions lack, by split and action."""
     import pyarrow.compute as pc
 
     from flows.planning.work import planned_work
 
-    known = set(pc.unique(units["action"]).to_pylist())
-    of_document = ["doc", "action", "estimator", "split", "stratum"]
-    summed = units.group_by(of_document).aggregate([("replicates", "sum")])
+    known = set(pc.unique(summed["action"]).to_pylist())
     cell = ("action", "estimator", "split", "stratum", "replicates_sum")
     covered = {tuple(row[name] for name in cell): row["count_all"] for row in _counts(summed, *cell) if row["split"]}
     places = {(row["split"], row["stratum"]): row["count_all"] for row in _counts(documents, "split", "stratum")}
@@ -146,22 +145,21 @@ def _pending(actions: dict[str, Row], documents: pa.Table, units: pa.Table, plan
     return lines
 
 
-def _coded(table: pa.Table) -> pa.Table:
-    """The table with its texts as dictionaries: what is counted below compares codes."""
-    import pyarrow as pa
+def _summed(units: pa.Table, documents: pa.Table) -> pa.Table:
+    """Units and replicates of each document, action and estimator, with the document's split and stratum.
 
-    columns = [column.dictionary_encode() if column.type == pa.string() else column for column in table.columns]
-    return pa.table(columns, table.column_names).unify_dictionaries()
-
-
-def _placed(units: pa.Table, documents: pa.Table) -> pa.Table:
-    """The units with split and stratum of their documents, null without a row there."""
+    These are null without a row of the document. What texts are compared for is done once a text, not once a unit.
+    """
     import pyarrow.compute as pc
 
-    found = pc.index_in(units["doc"], value_set=documents["doc"].combine_chunks())
+    counted: list[Any] = [("replicates", "sum"), ([], "count_all")]
+    summed = units.group_by(["doc", "action", "estimator"]).aggregate(counted)
+    docs = summed["doc"].combine_chunks()
+    found = pc.index_in(docs.dictionary, value_set=documents["doc"].combine_chunks())
     for name in ("split", "stratum"):
-        units = units.append_column(name, documents[name].take(found).dictionary_encode())
-    return units
+        values = documents[name].combine_chunks().dictionary_encode()
+        summed = summed.append_column(name, values.take(found).take(docs.indices))
+    return summed
 
 
 def _rows(table: pa.Table, **equal: str) -> pa.Table:
@@ -175,10 +173,9 @@ def _rows(table: pa.Table, **equal: str) -> pa.Table:
     return table
 
 
-def _counts(table: pa.Table, *names: str, distinct: str = "") -> list[Row]:
-    """How often each combination of values of some columns is there (``count_all``), and with how many others."""
-    wanted: list[Any] = [([], "count_all"), *([(distinct, "count_distinct")] if distinct else [])]
-    rows: list[Row] = table.group_by(list(names)).aggregate(wanted).to_pylist()
+def _counts(table: pa.Table, *names: str) -> list[Row]:
+    """How often each combination of values of some columns is there (``count_all``)."""
+    rows: list[Row] = table.group_by(list(names)).aggregate([([], "count_all")]).to_pylist()
     return rows
 
 

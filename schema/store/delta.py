@@ -326,20 +326,23 @@ class DeltaFolder(DataFiles):
             found.setdefault(missing, []).append(path)
         return found
 
-    def dataset(self, snapshot: Snapshot, paths: Sequence[str] | None = None) -> pads.Dataset:
+    def dataset(
+        self, snapshot: Snapshot, paths: Sequence[str] | None = None, coded: Collection[str] = ()
+    ) -> pads.Dataset:
         """Return the visible files, or some of them, as a dataset of the declared schema, which reads nothing yet.
 
-        Page checksums are verified. The columns that files of older schema versions lack are null.
+        Page checksums are verified. The columns that files of older schema versions lack are null. Columns of texts
+        that are to be ``coded`` are dictionaries.
         """
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
-        parquet = pads.ParquetFileFormat(default_fragment_scan_options=scan)
+        parquet = pads.ParquetFileFormat(default_fragment_scan_options=scan, dictionary_columns=list(coded))
         sizes = {file.path: file.size for file in snapshot.files()}  # in the log: no object store is asked for them
         fragments = [
             parquet.make_fragment(join(self._root, snapshot.table, path), self._files, file_size=sizes[path])
             for path in (sizes if paths is None else paths)
         ]
-        return pads.FileSystemDataset(fragments, TABLES[snapshot.table].schema, parquet, self._files)
+        return pads.FileSystemDataset(fragments, _declared(snapshot.table, coded), parquet, self._files)
 
     def read(
         self,
@@ -348,6 +351,7 @@ class DeltaFolder(DataFiles):
         *,
         where: pc.Expression | None = None,
         paths: Sequence[str] | None = None,
+        coded: bool = False,
     ) -> pa.Table:
         """Read the visible rows in some columns and verify page checksums.
 
@@ -356,16 +360,19 @@ class DeltaFolder(DataFiles):
             columns: Names of declared columns.
             where: What holds of the rows; columns that came after the table are null there in rows of older files.
             paths: The files to read, some of the visible ones; all of them by default.
+            coded: Whether texts come as dictionaries, which may be other ones from chunk to chunk.
 
         Raises:
             InputError: A file is missing or damaged.
 
         """
         table = snapshot.table
-        declared, defaults = TABLES[table].schema, TABLES[table].defaults
+        defaults = TABLES[table].defaults
+        texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
+        declared = _declared(table, texts)
         try:
             # A column that came after the table is null in the rows of older files, also once these are compacted.
-            rows = self.dataset(snapshot, paths).to_table(columns=list(columns), filter=where)
+            rows = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
             for at, name in enumerate(columns):
                 if defaults.get(name) is not None and rows.column(at).null_count:
                     filled = rows.column(at).fill_null(defaults[name])
@@ -482,3 +489,9 @@ class DeltaFolder(DataFiles):
             raise OperationError(f"{self.location}: cannot sync '{table}' to the disk ({first_line(error)})") from None
         if loaded is not None:
             self._tables.give_back(table, loaded)
+
+
+def _declared(table: str, coded: Collection[str]) -> pa.Schema:
+    """The declared schema, with dictionaries in some columns of texts."""
+    codes = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([field.with_type(codes) if field.name in coded else field for field in TABLES[table].schema])

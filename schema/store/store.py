@@ -227,7 +227,12 @@ class Store:
         return UnitEvents(self._folder)
 
     def units(
-        self, study: str | None = None, model: str | None = None, columns: Sequence[str] = UNITS.columns
+        self,
+        study: str | None = None,
+        model: str | None = None,
+        columns: Sequence[str] = UNITS.columns,
+        *,
+        coded: bool = False,
     ) -> pa.Table:
         """Return the rows of all current units whose events are visible, also where a row is still to be written.
 
@@ -235,12 +240,14 @@ class Store:
             study: The study of the units; None for all.
             model: The model of the units; None for all.
             columns: The columns to read.
+            coded: Whether texts come as dictionaries, one a column, for who counts and compares them.
 
         """
         actions = self.read("actions")  # first: a revision is declared before its units are there
         stored, rows = self._units.stored_and_missing()
         names = dict.fromkeys((*columns, "study", "model", "action", "action_revision"))
-        units = pa.concat_tables([self._folder.read(stored, list(names)), rows.select(list(names))])
+        there = self._folder.read(stored, list(names), coded=coded)
+        units = pa.concat_tables([there, rows.select(list(names)).cast(there.schema)]).unify_dictionaries()
         units = current_units(units, actions)
         for name, value in (("study", study), ("model", model)):
             if value is not None:

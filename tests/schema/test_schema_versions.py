@@ -72,6 +72,16 @@ def test_a_store_of_version_1_is_read_as_it_is(old: str) -> None:
     assert files_of(old) == before
 
 
+def test_texts_of_units_come_as_codes_too(old: str) -> None:
+    """Columns that files lack, their defaults, and a row that is in a footer alone are coded as all others."""
+    names = ["doc", "action", "estimator", "weights_sha256", "replicates"]
+    plain, coded = (Store.open(old).units("s", columns=names, coded=coded) for coded in (False, True))
+    kinds = [pa.dictionary(pa.int32(), pa.string())] * 4 + [pa.int32()]
+    assert coded.schema.types == kinds
+    assert coded.cast(plain.schema).equals(plain)
+    assert len({tuple(chunk.dictionary.to_pylist()) for chunk in coded["doc"].chunks}) == 1, "codes can be compared"
+
+
 def test_a_table_that_came_later_is_empty_at_version_0(old: str) -> None:
     store = Store.open(old)
     assert set(store.versions()) == set(TABLES)
