@@ -12,7 +12,8 @@ from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Statistic
 from generator.selectors.selector import Selector, check_finite
 
-_LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB
+_LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB; on a GPU it may be more
+_GPU_SHARE = 256  # a GPU holds no more of them at once than this part of its memory
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class AccumulatedAttention:
     """Statistic: the softmax attention that each position receives, summed over queries, float64 [KV heads, b].
 
     Attention is scaled and causal; query heads of a KV head are averaged. It is computed for blocks of queries, so that
-    the n x n attention is never in memory.
+    the n x n attention is never in memory. A block is summed in float32, and the last bits of the sums follow from its
+    size: this is one on all CPUs, and one on all GPUs of a kind, whatever else is in their memory.
     """
 
     def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
@@ -32,7 +34,7 @@ class AccumulatedAttention:
             total[:, : gathered.shape[1]] = gathered
         key = chunk.key.float().transpose(-1, -2)
         positions = torch.arange(entries, device=key.device)
-        rows = max(1, _LOGITS // (heads * entries))
+        rows = max(1, logits_at_once(key.device) // (heads * entries))
         for first in range(0, queries, rows):
             query = chunk.query[:, first : first + rows].float()
             own = positions[chunk.first + first :][: query.shape[1]]
@@ -42,6 +44,14 @@ class AccumulatedAttention:
             logits.masked_fill_(positions[:seen] > own[:, None], float("-inf"))
             total[:, :seen] += logits.softmax(-1).sum(dim=2).mean(dim=1)
         return total
+
+
+def logits_at_once(device: torch.device) -> int:
+    """How many attention logits are held at once: with larger blocks a GPU is started less often."""
+    if device.type != "cuda":
+        return _LOGITS
+    most: int = torch.cuda.get_device_properties(device).total_memory // (_GPU_SHARE * torch.float32.itemsize)
+    return max(_LOGITS, 2 ** (most.bit_length() - 1))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -311,6 +312,19 @@ def test_accumulated_attention_does_not_depend_on_its_blocks(monkeypatch: pytest
         other = layer.gathered(AccumulatedAttention())
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # 180 weights, 6e-8 each
         torch.testing.assert_close(other.sum(-1), torch.full((2,), 180.0, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "logits"), [(8, 2**24), (23.6, 2**24), (39.4, 2**25), (79.2, 2**26), (79.6, 2**26), (139.7, 2**27)]
+)
+def test_blocks_of_accumulated_attention_follow_a_gpus_memory(
+    gibibytes: float, logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps, so that all GPUs of a kind have one size; a CPU's never changes."""
+    memory = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: memory)
+    assert h2o.logits_at_once(torch.device("cuda", 1)) == logits
+    assert h2o.logits_at_once(torch.device("cpu")) == 2**24
 
 
 def test_what_nobody_asks_for_is_not_gathered() -> None:
