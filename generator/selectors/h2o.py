@@ -51,7 +51,7 @@ def logits_at_once(device: torch.device) -> int:
     if device.type != "cuda":
         return _LOGITS
     most: int = torch.cuda.get_device_properties(device).total_memory // (_GPU_SHARE * torch.float32.itemsize)
-    return max(_LOGITS, 2 ** (most.bit_length() - 1))
+    return max(_LOGITS, 1 << (most.bit_length() - 1))
 
 
 @dataclass(frozen=True)
