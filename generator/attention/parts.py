@@ -7,6 +7,7 @@ chunks before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
@@ -16,7 +17,8 @@ from generator.attention.cpu_products import has_product, product
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
-_ROWS, _KEYS = 128, 4096  # queries (or positions of queries) and keys whose scores are computed at once
+CHUNK = 4096  # keys that are attended to apart from others, on every device
+_ROWS = 128  # queries (or positions of queries) whose scores a CPU computes at once
 
 PartialAttention = tuple[Tensor, Tensor]
 """An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
@@ -63,12 +65,30 @@ def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> 
     return output[0], mass[0]
 
 
-def join_parts(first: PartialAttention, second: PartialAttention) -> PartialAttention:
-    """Join attention to two disjoint sets of keys, in float32."""
+def join_parts(
+    first: PartialAttention, second: PartialAttention, *, log_of_sum: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> PartialAttention:
+    """Join attention to two disjoint sets of keys, in float32.
+
+    Args:
+        first: Attention to the keys of one set.
+        second: Attention to those of the other.
+        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need: their rows differ from
+            step to step. A prompt is computed once.
+    """
     (output, mass), (other, other_mass) = first, second
-    joint = torch.logaddexp(mass, other_mass)
+    joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
     weight, other_weight = (mass - joint).exp_(), (other_mass - joint).exp_()
     return weight[..., None] * output + other_weight[..., None] * other, joint
+
+
+def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
+    """log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
+
+    A CPU computes the last elements of contiguous tensors one by one, and rounds them otherwise than those before them.
+    All are computed so where the results do not lie side by side.
+    """
+    return torch.logaddexp(one, other, out=one.new_empty((*one.shape, 2))[..., 0])
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -97,7 +117,8 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
     own = attend_part(query, own_key, own_value, scaling, causal=True)
     grouped = query.reshape(kv_heads, group * length, size)
     earlier, mass = attend_prompt(grouped, key[:, :before], value[:, :before], scaling)
-    output, _ = join_parts(own, (earlier.reshape(query.shape), mass.reshape(own[1].shape)))
+    earlier, mass = earlier.reshape(query.shape), mass.reshape(own[1].shape)
+    output, _ = join_parts(own, (earlier, mass), log_of_sum=torch.logaddexp)
     return output.to(query.dtype)
 
 
@@ -132,7 +153,8 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
             scores.view(group, last - first, -1).add_(ahead[: last - first, : last - first])
             part = _weigh(scores, head_value[own])
             if own.start:
-                part = join_parts(_attend_rows(rows, head_key[: own.start], head_value[: own.start]), part)
+                before_them = _attend_rows(rows, head_key[: own.start], head_value[: own.start])
+                part = join_parts(before_them, part, log_of_sum=torch.logaddexp)
             output[head, :, first:last] = part[0].view(group, -1, size)
     return output
 
@@ -141,7 +163,7 @@ def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
     """Attend from scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
     parts = (
         _weigh(product(query, some_keys), some_values)
-        for some_keys, some_values in zip(torch.split(key, _KEYS), torch.split(value, _KEYS), strict=True)
+        for some_keys, some_values in zip(torch.split(key, CHUNK), torch.split(value, CHUNK), strict=True)
     )
     return reduce(join_parts, parts)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from generator.attention.fused import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
@@ -48,12 +49,14 @@ class SharedPrefix:
         streams: How many streams can be open at once.
         horizon: How many tokens a stream can have.
         row_multiple: What the number of rows is a multiple of.
+        group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
+        fused: As ``Savings.fused``.
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, horizon: int, row_multiple: int, *,
-        share_reads: bool = True,
+        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, horizon: int, row_multiple: int, group: int, *,
+        share_reads: bool = True, fused: bool | None = None,
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple, self._share_reads = caches, row_multiple, share_reads
         self._devices = {layer.key.device for layer in caches[0]}  # a device map spreads layers over several
@@ -66,6 +69,12 @@ class SharedPrefix:
             tuple(part.new_empty((streams, part.shape[0], horizon, part.shape[2])) for part in (layer.key, layer.value))
             for layer in caches[0]
         ]
+        self._fused: FusedAttention | None = None
+        if are_fused(self._devices, fused):
+            layers = [
+                ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
+            ]
+            self._fused = FusedAttention(layers, group)
         self._parked: list[list[_Suffixes]] = []  # per call and layer, [streams, KV heads, length, size]
         self._parked_cache = none
         self._tiles: list[_Tile] = []
@@ -115,14 +124,20 @@ class SharedPrefix:
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
         self._length = 0
+        if self._fused is not None:
+            self._fused.rewind()
         self.stream_cache, self.slots = self.stream_cache[:0], self.slots[:0]
 
     def next_position(self) -> None:
         """Make room for the token about to be fed."""
         self._length += 1
+        if self._fused is not None:
+            self._fused.next_position()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
+        if self._fused is not None:
+            return self._fused.attend(layer, query, key, value, self._suffix[layer], scaling)
         suffix_key, suffix_value = self._suffix[layer]
         streams, length = len(self.slots), self._length
         suffix_key[:streams, :, length - 1] = key[:streams, :, 0]
@@ -156,6 +171,9 @@ class SharedPrefix:
 
     def _pack(self) -> None:
         """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
+        if self._fused is not None:
+            self._fused.pack(self.stream_cache, self.slots, self.rows)
+            return
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
         caches, counts = torch.unique_consecutive(self.stream_cache, return_counts=True)

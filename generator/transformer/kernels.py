@@ -58,7 +58,7 @@ class TransformerKernels:
         )  # [caches]
         self._attention = SharedPrefix(
             [cache for prompt in prompts for cache in prompt.caches], streams, horizon, model.rows.multiple,
-            share_reads=savings.share_prompt_reads,
+            model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
         )  # fmt: skip
         self._laws = self._first_laws.new_empty((streams + model.rows.multiple, self._first_laws.shape[-1]))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from generator.attention.fused import attention_fault
 from generator.coupling.laws import fused_fault
 from generator.transformer.fused.layers import layers_fault
 
@@ -21,6 +22,7 @@ def slower(network: Any, device: str) -> str | None:
         return None
     reasons = {
         "laws are compared from copies": fused_fault(torch.device(device)),
+        "attention is computed cache by cache": attention_fault(torch.device(device)),
         "layers are computed as transformers computes them": layers_fault(network),
     }
     said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]

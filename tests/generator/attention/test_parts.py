@@ -77,7 +77,7 @@ def test_the_last_positions_attend_causally(positions: int, length: int, dtype: 
 
 def test_many_keys_are_attended_to_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """700 keys in parts of 96; causal ones with 128 positions at a time, whose own keys lie across those parts."""
-    monkeypatch.setattr(partial_attention, "_KEYS", 96)
+    monkeypatch.setattr(partial_attention, "CHUNK", 96)
     query, key, value = parts(700, 300, torch.float32)
     for found, wanted in zip(attend_prompt(query[0], key[0], value[0], 0.25), exact(query, key, value), strict=True):
         assert (found - wanted[0]).abs().max() < 3e-6 * wanted.abs().max()

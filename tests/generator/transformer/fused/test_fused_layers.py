@@ -144,9 +144,12 @@ def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.Monkey
     network = own_model("llama").network
     assert slower(network, "cpu") is None
     monkeypatch.setattr(faults, "fused_fault", lambda _: "Triton is not installed")
+    monkeypatch.setattr(faults, "attention_fault", lambda _: None)
     monkeypatch.setattr(faults, "layers_fault", lambda _: None)
     laws = "laws are compared from copies (Triton is not installed)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}"
     monkeypatch.setattr(faults, "layers_fault", lambda _: "layers.1.mlp has hooks")
     of_layers = "layers are computed as transformers computes them (layers.1.mlp has hooks)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}; {of_layers}"
+    monkeypatch.setattr(faults, "attention_fault", lambda _: "CalledProcessError: no linker")
+    assert "; attention is computed cache by cache (CalledProcessError: no linker); layers" in slower(network, "cuda:1")

@@ -1,0 +1,86 @@
+"""Decoding attention by two operations, each of which is one launch on CUDA: the prompt's chunks, then suffixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from generator.attention import prompt_attention, suffix_attention
+from generator.attention.parts import PartialAttention
+from generator.attention.tables import cache_table, chunks_of, tables, tile_queries
+
+
+def attention_fault(device: torch.device) -> str | None:
+    """Why attention of decoding streams is not computed by fused operations on a CUDA device; None where it is."""
+    return prompt_attention.fault(device) or suffix_attention.fault(device)
+
+
+def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``Savings.fused`` is
+    """Whether fused operations are used on some devices, if ``Savings.fused`` is ``wanted``."""
+    if wanted is False:
+        return False
+    return all(attention_fault(device) is None if device.type == "cuda" else wanted is True for device in devices)
+
+
+class FusedAttention:
+    """What the operations are told of the caches and the open streams.
+
+    Args:
+        layers: Of each layer, the keys and the values of all caches, [KV heads, m, size] each.
+        group: Query heads of a KV head.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], group: int) -> None:
+        self._layers, self._group = layers, group
+        self._caches = [cache_table(*layer) for layer in layers]
+        lengths = torch.tensor([[key.shape[1] for key in keys] for keys, _ in layers])  # [layers, caches]
+        self._chunks = chunks_of(lengths.amax(0))
+        self._queries = tile_queries(layers[0][0][0].dtype)
+        devices = {keys[0].device for keys, _ in layers}
+        self._length = {device: torch.zeros(1, dtype=torch.int64, device=device) for device in devices}
+        self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        self._partials = 0
+
+    def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> None:
+        """Take up the open streams: the cache of each, ascending, and its slot among the model's rows."""
+        *parts, self._partials = tables(stream_cache, slots, rows, self._chunks, self._group, self._queries)
+        packed, tiles, places = parts
+        self._tables = {device: (packed.to(device), tiles.to(device), places.to(device)) for device in self._length}
+
+    def rewind(self) -> None:
+        """Go back to the end of the prompt."""
+        for length in self._length.values():
+            length.zero_()
+
+    def next_position(self) -> None:
+        """Make room for the token about to be fed."""
+        for length in self._length.values():
+            length.add_(1)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, suffix: tuple[Tensor, ...], scaling: float
+    ) -> Tensor:
+        """Attend from one new token per row and write its key and value.
+
+        Args:
+            layer: The layer's number.
+            query: [rows, heads, 1, size].
+            key: [rows, KV heads, 1, size].
+            value: Likewise.
+            suffix: Keys and values of this layer's suffixes, [slots, KV heads, H, size] each.
+            scaling: What products of queries and keys are multiplied by.
+
+        Returns:
+            [rows, heads, 1, size]; zeros where there is no stream.
+        """
+        packed, tiles, places = self._tables[query.device]
+        caches, new = self._caches[layer], query[:, :, 0]
+        chunks: PartialAttention = prompt_attention.prompt_attention(
+            new, *self._layers[layer], caches, packed, tiles, self._partials, scaling
+        )
+        output: Tensor = suffix_attention.suffix_attention(
+            new, key[:, :, 0], value[:, :, 0], *suffix, self._length[query.device], *chunks, places, caches, scaling
+        )
+        return output[:, :, None]

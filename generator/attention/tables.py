@@ -1,0 +1,85 @@
+"""What the two operations of a decoding step are told: where caches lie, which tiles there are, what a slot needs.
+
+All of it is int64. The caches' table is made once; tiles and places change with the open streams, and are the same in
+all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generator.attention.parts import CHUNK
+
+CACHE_COLUMNS = 5  # addresses of keys and of values, m, and the strides of the KV heads of both, in numbers
+TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, first element, first partial result
+PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chunk's is
+
+
+def tile_queries(dtype: torch.dtype) -> int:
+    """How many queries a tile has: a constant of the type, so that no result depends on the number of streams."""
+    return 32 if dtype == torch.float32 else 128
+
+
+def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """The caches of one layer, [caches, CACHE_COLUMNS], on their device.
+
+    Args:
+        keys: Of each cache, [KV heads, m, size]; a KV head's entries lie one after the other.
+        values: Likewise.
+    """
+    rows = [
+        [_address(key), _address(value), key.shape[1], key.stride(0), value.stride(0)]
+        for key, value in zip(keys, values, strict=True)
+    ]
+    return torch.tensor(rows).to(keys[0].device)
+
+
+def tables(
+    stream_cache: Tensor, slots: Tensor, rows: int, chunks: Tensor, group: int, queries: int
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Deal the queries of all streams into tiles.
+
+    Args:
+        stream_cache: The cache of each stream, ascending, int64 [streams].
+        slots: The slot of each stream, int64 [streams].
+        rows: The number of rows that the model computes.
+        chunks: How many chunks each cache has, in its longest layer, int64 [caches].
+        group: Queries of a stream and KV head.
+        queries: Queries of a tile.
+
+    Returns:
+        The slot of each packed row, [streams]; tiles [tiles, TILE_COLUMNS]; places [rows, PLACE_COLUMNS]; and the
+        number of partial results.
+    """
+    caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
+    first_row = counts.cumsum(0) - counts
+    cache_chunks = chunks[caches]
+    results = counts * cache_chunks
+    first_result = results.cumsum(0) - results
+
+    parts = -(-counts * group // queries)  # of each chunk
+    of_cache = torch.arange(len(caches)).repeat_interleave(cache_chunks * parts)
+    number = torch.arange(len(of_cache)) - (cache_chunks * parts).cumsum(0).sub_(cache_chunks * parts)[of_cache]
+    chunk, part = number // parts[of_cache], number % parts[of_cache]
+    count = counts[of_cache]
+    tiles = torch.stack(
+        [caches[of_cache], chunk, first_row[of_cache], count, part * queries, first_result[of_cache] + chunk * count], 1
+    )  # fmt: skip
+
+    places = torch.full((rows, PLACE_COLUMNS), -1)
+    own = torch.arange(len(caches)).repeat_interleave(counts)
+    place = torch.arange(len(slots)) - first_row[own]
+    places[slots] = torch.stack([stream_cache, first_result[own] + place, counts[own]], 1)
+    return slots, tiles, places, int(results.sum())
+
+
+def chunks_of(entries: Tensor) -> Tensor:
+    """How many chunks so many entries make, int64."""
+    return -(-entries // CHUNK)
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.data_ptr()

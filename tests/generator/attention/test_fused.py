@@ -1,0 +1,186 @@
+"""Fused attention of decoding streams: its kernels compile and agree with its plain forms, and these with today's path."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_near
+from fixtures.decoding_attention import Streams, case_faults
+from fixtures.house import ROOT
+from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
+from fixtures.random_models import random_document, random_model
+
+from generator.attention import fused, parts, prompt_attention, suffix_attention, tables
+from generator.coupling.streams import ALL_SAVINGS
+from generator.generation import PendingUnit, generate_units
+from schema.tables import PLAIN, SWRB
+
+FUSED = replace(ALL_SAVINGS, fused=True)
+
+# --- The plain forms --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (parts, tables, prompt_attention):
+        monkeypatch.setattr(module, "CHUNK", 64)
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("entries", "counts", "group", "size"),
+    [([63, 64, 65], [1, 1, 1], 1, 16), ([300, 130, 1], [5, 40, 2], 4, 16), ([200, 10], [3, 20], 7, 40)],
+)
+def test_plain_forms_are_the_softmax_over_all_entries(
+    entries: list[int], counts: list[int], group: int, size: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Bit for bit the same whatever streams are beside one."""
+    case = Streams(entries, counts, group, size, dtype)
+    plain = (prompt_attention.plain_prompt_attention, suffix_attention.plain_suffix_attention)
+    assert not case_faults(case, *plain, tolerance)
+
+
+def test_events_are_those_of_the_other_path() -> None:
+    """Forks, joins and ends move suffixes; the control is exactly zero."""
+    pending = [PendingUnit(action, 0, 4, PLAIN) for action in (HALF_SNAPKV, HALF_RECENT, CONTROL)]
+    pending.append(PendingUnit(HALF_SNAPKV, 0, 2, SWRB))
+    model, document = random_model("llama"), random_document("d300", 300)
+    plain, other = (generate_units(model, "s", document, pending, 12, 3, use) for use in (ALL_SAVINGS, FUSED))
+    for one, twin in zip(plain, other, strict=True):
+        assert_near(one, twin)
+        if one.record["action"] == "full":
+            assert not np.any(twin.events["delta"].to_numpy())
+            assert not np.any(twin.events["f"].to_numpy())
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 64 entries are joined there, the operations take one device's tensors, and the control is zero."""
+    model, document = random_model("llama", dtype), random_document("d197", 197)
+    pending = [PendingUnit(HALF_SNAPKV, 0, 4, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
+    whole = generate_units(model, "s", document, pending, 12, 3)
+    network = copy.deepcopy(model.network)
+    to_second_device(network)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
+    with TwoDevices():
+        split = generate_units(
+            replace(model, network=network, device=str(SECOND)), "s", document, pending, 12, 3, FUSED
+        )
+    for one, other in zip(whole, split, strict=True):
+        if one.record["action"] == "full":
+            assert not np.any(other.events["delta"].to_numpy())
+            assert not np.any(other.events["f"].to_numpy())
+        elif dtype == "float32":
+            assert_near(one, other)
+
+
+# --- The kernels ------------------------------------------------------------------------------------------------------
+
+_INTERPRETED = """
+import json
+import torch
+from generator.attention import parts
+
+parts.CHUNK = 64
+from fixtures.decoding_attention import Streams, case_faults
+from generator.attention import fused, prompt_kernel, suffix_kernel
+
+kernels = prompt_kernel.launch, suffix_kernel.launch
+cases = [
+    (Streams([63, 1], [1, 1], 1, 16), 1e-6),
+    (Streams([64, 65], [1, 9], 4, 16), 1e-6),
+    (Streams([70], [2], 7, 40, torch.float16), 2e-3),
+]
+faults = [fault for case, tolerance in cases for fault in case_faults(case, *kernels, tolerance)]
+print(json.dumps([faults, fused.attention_fault(torch.device("cpu"))]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+def test_the_kernels_values_are_right() -> None:
+    """By Triton's interpreter, in a process of its own: the compiler does not come back from it.
+
+    Its numbers of 16 bits are float16: it computes with the bits of bfloat16 as if they were integers.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERPRETED], capture_output=True, text=True, check=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [[], None]
+
+
+COMPILED = {
+    (capability, dtype, size)
+    for capability in (80, 90) for dtype in ("fp32", "bf16", "fp16") for size in (16, 64, 96, 128, 256)
+}  # fmt: skip
+QUICKLY = {(80, "fp32", 16), (90, "bf16", 128)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "size"),
+    [pytest.param(*case, marks=() if case in QUICKLY else pytest.mark.slow) for case in sorted(COMPILED)],
+)
+def test_the_kernels_compile_and_fit(
+    capability: int, dtype: str, size: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are launched: 32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
+    from generator.attention import prompt_kernel, suffix_kernel  # noqa: PLC0415 - Triton is for Linux
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    number = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    for module, kernel, shape in (
+        (prompt_kernel, prompt_kernel._attend_chunk, prompt_kernel.shape(number, size)),
+        (suffix_kernel, suffix_kernel._attend_suffix, suffix_kernel.shape(number, 4, size)),
+    ):
+        compiled = compile_kernel(kernel, dtype, capability, module.constants(32, 8, size) | shape, module.OPTIONS)
+        assert compiled.metadata.shared <= {80: 163, 90: 227}[capability] * 1024
+        if size >= 64:
+            assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "16 bytes"
+
+
+def compile_kernel(kernel: Any, dtype: str, capability: int, constants: dict[str, Any], options: dict[str, Any]) -> Any:
+    import triton  # noqa: PLC0415 - Triton is for Linux
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.compiler import ASTSource  # noqa: PLC0415
+
+    types = dict.fromkeys(("query", "key", "value", "suffix_key", "suffix_value", "result"), f"*{dtype}")
+    types |= dict.fromkeys(("output", "mass", "chunk_output", "chunk_mass"), "*fp32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("caches", "packed", "tiles", "places", "length"), "*i64")
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+    aligned = [name for name, kind in signature.items() if kind not in ("constexpr", "fp32")]  # as torch's tensors are
+    source = ASTSource(
+        kernel, signature, constexprs={name: constants[name] for name in constants if name in signature},
+        attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )  # fmt: skip
+    launched = options | {name: constants[name] for name in ("num_warps", "num_stages")}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launched)
+
+
+def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda:1")
+    monkeypatch.setattr(suffix_attention, "fault", lambda _: "RuntimeError: Failed to find C compiler.")
+    monkeypatch.setattr(prompt_attention, "fault", lambda _: None)
+    assert fused.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
+    assert not fused.are_fused([cuda], wanted=True)
+    monkeypatch.setattr(suffix_attention, "fault", lambda _: None)
+    assert fused.are_fused([cuda], wanted=None)
+    assert not fused.are_fused([cuda], wanted=False)
+    assert not fused.are_fused([cuda, torch.device("cpu")], wanted=None)
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_attention, "find_spec", lambda _: None)
+    assert prompt_attention.fault.__wrapped__(torch.device("cpu")) == "Triton is not installed"
