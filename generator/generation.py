@@ -267,11 +267,12 @@ def _settings(
     study: str, model: Model, document: Document, item: PendingUnit, horizon: int, seed: int
 ) -> dict[str, Any]:
     """What tells a unit from all others, and what it was made with."""
+    logits = {} if model.logits_dtype is None else {"logits_dtype": model.logits_dtype}
     return {
         "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
         "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
-        "versions": json.dumps(versions_on(model.device), sort_keys=True), "seed": seed,
+        "versions": json.dumps(versions_on(model.device) | logits, sort_keys=True), "seed": seed,
         "batch_invariant": model.batch_deviation == 0.0, "batch_deviation": model.batch_deviation,
         "prompt_sha256": document.prompt_sha256,
     }  # fmt: skip

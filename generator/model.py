@@ -29,6 +29,10 @@ class Model(Protocol):
         """The floating-point type of the model."""
 
     @property
+    def logits_dtype(self) -> str | None:
+        """The floating-point type of logits; None where it is that of the model."""
+
+    @property
     def batch_deviation(self) -> float:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
 

@@ -51,7 +51,8 @@ class ModelSection(_Section):
     Or, of ``kind`` "finite-state", systems whose laws are known for every history: drawn from the published ``family``
     over an ``alphabet`` of so many tokens, or read from the file ``tables``; ``id`` is then a name of your own.
     ``device_map`` "auto" spreads a transformer's layers over all GPUs in place of one ``device``. ``mixed_gpus`` allows
-    units of one store to be made on unlike GPUs, whose arithmetic can differ in the last bits.
+    units of one store to be made on unlike GPUs, whose arithmetic can differ in the last bits. ``logits_dtype``
+    "float32" keeps logits from being rounded to a ``dtype`` of 16 bits.
     """
 
     id: str
@@ -63,6 +64,7 @@ class ModelSection(_Section):
     device_map: Literal["auto"] | None = None
     mixed_gpus: bool = False
     dtype: str = "float32"
+    logits_dtype: Literal["float32"] | None = None
     revision: str | None = None
 
 
@@ -200,6 +202,8 @@ class Study(_Section):
             raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
         if self._finite and given not in (["family", "alphabet"], ["tables"]):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
+        if self._finite and self.model.logits_dtype is not None:
+            raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
         if self.model.device_map is not None and self.model.device != "cpu":
             raise InputError("model.device: device_map chooses the devices; write one of the two")
 
@@ -280,7 +284,7 @@ class Study(_Section):
     @cached_property
     def settings(self) -> str:
         """What decides the events, as JSON: horizon, seed, model and document sources (actions may be added later)."""
-        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map"))
+        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype"))
         del model["mixed_gpus"]  # a permission: each unit says which GPU made it
         deciding = {
             "study": self.study.model_dump(),

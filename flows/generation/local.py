@@ -159,4 +159,5 @@ def load_transformer(section: ModelSection) -> LoadedModel:
         dtype=section.dtype,
         revision=section.revision,
         device_map=section.device_map,
+        logits_dtype=section.logits_dtype,
     )

@@ -34,6 +34,7 @@ class FiniteModel:
     file: Sequence[FiniteSystem] | None = None
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
+    logits_dtype: ClassVar[None] = None  # there are none
     batch_deviation: ClassVar[float] = 0.0  # laws are looked up
     pairs_at_once: ClassVar[int] = 0  # a table is looked up as fast for one document
 

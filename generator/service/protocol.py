@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # 2: revisions of actions
 # 3: identities of units
-PROTOCOL = 3
+# 4: the dtype of logits
+PROTOCOL = 4
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
@@ -145,6 +146,7 @@ class GenerationRequest(_Message):
     model: _Text
     weights: str
     tokenizer: str | None
+    logits_dtype: Literal["float32"] | None
     document: DocumentMessage
     pending: Annotated[list[PendingMessage], Field(min_length=1, max_length=1000)]
     horizon: Annotated[int, Field(ge=1, lt=_INT32_END)]
@@ -172,6 +174,7 @@ class GenerationRequest(_Message):
         ]
         return cls.model_validate({
             "study": study.name, "model": identity.model, "weights": identity.weights, "tokenizer": tokenizer,
+            "logits_dtype": study.model.logits_dtype,
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
             "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
         })  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Decoder:
         rows: The multiple of rows to decode with, and how exact that is.
         threads: How many threads computations on a CPU use; None for torch's own number.
         memory_share: How much of the memory that is available decoding may take.
+        logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
         before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
 
@@ -50,6 +51,7 @@ class Decoder:
     rows: RowInvariance
     threads: int | None = None
     memory_share: float = 1.0
+    logits_dtype: str | None = None
     before_pass: Callable[[], None] = lambda: None
 
     @property
@@ -57,9 +59,11 @@ class Decoder:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
         return self.rows.deviation
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Use the model's number of threads inside the block."""
-        return torch_threads(self.threads)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Use the model's number of threads inside the block, and on CUDA sums that are not split."""
+        with torch_threads(self.threads), whole_sums(self.device):
+            yield
 
 
 @contextmanager
@@ -72,6 +76,27 @@ def torch_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def whole_sums(device: str) -> Iterator[None]:
+    """Forbid cuBLAS inside the block to split a product's sums, in which a row would depend on how many there are.
+
+    It may otherwise sum parts of 16 bits apart. On other devices than CUDA nothing changes.
+    """
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    names = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
+    before = [(getattr(settings, name), getattr(settings, f"{name}_split_k")) for name in names]
+    for name in names:
+        setattr(settings, name, (False, False))
+    try:
+        yield
+    finally:
+        for name, values in zip(names, before, strict=True):
+            setattr(settings, name, values)
 
 
 def is_device_lost(error: Exception) -> bool:

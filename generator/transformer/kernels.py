@@ -11,16 +11,8 @@ from torch import Tensor
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
+from generator.transformer.fused.head import Head
 from generator.transformer.fused.layers import fused_layers
-from generator.transformer.memory import DOUBLE_VOCABULARY
-
-_HEAD_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
-
-
-def law_of(logits: Tensor) -> Tensor:
-    """Softmax over the whole vocabulary at temperature 1, [..., V]; float32 where V is large, else float64."""
-    dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
-    return logits.softmax(-1, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,8 @@ class TransformerKernels:
             [cache for prompt in prompts for cache in prompt.caches], streams, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
         )  # fmt: skip
-        self._laws = self._first_laws.new_empty((streams + model.rows.multiple, self._first_laws.shape[-1]))
+        self._head = Head(model.network, model.device, model.logits_dtype)
+        self._laws = self._head.room(streams + model.rows.multiple)
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
@@ -105,7 +98,7 @@ class TransformerKernels:
         attention.next_position()
         self._position += 1
         if not len(tokens):
-            return self._laws[:0]
+            return self._first_laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
         self._model.before_pass()
@@ -134,10 +127,4 @@ class TransformerKernels:
         """Laws of the streams, [streams, V], from the last hidden states of the slots, [rows, width]."""
         slots = self._attention.slots
         filled = torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
-        hidden = hidden[filled.to(self.device)]
-        laws = self._laws[: len(filled)]
-        # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
-        at_once = _HEAD_ROWS if hidden.device.type == "cpu" else len(filled)
-        for rows, some in zip(torch.split(hidden, at_once), torch.split(laws, at_once), strict=True):
-            torch.softmax(self._model.network.lm_head(rows).to(self.device), -1, dtype=laws.dtype, out=some)
-        return laws[: len(slots)]
+        return self._head.laws(hidden[filled.to(self.device)], self._laws[: len(filled)])[: len(slots)]

@@ -11,7 +11,7 @@ from generator.attention.cpu_products import replace_activations, replace_linear
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import eos_tokens, library, quiet
-from generator.transformer.decoder import torch_threads
+from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.local_folders import model_source
@@ -28,7 +28,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 
 def load_model(
     model_id: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None,
-    device_map: str | None = None,
+    device_map: str | None = None, logits_dtype: str | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model through transformers.
 
@@ -40,6 +40,7 @@ def load_model(
         dtype: A key of ``DTYPES``.
         revision: Of a Hugging Face id.
         device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
+        logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
 
     Raises:
         InputError: Whatever ``check_model`` refuses, weights that do not fill the model or do not fit the GPUs, and
@@ -60,12 +61,13 @@ def load_model(
         replace_linear_layers(network)
     elif torch.device(device).type == "cuda" and layers_fault(network) is None:
         join_weights(network)
-    with torch_threads(threads):
+    with torch_threads(threads), whole_sums(device):
         rows = find_row_multiple(network)
     return LoadedModel(
         id=model_id, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
+        logits_dtype=logits_dtype,
     )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ PREFILL_CHUNK = 1024
 # Laws over more tokens than this are float32, and only their sums float64.
 DOUBLE_VOCABULARY = 4096
 
+_COLUMNS = 8  # of 16 bits take 16 bytes
+
 # What torch says where it raises no OutOfMemoryError: its allocator on a CPU, the driver of a GPU, and cuBLAS.
 _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
 
@@ -91,6 +93,11 @@ class ModelShape:
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
         suffix = self.entry_bytes * horizon
         return streams * (suffix + self.law_bytes + self.activation_bytes) + kept * suffix
+
+
+def padded_vocabulary(vocabulary: int) -> int:
+    """Columns of a row of logits or of a law on a GPU: so many that a row takes a multiple of 16 bytes."""
+    return -(-vocabulary // _COLUMNS) * _COLUMNS
 
 
 def replicates_within(free_bytes: int, replicate_bytes: int) -> int:

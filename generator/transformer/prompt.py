@@ -17,7 +17,8 @@ from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, evict
-from generator.transformer.kernels import PromptCaches, TransformerKernels, law_of
+from generator.transformer.fused.head import Head
+from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
 from schema.errors import InputError
@@ -48,12 +49,13 @@ class Prompt:
                     kvdrift_attention=recording,
                 )[0]  # [1, chunk, width]
                 first += chunk.shape[1]
-            logits = model.network.lm_head(hidden[:, -1:])  # [1, 1, V]
+            # With a device map the last layers may lie on another device than what draws tokens.
+            head = Head(model.network, model.device, model.logits_dtype)
+            law = head.laws(hidden[0, -1:].to(model.device), head.room(1))
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
         self._gathering = recording.gathering
-        # With a device map the head may lie on another device than what draws tokens.
-        self.first_law = law_of(logits[0, -1].to(model.device))  # [V]
+        self.first_law = law[0]  # [V]
 
     def forget_statistics(self) -> None:
         """Drop what was gathered for selectors; it may take as much memory as the cache."""

@@ -33,6 +33,7 @@ class Pretended:
     before: Callable[[], None] = lambda: None
     files: ModelIdentity = FILES
     device: str = "cuda:0"
+    logits_dtype: str | None = None
     network: ClassVar[Any] = SimpleNamespace(config=SimpleNamespace(vocab_size=256))
 
     def twins(self, count: int, before: Callable[[], None]) -> list[Pretended]:
@@ -72,11 +73,12 @@ class Running:
     def client(self) -> flight.FlightClient:
         return flight.FlightClient(f"grpc://127.0.0.1:{self.service.port}")
 
-    def asked(self, client: flight.FlightClient, doc: str) -> Any:
+    def asked(self, client: flight.FlightClient, doc: str, logits_dtype: str | None = None) -> Any:
         """The answer to a request for a document, as it comes."""
         action = {"name": "a", "selector": "recent", "keep": "1/2"}
         request = GenerationRequest.model_validate({
-            "study": "s", "model": "m", "weights": "w", "tokenizer": None, "horizon": 4, "seed": 0,
+            "study": "s", "model": "m", "weights": "w", "tokenizer": None, "horizon": 4,
+            "logits_dtype": logits_dtype, "seed": 0,
             "document": {"doc": doc, "stratum": "", "cluster": "", "task": "", "source": "", "tokens": [1]},
             "pending": [{
                 "action": action, "selector_sha256": selector_sha256(Recent()), "first": 0, "count": 1,
@@ -194,3 +196,19 @@ def test_a_service_ends_where_its_device_does() -> None:
         assert run.ended.wait(10)
     assert isinstance(run.error, OperationError)
     assert str(run.error) == f"device 'cuda:0' computes nothing more: CUDA error: {lost}; start the service again"
+
+
+def test_logits_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    prefill = Pretended.prefill
+
+    def watched(self: Pretended, document: Any, *given: Any) -> None:
+        seen.append(self.logits_dtype)
+        prefill(self, document, *given)
+
+    monkeypatch.setattr(Pretended, "prefill", watched)
+    with running(Long()) as run, run.client() as client:
+        for asked in ("float32", None):
+            with pytest.raises(flight.FlightServerError, match="short is worked off"):
+                list(run.asked(client, "short", asked))
+    assert seen == ["float32", None]

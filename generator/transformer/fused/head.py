@@ -1,0 +1,82 @@
+"""Next-token laws from last hidden states: the head's product and a softmax at temperature 1.
+
+On a GPU a row of logits takes a multiple of 16 bytes, filled up with logits of minus infinity, whose probabilities are
+exactly 0. Else rows would begin at other places of the 16 bytes that are read at once, and a softmax would add up each
+in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from generator.attention.cpu_products import has_product, product
+from generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
+
+_ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
+_TOKENS = 8192  # whose weights are made float32 at once
+
+
+class Head:
+    """The head of a network.
+
+    Args:
+        network: A transformers causal language model.
+        device: Where hidden states come from and laws go, as torch names it.
+        logits_dtype: "float32", or None for the weights' own, to which logits are then rounded.
+    """
+
+    def __init__(self, network: Any, device: str, logits_dtype: str | None = None) -> None:
+        self._layer, self._device = network.lm_head, torch.device(device)
+        self._vocabulary = self._layer.out_features
+        self._wide = logits_dtype == "float32"
+
+    def room(self, rows: int) -> Tensor:
+        """Make room for so many laws, [rows, columns]: float32 where V is large, else float64."""
+        dtype = torch.float64 if self._vocabulary <= DOUBLE_VOCABULARY else torch.float32
+        return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
+
+    def laws(self, hidden: Tensor, room: Tensor) -> Tensor:
+        """Compute the laws of some rows, [rows, V].
+
+        Args:
+            hidden: Last hidden states, [rows, width].
+            room: As many rows of ``room``, where they are written.
+        """
+        # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
+        at_once = _ROWS if self._device.type == "cpu" else len(hidden)
+        for rows, some in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
+            torch.softmax(self._logits(rows).to(self._device), -1, dtype=room.dtype, out=some)
+        return room[:, : self._vocabulary]
+
+    @property
+    def _columns(self) -> int:
+        return self._vocabulary if self._device.type == "cpu" else padded_vocabulary(self._vocabulary)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[rows, columns], on the head's device."""
+        weight = self._layer.weight
+        wide = self._wide and weight.dtype != torch.float32
+        if self._device.type == "cpu" and not wide:
+            own: Tensor = self._layer(hidden)
+            return own
+        hidden = hidden.to(weight.device)
+        logits = hidden.new_empty((len(hidden), self._columns), dtype=torch.float32 if wide else weight.dtype)
+        inside, beyond = logits[:, : self._vocabulary], logits[:, self._vocabulary :]
+        beyond.fill_(-torch.inf)
+        if not wide:
+            torch.mm(hidden, weight.t(), out=inside)
+        elif weight.is_cuda:
+            torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=inside)
+        else:
+            _wide_product(hidden.float(), weight, inside)
+        return logits
+
+
+def _wide_product(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Multiply float32 [rows, width] with weights of 16 bits, [V, width], whose products float32 holds exactly."""
+    by_onednn = hidden.device.type == "cpu" and has_product()
+    for part, columns in zip(torch.split(weight, _TOKENS), torch.split(out, _TOKENS, dim=1), strict=True):
+        columns.copy_(product(hidden, part.float()) if by_onednn else hidden @ part.float().t())

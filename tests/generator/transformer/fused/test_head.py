@@ -1,0 +1,154 @@
+"""Laws from hidden states: rows that begin alike on a GPU, logits that are not rounded to 16 bits, and whole sums."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
+from fixtures.random_models import random_document, random_model
+from fixtures.small_study import write_study
+from fixtures.study_files import load_study
+from torch import nn
+
+from flows.generation.local import load_transformer
+from generator.coupling.laws import total_variation
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.decoder import whole_sums
+from generator.transformer.fused.head import Head
+from generator.transformer.prompt import Prompt
+from schema.errors import InputError
+
+DOCUMENT = random_document("d150", 150)
+
+
+def network(vocabulary: int, dtype: torch.dtype) -> Any:
+    """A head alone, whose logits have standard deviation 4."""
+    layer = nn.Linear(64, vocabulary, bias=False)
+    layer.weight = nn.Parameter(torch.randn(vocabulary, 64, generator=torch.Generator().manual_seed(0)) / 2, False)  # noqa: FBT003 - torch's
+    return SimpleNamespace(lm_head=layer.to(dtype))
+
+
+def hidden_states(dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(24, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def laws(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+    return head.laws(hidden, head.room(len(hidden)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_logits_are_sums_in_float32(dtype: torch.dtype) -> None:
+    """Against float64 products; logits of 16 bits are far from them. A vocabulary of several blocks of weights."""
+    model, hidden = network(8193 + 8192, dtype), hidden_states(dtype)
+    exact = (hidden.double() @ model.lm_head.weight.double().t()).softmax(-1)
+    wide, narrow = (laws(Head(model, "cpu", logits), hidden) for logits in ("float32", None))
+    assert wide.dtype == narrow.dtype == torch.float32
+    assert total_variation(wide, exact).max() < 1e-5
+    assert total_variation(narrow, exact).max() > 1e-4
+
+
+def test_wide_logits_of_wide_weights_are_the_same() -> None:
+    model, hidden = network(97, torch.float32), hidden_states(torch.float32)
+    assert torch.equal(*(laws(Head(model, "cpu", logits), hidden) for logits in ("float32", None)))
+
+
+@pytest.mark.parametrize("logits", ["float32", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_begin_at_multiples_of_16_bytes_on_a_gpu(dtype: torch.dtype, logits: str | None) -> None:
+    """Nothing falls to the columns beyond the vocabulary, and the laws are those of a CPU."""
+    model, hidden = network(97, dtype), hidden_states(dtype)
+    wanted = laws(Head(model, "cpu", logits), hidden)
+    other = copy.deepcopy(model)
+    to_second_device(other.lm_head)
+    with TwoDevices():
+        head = Head(other, str(SECOND), logits)
+        room = head.room(24)
+        found = head.laws(hidden.to(SECOND), room).cpu()
+        rest = room[:, 97:].cpu()
+    assert room.shape == (24, 104)
+    assert room.stride(0) * room.dtype.itemsize % 16 == 0
+    assert not rest.any()
+    assert found.shape == (24, 97)
+    assert total_variation(found, wanted).max() < (1e-12 if logits is None and dtype == torch.bfloat16 else 1e-5)
+
+
+def test_units_say_what_their_logits_were() -> None:
+    """The law of position 1 has them too; delta and f move, and a control's stay exactly zero."""
+    model = random_model("qwen2", "bfloat16")
+    wide = replace(model, logits_dtype="float32")
+    pending = [PendingUnit(HALF_SNAPKV, 0, 3), PendingUnit(CONTROL, 0, 2)]
+    (one, control), (other, _) = (generate_units(used, "s", DOCUMENT, pending, 8, 3) for used in (wide, model))
+    assert json.loads(one.record["versions"])["logits_dtype"] == "float32"
+    assert "logits_dtype" not in json.loads(other.record["versions"])
+    assert not np.any(control.events["delta"].to_numpy())
+    assert not one.events["delta"].equals(other.events["delta"])
+    first, rounded = (Prompt(used, DOCUMENT.tokens, 8).first_law for used in (wide, model))
+    assert not torch.equal(first, rounded)
+    plain = random_model("qwen2")
+    units = [
+        generate_units(used, "s", DOCUMENT, pending, 8, 3)[0]
+        for used in (plain, replace(plain, logits_dtype="float32"))
+    ]
+    assert_near(*units)
+
+
+def test_a_study_asks_for_wide_logits(tmp_path: Path) -> None:
+    """They are part of what it is; a study that does not is what it was."""
+    plain = load_study(write_study(tmp_path))
+    asked = 'id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nlogits_dtype = "float32"'
+    wide = load_study(write_study(tmp_path, asked))
+    assert "logits_dtype" not in plain.settings
+    assert json.loads(wide.settings)["model"] == json.loads(plain.settings)["model"] | {"logits_dtype": "float32"}
+    assert load_transformer(wide.model).logits_dtype == "float32"
+    assert load_transformer(plain.model).logits_dtype is None
+    with pytest.raises(InputError, match=r"model.logits_dtype = 'float64': should be 'float32'"):
+        load_study(write_study(tmp_path, (asked[0], asked[1].replace("32", "64"))))
+
+
+SETTINGS = torch.backends.cuda.matmul
+NAMES = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
+
+
+def split() -> Iterator[tuple[bool, bool]]:
+    for name in NAMES:
+        yield getattr(SETTINGS, name), getattr(SETTINGS, f"{name}_split_k")
+
+
+def test_sums_are_whole_on_cuda_while_computing_and_as_before_after_it() -> None:
+    before = list(split())
+    SETTINGS.allow_fp16_reduced_precision_reduction = (False, True)  # the caller's
+    try:
+        with pytest.raises(RuntimeError, match="stop"), whole_sums("cuda:1"):  # noqa: PT012
+            assert list(split()) == [(False, False)] * 2
+            message = "stop"
+            raise RuntimeError(message)
+        assert list(split()) == [before[0], (False, True)]
+        with whole_sums("cpu"):
+            assert list(split()) == [before[0], (False, True)]
+    finally:
+        SETTINGS.allow_fp16_reduced_precision_reduction = before[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocabulary", [97, 128_256, 32_003])
+def test_wide_logits_on_cuda(vocabulary: int) -> None:
+    """A row's law depends neither on the rows beside it nor on its place."""
+    model, hidden = network(vocabulary, torch.bfloat16), hidden_states(torch.bfloat16)
+    wanted = laws(Head(model, "cpu", "float32"), hidden)
+    model.lm_head.cuda()
+    with whole_sums("cuda"):
+        found = laws(Head(model, "cuda", "float32"), hidden.cuda())
+        twice = laws(Head(model, "cuda", "float32"), torch.cat([hidden[:7], hidden[:17]]).cuda())
+    assert total_variation(found.cpu(), wanted).max() < 1e-5
+    assert torch.equal(twice[:7], found[:7])
+    assert torch.equal(twice[7:], found[:17])
