@@ -37,7 +37,7 @@ from kvdrift.commands.status import status_lines
 from schema.store.appends import DERIVED, conform_unit, unit_path
 from schema.store.compaction.members import Member
 from schema.store.compaction.packs import put_pack, rewriting
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
 from schema.store.parquet_files import content_digest, encode_parquet
 from schema.store.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, PLAIN, STUDIES, UNITS

@@ -10,8 +10,8 @@ import pyarrow.fs
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
 from schema.store.commits import added_files
+from schema.store.delta.table_log import TableLog, lost_commits
 from schema.store.store import Store
-from schema.store.table_log import TableLog, lost_commits
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from schema.errors import InputError
 from schema.store.commits import Commit, transactions
 from schema.store.compaction.members import originals
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.snapshot import Snapshot
 
 TABLE = "document_moments"
 MADE_FROM = ("trajectories", "documents")

@@ -27,10 +27,10 @@ from schema.store.appends import (
 from schema.store.commits import Commit, guards
 from schema.store.compaction.members import members_of, originals
 from schema.store.compaction.rows import ROW_GROUP_ROWS
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.durability import side_by_side
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.snapshot import Snapshot
 from schema.tables import GROUP_KEY, UNITS
 
 _SPAN_COLUMNS = (*GROUP_KEY, "first_replicate", "replicates", "estimator", "action_revision")

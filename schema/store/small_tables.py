@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.store.commits import Commit, transactions
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.snapshot import Snapshot
 from schema.tables import TABLES
 
 KEYED = ("documents", "actions", "studies", "identities", "plans", "results", "calibration", "exact_values")

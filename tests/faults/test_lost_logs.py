@@ -14,8 +14,8 @@ from fixtures.refusals import refused
 
 from flows.analysis.current import estimates_are_current
 from schema.errors import DamagedStoreError
+from schema.store.delta.table_log import RELIED_ON, TableLog
 from schema.store.store import Store
-from schema.store.table_log import RELIED_ON, TableLog
 from schema.tables import TABLES
 from sql.catalog import open_views
 from transforms.compaction import compact

@@ -19,7 +19,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
 from schema.errors import InputError
-from schema.store import delta
+from schema.store.delta import folder as delta_folder
 from schema.store.store import Store
 from schema.tables import SCHEMA_VERSION, TABLES
 from sql.catalog import open_views, write_catalog
@@ -224,7 +224,7 @@ def test_a_store_compacted_before_its_upgrade(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["create", "append_units"])
 def test_an_upgrade_broken_off_is_gone_on_with(old: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for _ in range(3):
-        with killed_in(monkeypatch, delta, "added_columns"):
+        with killed_in(monkeypatch, delta_folder, "added_columns"):
             Store.create(old)
         store = Store.open(old)
         assert content(store).equals(expected(OLD))
@@ -245,7 +245,7 @@ def test_a_version_1_writer_about_to_commit_is_refused(old: str) -> None:
 
 
 def test_what_a_version_1_writer_commits_during_an_upgrade_is_old(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = delta.added_columns
+    real = delta_folder.added_columns
     late = [make_unit("d7"), make_unit("d8")]
 
     def overtaken(table: str, *rest: Any) -> Any:
@@ -254,7 +254,7 @@ def test_what_a_version_1_writer_commits_during_an_upgrade_is_old(old: str, monk
             append_1(Path(old), late.pop())  # as one may that had not looked since before the upgrade
         return fields
 
-    monkeypatch.setattr(delta, "added_columns", overtaken)
+    monkeypatch.setattr(delta_folder, "added_columns", overtaken)
     store = Store.create(old)
     assert not late
     assert content(store).equals(expected([*OLD, make_unit("d7"), make_unit("d8")]))
@@ -291,6 +291,6 @@ def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: py
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(delta, "added_columns", refuse)
+    monkeypatch.setattr(delta_folder, "added_columns", refuse)
     line = refused(Store.create, old)
     assert re.search(rf"cannot upgrade 'actions' to schema version {PRESENT} \(.*Permission denied", line)

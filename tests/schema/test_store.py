@@ -33,7 +33,7 @@ from fixtures.stored_units import (
 )
 
 from schema.errors import DamagedStoreError, InputError, OperationError
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
@@ -220,7 +220,7 @@ def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkey
         writer.append_units([make_unit(f"d{number}")])
     before = store.version("events") - 1
     store.read("events", before)
-    monkeypatch.setattr("schema.store.snapshot.DeltaTable", None)
+    monkeypatch.setattr("schema.store.delta.snapshot.DeltaTable", None)
     assert store.append_units([make_unit("d2")]) == other.append_units([make_unit("d3")]) == 1
     assert content(store).num_rows == content(other).num_rows == 4 * 32
     assert store.read("events", before).num_rows == 32

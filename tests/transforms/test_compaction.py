@@ -22,10 +22,10 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from schema.errors import DamagedStoreError
 from schema.store.appends import DERIVED
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.table_log import CHECKPOINT_EVERY, TableLog
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
-from schema.store.table_log import CHECKPOINT_EVERY, TableLog
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts

@@ -12,9 +12,9 @@ from schema.errors import InputError
 from schema.store.appends import DERIVED, derived_tables, estimator_of, is_compacted, is_foreign
 from schema.store.commits import Commit, transactions
 from schema.store.compaction.members import originals
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile
-from schema.store.snapshot import Snapshot
 
 _DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
 _GUARD = "kvdrift.derived"  # the application id that all commits of a derived table share

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from schema.errors import InputError
 from schema.store.appends import DERIVED, UNIT_FOOTER, is_compacted, with_defaults
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
 
 UNITS_FOOTER = "kvdrift.units"  # of a compacted file of events
 FILES_FOOTER = "kvdrift.files"  # of one of another table, which is not derived from a file of events

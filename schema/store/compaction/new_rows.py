@@ -9,7 +9,7 @@ import pyarrow as pa
 from schema.errors import InputError
 from schema.store.appends import is_compacted
 from schema.store.compaction.members import originals
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
 
 
 class NewRows:

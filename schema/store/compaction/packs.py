@@ -20,9 +20,9 @@ from schema.store.checked_files import READ_ERRORS, damage_of
 from schema.store.commits import Commit, transactions
 from schema.store.compaction.derived import own_paths
 from schema.store.compaction.members import Member, members_in, units_footer
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.snapshot import Snapshot
 from schema.tables import EVENTS, GROUP_KEY
 
 PACK_ROWS = 1 << 22  # of one file: what is sorted in memory at once

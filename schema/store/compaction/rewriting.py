@@ -11,7 +11,7 @@ from schema.store.compaction.derived import unaligned_packs
 from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, packs_of, plan_packs, plan_tier
 from schema.store.compaction.rows import compact_rows, gather_rows
 from schema.store.compaction.vacuum import delete_replaced
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
 
 
 class Rewriting:

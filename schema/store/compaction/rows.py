@@ -8,9 +8,9 @@ from schema.store.appends import compacted_name
 from schema.store.commits import Commit
 from schema.store.compaction.members import files_footer, originals
 from schema.store.compaction.packs import rewriting, tier
-from schema.store.delta import DeltaFolder
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.snapshot import Snapshot
 from schema.tables import TABLES
 
 ROW_GROUP_ROWS = 1 << 13  # a writer looks for the rows of a few units

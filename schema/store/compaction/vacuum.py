@@ -6,8 +6,9 @@ from datetime import datetime
 
 from schema.location import join
 from schema.store.commits import Commit, replaced_files, transactions
-from schema.store.delta import READABLE_SINCE, DeltaFolder
-from schema.store.snapshot import Snapshot
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.reading import READABLE_SINCE
+from schema.store.delta.snapshot import Snapshot
 
 
 def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, Schema
 from deltalake.schema import Field as DeltaField
 
 from schema.location import join
+from schema.store.delta.table_log import LogState, TableLog
 from schema.store.parquet_files import StoredFile
-from schema.store.table_log import LogState, TableLog
 from schema.tables import TABLES
 
 # Application ids of a commit that rewrites files: its own version, and the one whose rows it has.
