@@ -137,7 +137,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
                 if isinstance(message, flight.FlightError):
                     raise message
                 if self._stopping.is_set():
-                    raise unavailability("the service is stopping")
+                    raise request.error() or unavailability("the service is stopping")
                 if message is None or is_cancelled():
                     return
                 if isinstance(message, Unit):
@@ -159,6 +159,16 @@ class _Request:
         self.peer = peer
         self.abandoned = threading.Event()
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
+
+    def error(self) -> flight.FlightError | None:
+        """Take the messages that are there, and return the error among them, with which the service may have ended."""
+        while True:
+            try:
+                message = self.messages.get_nowait()
+            except queue.Empty:
+                return None
+            if isinstance(message, flight.FlightError):
+                return message
 
     def generate(self, model: LoadedModel) -> None:
         """Generate the units and put them into the messages, unless nobody waits for them.
