@@ -1,57 +1,210 @@
-"""What only a GPU can show; `python -m pytest -m gpu` runs it on a machine that has one."""
+"""What only a GPU can show; `python -m pytest -m gpu -rs` runs it on a machine that has one.
+
+All but ``--gpus all`` also run on the pretended device, marked slow: then CUDA alone is not tried.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.devices import DEVICES, Device, one_of
+from fixtures.house import ROOT
 from fixtures.laws import large_laws
+from fixtures.processes import run_command
 from fixtures.random_models import random_document, save_random_model
+from fixtures.small_study import write_study
+from fixtures.stored_rows import assert_same
+from fixtures.study_files import load_study
 
 from generator.coupling.laws import LawTable
+from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
+from generator.selectors import SELECTORS
+from generator.service.client import ServiceAddress
+from generator.service.dispatch import EndpointPool
+from generator.service.identity import identity_of
+from generator.service.server import GenerationService
+from generator.transformer.eviction import evict
 from generator.transformer.loading import load_model
+from generator.transformer.prompt import Prompt
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
-pytestmark = pytest.mark.gpu
+DOCUMENT = random_document("d4099", 4099)
+FUSED = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+WITHOUT_TRITON = """
+import pickle, sys
+from pathlib import Path
+sys.modules["triton"] = None  # which import takes for: there is none
+from fixtures.devices import one_of
+from generator.generation import generate_units
+from generator.transformer.fused.faults import slower
+name, model, asked, answer = sys.argv[1:]
+with one_of(name) as device:
+    loaded = device.load(Path(model), "float32")
+    units = generate_units(loaded, *pickle.loads(Path(asked).read_bytes()))
+    Path(answer).write_bytes(pickle.dumps((units, slower(loaded.network, name))))
+"""
 
 
-def units(folder: Path, device: str, dtype: str) -> list[Unit]:
-    """Both estimators, a control beside them, and laws of 5,000 tokens."""
-    model = load_model(str(save_random_model(folder / device, "llama", vocab_size=5000)), device=device, dtype=dtype)
-    pending = [PendingUnit(HALF_SNAPKV, 0, 12, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
-    return generate_units(model, "s", random_document("d1500", 1500), pending, 16, 3)
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with one_of(request.param) as found:
+        yield found
 
 
-def test_events_are_those_of_the_cpu(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads of 128 and laws of 10,007 tokens, whose rows begin at no round address."""
+    changes = {"vocab_size": 10_007, "head_dim": 128, "max_position_embeddings": 8192}
+    return save_random_model(tmp_path_factory.mktemp("models") / "llama", "llama", **changes)
+
+
+def pending(replicates: int, control: int = 2) -> list[PendingUnit]:
+    """Both estimators, and a control beside them."""
+    coupled = [PendingUnit(HALF_SNAPKV, 0, replicates, estimator) for estimator in (PLAIN, SWRB)]
+    return [*coupled, PendingUnit(CONTROL, 0, control)]
+
+
+def sizes(device: Device) -> tuple[int, int]:
+    """Replicates and positions: more of both than a usual study has, where they are not pretended to be computed."""
+    return (9, 10) if device.pretended else (66, 130)
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(folder: Path) -> list[Unit]:
+    return generate_units(load_model(str(folder)), "s", DOCUMENT, pending(6), 16, 3)
+
+
+@FUSED
+def test_events_are_those_of_the_cpu(device: Device, fused: bool, folder: Path, on_the_cpu: list[Unit]) -> None:  # noqa: FBT001 - a parameter
     """Kernels round by some 1e-6 in float32; tokens are equal unless a uniform falls as near to a boundary."""
-    for one, other in zip(units(tmp_path, "cuda", "float32"), units(tmp_path, "cpu", "float32"), strict=True):
+    model = device.load(folder, "float32")
+    units = generate_units(model, "s", DOCUMENT, pending(6), 16, 3, Savings(fused=fused))
+    for one, other in zip(units, on_the_cpu, strict=True):
         assert_near(one, other)
+        assert one.record["kept_sha256"] == other.record["kept_sha256"]
+        assert device.pretended or torch.cuda.get_device_name(device.name) in one.record["versions"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_control_is_exactly_zero(dtype: str, tmp_path: Path) -> None:
-    control = next(unit for unit in units(tmp_path, "cuda", dtype) if unit.record["action"] == "full")
-    assert not np.any(control.events["delta"].to_numpy())
-    assert not np.any(control.events["f"].to_numpy())
+@DTYPES
+@FUSED
+def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, folder: Path) -> None:  # noqa: FBT001
+    many, long = sizes(device)
+    asked = [PendingUnit(HALF_SNAPKV, 0, many), PendingUnit(CONTROL, 0, many)]
+    units = generate_units(device.load(folder, dtype), "s", DOCUMENT, asked, long, 3, Savings(fused=fused))
+    for name in ("delta", "f"):
+        assert np.any(units[0].events[name].to_numpy())
+        assert not np.any(units[1].events[name].to_numpy())
 
 
-def test_sums_of_pairs_in_one_pass() -> None:
-    """The Triton kernel against sums of copies, within float32's rounding; bitwise equal laws are not apart at all."""
+@DTYPES
+@FUSED
+def test_events_do_not_depend_on_what_is_generated_beside_them(
+    device: Device, dtype: str, fused: bool, folder: Path  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Bit for bit: of one replicate, of many, and where no stream is shared, so that a step has three times the rows."""
+    model = device.load(folder, dtype)
+    assert model.batch_deviation == 0.0
+
+    def first_of(replicates: int, savings: Savings) -> list[np.ndarray]:
+        (unit,) = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, replicates)], 8, 3, savings)
+        return [unit.events[name].to_numpy()[:8] for name in ("x_token", "y_token", "delta", "f")]
+
+    alone = first_of(1, Savings(fused=fused))
+    for replicates in (5, sizes(device)[0]):
+        for savings in (Savings(fused=fused), Savings(*[False] * 5, fused=fused)):
+            for one, other in zip(alone, first_of(replicates, savings), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, folder: Path) -> None:
+    """In float32; of a head one entry may be another one, where two scores are as near as rounding."""
+    selector = SELECTORS[name]()
+
+    def kept(model: object) -> list[torch.Tensor]:
+        prompt = Prompt(model, DOCUMENT.tokens, selector.window, selector.statistics)  # type: ignore[arg-type]
+        return [index.cpu() for index in evict(prompt.layers, selector, DOCUMENT.prompt_tokens // 2).indices]
+
+    for there, here in zip(kept(device.load(folder, "float32")), kept(load_model(str(folder))), strict=True):
+        for one, other in zip(there.tolist(), here.tolist(), strict=True):
+            assert len(set(one) - set(other)) <= 1
+
+
+def test_sums_of_pairs_in_one_pass(device: Device) -> None:
+    """By Triton on CUDA, against sums of copies, within float32's rounding; equal laws are not apart at all."""
     laws = large_laws(10_007, 6, torch.float32)
     random = np.random.default_rng(4)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
     right[0] = left[0]
     u = torch.from_numpy(random.random((40, 3)))
-    fused, plain = LawTable(laws.cuda(), 17), LawTable(laws, 17)
+    fused, plain = LawTable(device.holding(laws), 17), LawTable(laws, 17)
     x = plain.draw(left, u[:, 0])
-    y, distance = fused.couple(left, right, x.cuda(), u[:, 1:].cuda())
+    y, distance = fused.couple(left, right, device.holding(x), device.holding(u[:, 1:]))
     wanted_y, wanted = plain.couple(left, right, x, u[:, 1:])
     assert torch.equal(y.cpu(), wanted_y)
     assert (distance.cpu() - wanted).abs().max() < 2e-7
     assert (fused.distance(left, right).cpu() - wanted).abs().max() < 2e-7
     assert float(distance[0]) == 0.0
+
+
+def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu: list[Unit]) -> None:
+    """In a process that cannot import it: the plain way gives the same, and one line says so."""
+    asked, answer = tmp_path / "asked", tmp_path / "answer"
+    asked.write_bytes(pickle.dumps(("s", DOCUMENT, pending(6), 16, 3)))
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    command = [sys.executable, "-c", WITHOUT_TRITON, device.name, str(folder), str(asked), str(answer)]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
+    units, line = pickle.loads(answer.read_bytes())  # noqa: S301 - our own
+    for one, other in zip(units, on_the_cpu, strict=True):
+        assert_near(one, other)
+    assert device.pretended or "Triton is not installed" in line
+
+
+def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -> None:
+    """Its units are those of a run without it."""
+    model = device.load(folder, "float32")
+    service = GenerationService(
+        model, identity_of(model, None), "grpc://127.0.0.1:0", token=None, certificate=None, max_request_bytes=2**20
+    )
+
+    def serve() -> None:
+        with device.computing():
+            service.run()
+
+    threading.Thread(target=serve, daemon=True).start()
+    own = ('id = "kvdrift/tiny"', f'id = "{folder}"\ndevice = "{device.name}"')
+    study = load_study(write_study(tmp_path, own, ("horizon = 12", "horizon = 16")))
+    pool = EndpointPool([ServiceAddress(f"grpc://127.0.0.1:{service.port}")], [study], print)
+    try:
+        pool.check()
+        (there,) = pool.generate(study, [(DOCUMENT, pending(6))])
+    finally:
+        service.close()
+    here = generate_units(model, study.name, DOCUMENT, pending(6), 16, study.study.seed, ALL_SAVINGS)
+    for one, other in zip(there, here, strict=True):
+        assert one.events.equals(other.events)
+        assert one.record["kept_sha256"] == other.record["kept_sha256"]
+
+
+@pytest.mark.gpu
+def test_all_gpus_generate_what_one_does(tmp_path: Path) -> None:
+    study = write_study(tmp_path, ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndevice = "cuda"'))
+    for store, options in (("one", ()), ("all", ("--gpus", "all"))):
+        code, _, err = run_command("run", study, "--store", tmp_path / store, *options)
+        assert code == 0, err
+    assert f"{torch.cuda.device_count()} worker" in err
+    assert_same(tmp_path / "all", tmp_path / "one")
