@@ -34,7 +34,7 @@ from benchmarks.pretend_device import SECOND, TwoDevices, tensors_of, to_second_
 from generator.actions import Action
 from generator.coupling.residual_branching import PURPOSES, branch_replicates
 from generator.coupling.rollout import ActionReplicates, rollout
-from generator.coupling.streams import ALL_SAVINGS, Savings
+from generator.coupling.streams import Savings
 from generator.coupling.uniforms import uniform_table
 from generator.selectors import Full, Recent, SnapKV
 from generator.transformer.model import LoadedModel
@@ -181,7 +181,7 @@ class StepProfile:
         }  # fmt: skip
 
 
-def profile_steps(device: str, estimator: str, savings: Savings = ALL_SAVINGS) -> StepProfile:
+def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
     """Decode with both models and count what each step takes.
 
     Args:
@@ -236,7 +236,7 @@ def _steps(model: LoadedModel, estimator: str, savings: Savings) -> Sequence[Ste
     operations, streams = Operations(), 3 * len(actions) * CASE.replicates
     with _on(model.device), model.computing():
         prepared = model.prefill(document, actions, CASE.horizon).evict()
-        kernels: Any = _Watched(prepared.kernels(streams, savings), operations)
+        kernels: Any = _Watched(prepared.kernels(streams, savings, parked=streams), operations)
         with operations:
             if estimator == SWRB:
                 branch_replicates(kernels, of_actions(PURPOSES), CASE.horizon, savings)
@@ -277,12 +277,14 @@ def main() -> None:
     parser = benchmark_parser("step_profile", "Count what a decoding step asks of a device.")
     parser.add_argument("--device", default=PRETEND, help="cuda, or the pretend device that every machine has")
     parser.add_argument("--estimator", choices=[PLAIN, SWRB], default=PLAIN)
+    parser.add_argument("--plain", action="store_true", help="without operations that one launch computes")
     options = parser.parse_args()
-    facts = profile_steps(options.device, options.estimator).facts()
+    facts = profile_steps(options.device, options.estimator, Savings(fused=not options.plain)).facts()
     if options.json:
         print(json.dumps({"benchmark": "step_profile", **vars(options), "layers": LAYERS, **facts}))
         return
-    print(f"step profile: {options.device}, {options.estimator}, {LAYERS} layers")
+    fused = "plain operations" if options.plain else "fused operations"
+    print(f"step profile: {options.device}, {options.estimator}, {fused}, {LAYERS} layers")
     print(*_table(facts), sep="\n")
 
 

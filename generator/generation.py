@@ -259,7 +259,8 @@ def _branch(
     for (_, a), item in items.items():
         table = one.uniforms(item.action.name, item.replicates, horizon, PURPOSES, SWRB)
         actions.append(ActionReplicates(a, tuple(item.replicates), table))
-    kernels = one.caches.kernels(3 * sum(item.count for item in items.values()), savings)
+    pairs = sum(item.count for item in items.values())
+    kernels = one.caches.kernels(3 * pairs, savings, parked=2 * pairs)
     return branch_replicates(kernels, actions, horizon, savings)
 
 

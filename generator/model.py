@@ -74,8 +74,8 @@ class PrefilledDocument(Protocol):
 class PreparedDocument(Protocol):
     """A document with the caches of its actions, numbered from 1 in their order; cache 0 is the whole prompt."""
 
-    def kernels(self, streams: int, savings: Savings, beside: Sequence[Self] = ()) -> StreamKernels:
-        """Make kernels with room for so many open streams, of this document and of those ``beside`` it.
+    def kernels(self, streams: int, savings: Savings, beside: Sequence[Self] = (), parked: int = 0) -> StreamKernels:
+        """Make kernels with room for so many open and parked streams, of this document and of those ``beside`` it.
 
         The caches of the next document are numbered after those of the one before.
         """

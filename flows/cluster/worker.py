@@ -47,20 +47,6 @@ class Assignment:
     known: Mapping[tuple[str, int], ActionIdentity]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What came of work that failed.
-
-    Attributes:
-        worker: The worker's address.
-        error: What is wrong.
-
-    """
-
-    worker: str
-    error: OperationError
-
-
 @dataclass
 class _Kept:
     """What this process keeps between tasks."""
@@ -73,19 +59,20 @@ class _Kept:
 _KEPT = _Kept()
 
 
-def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError | Failure:
+def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError:
     """Generate the units of a document and store them; runs on a worker.
 
     A worker whose GPU computes nothing more ends: Dask gives the document to another one, and starts a new one in its
     place.
 
     Returns:
-        The number of new units. A mistake of the user's is returned and not raised, since Dask would try it again, and
-        so is a failure, since Dask would try it again here.
+        The number of new units. A mistake of the user's is returned and not raised: Dask would try it again.
+
+    Raises:
+        OperationError: The work failed.
 
     """
-    address = get_worker().address
-    name = worker_name(address)
+    name = worker_name(get_worker().address)
     try:
         store = _accepted(assignment, name)
         units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
@@ -93,12 +80,11 @@ def generate_document(part: NamedPart, assignment: Assignment) -> int | InputErr
     except InputError as error:
         return InputError(_located(error, name))
     except KvdriftError as error:
-        return Failure(address, OperationError(_located(error, name)))
-    except Exception as error:  # noqa: BLE001 - raised again where it failed elsewhere too
+        raise OperationError(_located(error, name)) from None
+    except Exception as error:
         if is_device_lost(error):
             _end(f"{name}: the GPU computes nothing more: {first_line(error)}; this worker ends")
-        line = f"{name}: generation failed: {type(error).__name__}: {first_line(error)}"
-        return Failure(address, OperationError(line))
+        raise OperationError(f"{name}: generation failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def model_weights(study: Study) -> str | KvdriftError | None:

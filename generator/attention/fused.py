@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -38,30 +38,23 @@ class FusedAttention:
         lengths = torch.tensor([[key.shape[1] for key in keys] for keys, _ in layers])  # [layers, caches]
         self._chunks = chunks_of(lengths.amax(0))
         self._queries = tile_queries(layers[0][0][0].dtype)
-        devices = {keys[0].device for keys, _ in layers}
-        self._length = {device: torch.zeros(1, dtype=torch.int64, device=device) for device in devices}
-        self._tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
         self._partials = 0
 
-    def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> None:
-        """Take up the open streams: the cache of each, ascending, and its slot among the model's rows."""
-        *parts, self._partials = tables(stream_cache, slots, rows, self._chunks, self._group, self._queries)
-        packed, tiles, places = parts
-        self._tables = {device: (packed.to(device), tiles.to(device), places.to(device)) for device in self._length}
+    def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
+        """Take up the open streams: the cache of each, ascending, and its slot among the model's rows.
 
-    def rewind(self) -> None:
-        """Go back to the end of the prompt."""
-        for length in self._length.values():
-            length.zero_()
-
-    def next_position(self) -> None:
-        """Make room for the token about to be fed."""
-        for length in self._length.values():
-            length.add_(1)
+        Returns:
+            What ``attend`` needs on the layers' devices, by name.
+        """
+        packed, tiles, places, self._partials = tables(
+            stream_cache, slots, rows, self._chunks, self._group, self._queries
+        )
+        return {"packed": packed, "tiles": tiles, "places": places}
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, suffix: tuple[Tensor, ...], scaling: float
-    ) -> Tensor:
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, suffix: Sequence[Tensor],
+        indices: Mapping[str, Tensor], scaling: float,
+    ) -> Tensor:  # fmt: skip
         """Attend from one new token per row and write its key and value.
 
         Args:
@@ -70,17 +63,18 @@ class FusedAttention:
             key: [rows, KV heads, 1, size].
             value: Likewise.
             suffix: Keys and values of this layer's suffixes, [slots, KV heads, H, size] each.
+            indices: What ``pack`` returned, on the layer's device; and "length", the entries of every suffix with the
+                new one, int64 [1].
             scaling: What products of queries and keys are multiplied by.
 
         Returns:
             [rows, heads, 1, size]; zeros where there is no stream.
         """
-        packed, tiles, places = self._tables[query.device]
         caches, new = self._caches[layer], query[:, :, 0]
         chunks: PartialAttention = prompt_attention.prompt_attention(
-            new, *self._layers[layer], caches, packed, tiles, self._partials, scaling
+            new, *self._layers[layer], caches, indices["packed"], indices["tiles"], self._partials, scaling
         )
         output: Tensor = suffix_attention.suffix_attention(
-            new, key[:, :, 0], value[:, :, 0], *suffix, self._length[query.device], *chunks, places, caches, scaling
+            new, key[:, :, 0], value[:, :, 0], *suffix, indices["length"], *chunks, indices["places"], caches, scaling
         )
         return output[:, :, None]

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from generator.attention.fused import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, join_parts
+from generator.attention.stream_slots import StreamSlots
 
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
 
-_Suffixes = tuple[Tensor, ...]  # keys and values of one layer
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
+
+_Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
+_Suffixes = list[Tensor]  # keys and values of one layer
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,13 @@ class _Tile:
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    Of n open streams, stream i lies in slot ``slots[i]``, a number below n. A stream stays in its slot unless that is n
-    or above; only streams that move or fork are copied. The model computes ``rows`` rows: the n slots, and as many more
-    as make a multiple of ``row_multiple``.
+    The model computes ``rows`` rows: one for each slot that an open stream lies in, and as many more as make a multiple
+    of ``row_multiple``. A step begins with ``select``; ``take`` then makes room for the token about to be fed.
 
     Args:
         caches: Per cache, its layers.
         streams: How many streams can be open at once.
+        parked: How many streams can be parked.
         horizon: How many tokens a stream can have.
         row_multiple: What the number of rows is a multiple of.
         group: Query heads of a KV head.
@@ -55,30 +59,37 @@ class SharedPrefix:
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, horizon: int, row_multiple: int, group: int, *,
-        share_reads: bool = True, fused: bool | None = None,
+        self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
+        group: int, *, share_reads: bool = True, fused: bool | None = None,
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple, self._share_reads = caches, row_multiple, share_reads
-        self._devices = {layer.key.device for layer in caches[0]}  # a device map spreads layers over several
-        self._length = 0
-        none = torch.empty(0, dtype=torch.int64)
-        self.slots = none  # int64 [streams], on the CPU as all bookkeeping is
-        self.stream_cache = none  # the cache of each stream, [streams]
-        # Of each layer keys and values [streams, KV heads, H, size].
-        self._suffix: list[_Suffixes] = [
-            tuple(part.new_empty((streams, part.shape[0], horizon, part.shape[2])) for part in (layer.key, layer.value))
-            for layer in caches[0]
-        ]
+        self._slots = StreamSlots(streams)
+        self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
         self._fused: FusedAttention | None = None
-        if are_fused(self._devices, fused):
+        if are_fused(self.devices, fused):
             layers = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
             self._fused = FusedAttention(layers, group)
-        self._parked: list[list[_Suffixes]] = []  # per call and layer, [streams, KV heads, length, size]
-        self._parked_cache = none
         self._tiles: list[_Tile] = []
-        self._packed = self._unpacked = self._everywhere(none)  # slot of each packed row; one packed row of each slot
+        self._packing: dict[str, Tensor] = {}
+        self._copied_length = 0
+        self._indices: _Indices = {}
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the layers lie; a device map spreads them over several devices."""
+        return {buffer.device for buffer in self._buffers}
+
+    @property
+    def slots(self) -> Tensor:
+        """The slot of each open stream, int64 [streams], on the CPU."""
+        return self._slots.slots
+
+    @property
+    def stream_cache(self) -> Tensor:
+        """The cache of each open stream, int64 [streams], on the CPU."""
+        return self._slots.caches
 
     @property
     def rows(self) -> int:
@@ -87,9 +98,7 @@ class SharedPrefix:
 
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
-        self.rewind()
-        self.stream_cache = torch.tensor(caches)
-        self.slots = torch.arange(len(caches))
+        self._slots.open(caches)
         self._pack()
 
     def select(self, rows: Tensor) -> None:
@@ -98,48 +107,49 @@ class SharedPrefix:
         Args:
             rows: int64 [streams], on the CPU, grouped by cache in ascending order.
         """
-        streams, count = len(self.slots), len(rows)
-        if torch.equal(rows, torch.arange(streams)):
-            return
-        self.stream_cache = torch.cat([self.stream_cache, self._parked_cache])[rows]
-        # Parked streams count as lying behind the slots.
-        source = torch.cat([self.slots, torch.arange(streams, streams + len(self._parked_cache))])[rows]
-        entry = torch.arange(count)
-        first_entry = torch.full((streams + len(self._parked_cache),), count).scatter_reduce_(0, source, entry, "amin")
-        stays = (first_entry[source] == entry) & (source < min(streams, count))
-        free = torch.ones(count, dtype=torch.bool)
-        free[source[stays]] = False
-        self.slots = torch.where(stays, source, 0).masked_scatter_(~stays, free.nonzero())
-        self._copy(source[~stays], self.slots[~stays], streams)
-        self._pack()
+        if self._slots.select(rows):
+            self._pack()
 
     def park(self, rows: Tensor) -> None:
-        """Keep a copy of the suffixes of open streams ``rows``, at their present length."""
-        length, slots = self._length, self._everywhere(self.slots[rows])
-        self._parked.append([
-            tuple(part[slots[part.device], :, :length] for part in layer) for layer in self._suffix
-        ])  # fmt: skip
-        self._parked_cache = torch.cat([self._parked_cache, self.stream_cache[rows]])
+        """Keep the suffixes of open streams ``rows``, at their present length."""
+        self._slots.park(rows)
 
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
-        self._length = 0
-        if self._fused is not None:
-            self._fused.rewind()
-        self.stream_cache, self.slots = self.stream_cache[:0], self.slots[:0]
+        self._slots.rewind()
 
-    def next_position(self) -> None:
-        """Make room for the token about to be fed."""
-        self._length += 1
-        if self._fused is not None:
-            self._fused.next_position()
+    def skip(self) -> None:
+        """Go on by one position without an open stream."""
+        self._slots.length += 1
+
+    def indices(self) -> dict[str, Tensor]:
+        """What ``take`` needs on every device for this step, int64 vectors on the CPU by their name."""
+        source, target, self._copied_length = self._slots.copies()
+        length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
+        return {**self._packing, "source": source, "target": target, "length": length}
+
+    def take(self, indices: _Indices) -> None:
+        """Copy the suffixes that move, and make room for the token about to be fed.
+
+        Args:
+            indices: What ``indices`` has returned, on every device of ``devices``; used until the next step.
+        """
+        self._indices = indices
+        for buffer in self._buffers:
+            own = indices[buffer.device]
+            if len(own["source"]):
+                _copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
+        self._slots.length += 1
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
         if self._fused is not None:
-            return self._fused.attend(layer, query, key, value, self._suffix[layer], scaling)
+            return self._fused.attend(
+                layer, query, key, value, self._suffix[layer], self._indices[query.device], scaling
+            )
         suffix_key, suffix_value = self._suffix[layer]
-        streams, length = len(self.slots), self._length
+        indices = self._indices[query.device]
+        streams, length = len(self.slots), self._slots.length
         suffix_key[:streams, :, length - 1] = key[:streams, :, 0]
         suffix_value[:streams, :, length - 1] = value[:streams, :, 0]
         rows, heads, _, size = query.shape
@@ -151,7 +161,7 @@ class SharedPrefix:
         )
 
         # [KV heads, packed rows x group, size]
-        packed = grouped[self._packed[query.device]].transpose(0, 1).reshape(kv_heads, -1, size)
+        packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
         outputs, masses = [], []
         for tile in self._tiles:
             prefix = self._caches[tile.cache][layer]
@@ -159,7 +169,7 @@ class SharedPrefix:
             output, mass = attend_prompt(part, prefix.key, prefix.value, scaling)
             outputs.append(output)
             masses.append(mass)
-        output, mass, unpacked = torch.cat(outputs, 1), torch.cat(masses, 1), self._unpacked[query.device]
+        output, mass, unpacked = torch.cat(outputs, 1), torch.cat(masses, 1), indices["unpacked"]
         shared = (
             output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
             mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
@@ -172,7 +182,7 @@ class SharedPrefix:
     def _pack(self) -> None:
         """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
         if self._fused is not None:
-            self._fused.pack(self.stream_cache, self.slots, self.rows)
+            self._packing = self._fused.pack(self.stream_cache, self.slots, self.rows)
             return
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
@@ -186,26 +196,34 @@ class SharedPrefix:
                 packed += [part, part[:1].expand(last - first - len(part))]
                 unpacked[part] = torch.arange(first, first + len(part))
                 first = last
-        self._packed = self._everywhere(torch.cat(packed) if packed else self.slots[:0])
-        self._unpacked = self._everywhere(unpacked)
+        # The slot of each packed row, and one packed row of each slot.
+        self._packing = {"packed": torch.cat(packed) if packed else self.slots[:0], "unpacked": unpacked}
 
-    def _copy(self, source: Tensor, target: Tensor, streams: int) -> None:
-        """Copy suffixes of open or parked streams, up to the present length, into slots ``target``."""
-        first = 0
-        for origin in (self._suffix, *self._parked):
-            count = streams if origin is self._suffix else len(origin[0][0])
-            here = ((source >= first) & (source < first + count)).nonzero().squeeze(-1)
-            if len(here):
-                rows, slots = self._everywhere(source[here] - first), self._everywhere(target[here])
-                for layer, origin_layer in zip(self._suffix, origin, strict=True):
-                    for part, origin_part in zip(layer, origin_layer, strict=True):
-                        copied = origin_part[rows[part.device], :, : self._length]
-                        part[:, :, : self._length].index_copy_(0, slots[part.device], copied)
-            first += count
 
-    def _everywhere(self, index: Tensor) -> dict[torch.device, Tensor]:
-        """Copy an index to every device that layers lie on."""
-        return {device: index.to(device) for device in self._devices}
+def _suffix_buffers(layers: Sequence[PrefixLayer], slots: int, horizon: int) -> tuple[list[Tensor], list[_Suffixes]]:
+    """Room for suffixes: parts of one device and shape in one buffer, [parts, slots, KV heads, H, size].
+
+    Returns:
+        The buffers, and of each layer its keys and values in them, [slots, KV heads, H, size] each.
+    """
+    parts = [part for layer in layers for part in (layer.key, layer.value)]
+    kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for part in parts]
+    rooms, buffers = {}, []
+    for kind in dict.fromkeys(kinds):
+        device, dtype, heads, size = kind
+        shape = (kinds.count(kind), slots, heads, horizon, size)
+        buffers.append(torch.empty(shape, dtype=dtype, device=device))
+        rooms[kind] = iter(buffers[-1].unbind())
+    own = [next(rooms[kind]) for kind in kinds]
+    return buffers, [own[first : first + 2] for first in range(0, len(own), 2)]
+
+
+def _copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy slots ``source`` to slots ``target``, all at once, in every part of a buffer, [parts, slots, ...]."""
+    room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
+    moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
+    for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
+        parts.index_copy_(1, target, parts[:, source])
 
 
 def _rounded(count: int, multiple: int) -> int:

@@ -16,28 +16,27 @@ from torch import Tensor
 from schema.errors import first_line
 
 
-def pair_sums(laws: Tensor, left: Tensor, right: Tensor, absorbed_token: int, block: int) -> tuple[Tensor, Tensor]:
-    """Sum |p - q| and max(q - p, 0) over blocks of tokens.
+def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
+    """Launch ``generator.coupling.fused_draws.pair_sums``.
 
     Args:
-        laws: [rows, V], on CUDA.
-        left: Rows of p, int64 [B]; -1 for the point mass on ``absorbed_token``.
-        right: Rows of q, int64 [B]; -1 for the point mass on ``absorbed_token``.
+        laws: [streams, V], on CUDA; a row's values lie beside each other.
+        rows: Rows of p and of q, int64 [2, B]; -1 for the point mass on ``absorbed_token``, -2 for no mass at all.
         absorbed_token: What an ended side emits.
         block: Tokens of a block, a power of two.
 
     Returns:
-        Both sums, float64 [B, blocks] each.
+        Sums of |p - q| and of max(q - p, 0), float64 [2, B, blocks].
     """
-    blocks = triton.cdiv(laws.shape[1], block)
-    apart, excess = (torch.empty((len(left), blocks), dtype=laws.dtype, device=laws.device) for _ in range(2))
-    if len(left):
+    blocks, pairs = triton.cdiv(laws.shape[1], block), rows.shape[1]
+    sums = torch.empty((2, pairs, blocks), dtype=torch.float64, device=laws.device)
+    if pairs:
         with torch.cuda.device_of(laws):  # type: ignore[no-untyped-call] # Triton launches on the current device
-            _sum_pairs[len(left), blocks](
-                laws, left, right, apart, excess, laws.stride(0), laws.shape[1], absorbed_token, blocks,
+            _sum_pairs[pairs, blocks](
+                laws, rows, sums, laws.stride(0), rows.stride(0), laws.shape[1], absorbed_token, pairs, blocks,
                 BLOCK=block, enable_fp_fusion=False,
             )  # fmt: skip
-    return apart.double(), excess.double()
+    return sums
 
 
 @cache
@@ -47,12 +46,12 @@ def fault(device: torch.device) -> str | None:
     Triton builds a kernel when it is first used, which takes a C compiler on this machine.
     """
     laws = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
-    left, right = torch.tensor([0, -1], device=device), torch.tensor([1, 1], device=device)
+    rows = torch.tensor([[0, -1, -2], [1, 1, 1]], device=device)
     try:
-        apart, excess = pair_sums(laws, left, right, absorbed_token=2, block=4)
+        apart, excess = pair_sums(laws, rows, absorbed_token=2, block=4)
     except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
         return f"{type(error).__name__}: {first_line(error)}"
-    exact = apart.flatten().tolist() == [0.5, 1.5] and excess.flatten().tolist() == [0.25, 0.75]
+    exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
     return None if exact else "the kernel's sums are wrong"
 
 
@@ -60,24 +59,24 @@ def fault(device: torch.device) -> str | None:
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_pairs(  # type: ignore[no-untyped-def]
     laws,
-    left,
-    right,
-    apart,
-    excess,
+    rows,
+    sums,
+    law_stride,
     row_stride,
     size,
     absorbed_token,
+    pairs,
     blocks,
     BLOCK: tl.constexpr,  # noqa: N803 - a compile-time constant
 ):
-    pair, place = tl.program_id(0), tl.program_id(1)
+    pair, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = place * BLOCK + tl.arange(0, BLOCK)
-    row_p, row_q = tl.load(left + pair), tl.load(right + pair)
-    inside = token < size
-    p = tl.load(laws + tl.maximum(row_p, 0) * row_stride + token, mask=inside, other=0.0)
-    q = tl.load(laws + tl.maximum(row_q, 0) * row_stride + token, mask=inside, other=0.0)
+    row_p, row_q = tl.load(rows + pair), tl.load(rows + row_stride + pair)
+    read = tl.where(row_p == row_q, 0, size)  # one row's laws are equal
+    p = tl.load(laws + row_p * law_stride + token, mask=token < tl.where(row_p >= 0, read, 0), other=0.0)
+    q = tl.load(laws + row_q * law_stride + token, mask=token < tl.where(row_q >= 0, read, 0), other=0.0)
     point = tl.where(token == absorbed_token, 1.0, 0.0).to(p.dtype)
-    p, q = tl.where(row_p < 0, point, p), tl.where(row_q < 0, point, q)
+    p, q = tl.where(row_p == -1, point, p), tl.where(row_q == -1, point, q)
     difference = q - p
-    tl.store(apart + pair * blocks + place, tl.sum(tl.abs(difference)))
-    tl.store(excess + pair * blocks + place, tl.sum(tl.maximum(difference, 0.0)))
+    tl.store(sums + pair * blocks + place, tl.sum(tl.abs(difference)))
+    tl.store(sums + (pairs + pair) * blocks + place, tl.sum(tl.maximum(difference, 0.0)))

@@ -29,6 +29,17 @@ class StreamKernels(Protocol):
     def device(self) -> str:
         """The device of the laws, as torch names it."""
 
+    @property
+    def sent(self) -> Tensor:
+        """What was sent last, on the laws' device from the next ``open`` or ``advance`` of a stream on."""
+
+    def send(self, indices: Tensor) -> None:
+        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+
+        Args:
+            indices: int64, of any shape, on the CPU.
+        """
+
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start streams at the end of the prompt.
 

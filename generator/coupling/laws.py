@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
-_CPU_BYTES, _CUDA_BYTES = 2**20, 2**28  # of laws taken at once
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of laws taken at once
 
 
 def fused_fault(device: torch.device) -> str | None:
@@ -31,11 +31,11 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
     This is half the sum of absolute differences. One minus the overlap may be rounded to a number above 0 where the
     laws are equal.
     """
-    return _distance(_block_sums((p - q).abs_()))
+    return distance_of(block_sums((p - q).abs_()))
 
 
-def _distance(apart: Tensor) -> Tensor:
-    """TV from the sums of |p - q| over blocks, [..., blocks]."""
+def distance_of(apart: Tensor) -> Tensor:
+    """TV, float64 [...], from the sums of |p - q| over blocks, float64 [..., blocks]."""
     return (0.5 * apart.sum(-1)).clamp_(max=1.0)
 
 
@@ -52,10 +52,10 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     Returns:
         Tokens, int64 [B].
     """
-    return _draw(_block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
+    return draw_by_sums(block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
 
 
-def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
+def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
     """As ``draw``, from sums of blocks, float64 [B, blocks], and the weights of tokens, int64 [B, n] -> [B, n]."""
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
@@ -66,7 +66,7 @@ def _draw(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Ten
     return token.gather(-1, place).squeeze(-1)
 
 
-def _block_sums(weights: Tensor) -> Tensor:
+def block_sums(weights: Tensor) -> Tensor:
     """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the other rows."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
@@ -117,11 +117,17 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
     return y
 
 
+def pairs_at_once(laws: Tensor) -> int:
+    """How many pairs of laws [rows, V] are computed with at once, so that what is made of them finds room."""
+    room = _CPU_BYTES if laws.device.type == "cpu" else _OTHER_BYTES
+    return max(room // max(laws.shape[-1] * laws.itemsize, 1), 1)
+
+
 class LawTable:
     """Laws of which pairs use two each, by row number; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
-    accelerator has besides the laws. On CUDA with Triton, one pass over the laws serves all pairs.
+    accelerator has besides the laws. ``generator.coupling.fused_draws`` does the same in one pass over the laws.
 
     Args:
         laws: [rows, V].
@@ -130,9 +136,7 @@ class LawTable:
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
         self._laws, self._absorbed_token = laws, absorbed_token
-        room = _CUDA_BYTES if laws.is_cuda else _CPU_BYTES
-        self._at_once = max(room // max(laws[:1].nbytes, 1), 1)
-        self._fused = laws.is_cuda and fused_fault(laws.device) is None
+        self._at_once = pairs_at_once(laws)
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
         """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""
@@ -140,27 +144,24 @@ class LawTable:
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
         """TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
-        if self._fused:
-            return _distance(self._sums(left, right)[0])
         return torch.cat([total_variation(p, q) for _, p, q in self.pairs(left, right)])
 
-    def couple(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the compressed side's tokens given the reference's.
 
         Args:
             left: Rows of the reference's laws, int64 [B] on the CPU.
             right: Rows of the compressed side's laws, int64 [B] on the CPU.
             x: The reference's tokens, int64 [B].
-            u: Uniforms of acceptance and of the residual token, [B, 2].
+            accept: Uniforms of acceptance, [B].
+            residual: Uniforms of the residual token, [B].
 
         Returns:
             The tokens, int64 [B], and the TV between the laws, float64 [B].
         """
-        if self._fused:
-            return self._couple_fused(left, right, x, u)
         tokens, distances = [], []
         for part, p, q in self.pairs(left, right):
-            tokens.append(couple(p, q, x[part], u[part, 0], u[part, 1]))
+            tokens.append(couple(p, q, x[part], accept[part], residual[part]))
             distances.append(total_variation(p, q))
         return torch.cat(tokens), torch.cat(distances)
 
@@ -168,30 +169,6 @@ class LawTable:
         """Some pairs at a time: which ones, and the laws of both rows, [pairs, V] each."""
         for part in self._parts(len(left)):
             yield part, self._take(left[part]), self._take(right[part])
-
-    def _couple_fused(self, left: Tensor, right: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        apart, excess = self._sums(left, right)
-        p, q = (self._probabilities(rows, x[:, None]).squeeze(-1).double() for rows in (left, right))
-        y = _draw(
-            excess,
-            u[:, 1],
-            self._laws.shape[-1],
-            lambda token: (self._probabilities(right, token) - self._probabilities(left, token)).clamp_(min=0.0),
-        )
-        keep = (u[:, 0] * p < q) | (excess.sum(-1) <= 0.0)
-        return torch.where(keep, x, y), _distance(apart)
-
-    def _sums(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        from generator.coupling.fused_sums import pair_sums  # noqa: PLC0415 - Triton comes with CUDA only
-
-        left, right = left.to(self._laws.device), right.to(self._laws.device)
-        return pair_sums(self._laws, left, right, self._absorbed_token, BLOCK_TOKENS)
-
-    def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Probabilities of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
-        rows = rows.to(self._laws.device)[:, None]
-        point = (tokens == self._absorbed_token).to(self._laws.dtype)
-        return torch.where(rows < 0, point, self._laws[rows.clamp(min=0), tokens])
 
     def _parts(self, entries: int) -> list[slice]:
         return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]

@@ -2,11 +2,13 @@
 
 A step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
 (``generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to pairs
-on the CPU, by tokens alone, so that a step waits for the device once.
+on the CPU, by tokens alone: which rows of laws a pair needs is known before they are computed and goes to the device
+with the tokens. Where operations are fused, a step then waits for the device once, for its tokens and distances.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,28 +16,60 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused, fused_draws
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+
+
+@dataclass(frozen=True)
+class _LawRows:
+    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side.
+
+    Attributes:
+        reference: Of each reference, [references].
+        p: The reference's law, of each pair, [pairs].
+        on_x: The compressed model's on X.
+        on_y: The compressed model's on Y.
+    """
+
+    reference: Tensor
+    p: Tensor
+    on_x: Tensor
+    on_y: Tensor
+
+    @property
+    def parted(self) -> Tensor:
+        """Whether f takes a law of its own, bool [pairs]: X goes on, and Y along another stream."""
+        return (self.on_x >= 0) & (self.on_x != self.on_y)
+
+    def compared(self) -> Tensor:
+        """The rows that ``fused_draws`` takes, [2, references + 2 pairs]."""
+        left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.parted, ABSORBED)]
+        right = [self.reference, self.on_y, self.on_x.where(self.parted, ABSORBED)]
+        return torch.stack([torch.cat(left), torch.cat(right)])
 
 
 class CoupledPairs:
     """Pairs (action, replicate) under the maximal coupling, advanced together.
 
     A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
-    Everything but laws and uniforms is on the CPU. ``steps`` has the columns of ``events``, [pairs, H] each; at first
-    they hold what pairs have whose sides have both ended: EOS on both, delta = f = 0.
+    Everything but laws and uniforms is on the CPU; uniforms go to the laws' device once. ``steps`` has the columns of
+    ``events``, [pairs, H] each; at first they hold what pairs have whose sides have both ended: EOS on both,
+    delta = f = 0.
 
     Args:
         pair_reference: The reference of each pair, int64 [pairs].
         reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
         reference_owner: The cache to whose account a reference stream's laws go, int64 [references].
+        u_x: Uniforms of the references' tokens, float64 [references, H].
+        u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
     """
 
     def __init__(
         self, kernels: StreamKernels, pair_reference: Tensor, reference_cache: Tensor, pair_cache: Tensor,
-        reference_owner: Tensor, horizon: int, savings: Savings = ALL_SAVINGS,
+        reference_owner: Tensor, u_x: Tensor, u_pair: Tensor, savings: Savings = ALL_SAVINGS,
     ) -> None:  # fmt: skip
         absent = kernels.eos_tokens[0] if kernels.eos_tokens else 0
         self._kernels, self._savings = kernels, savings
@@ -53,7 +87,7 @@ class CoupledPairs:
         self._label = self._labels(pair_cache)
         self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
         self._open = 0  # open streams
-        shape = (len(pair_cache), horizon)
+        shape = (len(pair_cache), u_x.shape[1])
         self.steps: dict[str, NDArray[Any]] = {
             **{name: np.full(shape, absent, dtype=np.int32) for name in ("x_token", "y_token")},
             **{name: np.zeros(shape, dtype=np.float32) for name in ("delta", "f")},
@@ -61,19 +95,21 @@ class CoupledPairs:
         }
         self.rows_used = torch.zeros(int(pair_cache.max()) + 1, dtype=torch.float64)  # by owner; shared ones in parts
         self.evaluations = torch.zeros_like(pair_cache)
+        # Of each position those of X, of residual tokens, of acceptance, [H, references + 2 pairs].
+        uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
+        self._uniforms = uniforms.to(kernels.device)
+        self._fused = are_fused(savings, kernels.device)
+        if self._fused:
+            self._reference_there = pair_reference.to(kernels.device)
 
-    def open(self, u_x: Tensor, u_pair: Tensor) -> None:
-        """Start every pair at the prompt and couple position 1.
-
-        Args:
-            u_x: Uniforms of the references' tokens, [references].
-            u_pair: Uniforms of acceptance and of the residual token, [pairs, 2].
-        """
+    def open(self) -> None:
+        """Start every pair at the prompt and couple position 1."""
         self._x_done.fill_(value=False)
         self._y_done.fill_(value=False)
         self._row.fill_(0)  # all histories are empty
         streams, _ = self._regroup()
-        self._couple(0, self._kernels.open(streams.cache.tolist()), u_x, u_pair)
+        rows = self._law_rows()
+        self._couple(0, self._kernels.open(streams.cache.tolist()), rows)
 
     def join(
         self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
@@ -97,24 +133,23 @@ class CoupledPairs:
         on_x[pairs] = on_y[pairs] = rows[1] + self._open
         self._write(column, pairs.numpy(), x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
 
-    def step(self, column: int, u_x: Tensor, u_pair: Tensor) -> bool:
+    def step(self, column: int) -> bool:
         """Advance every pair by one position.
 
         Args:
             column: The position to couple, from 0.
-            u_x: Uniforms of the references' tokens, [references].
-            u_pair: Uniforms of acceptance and of the residual token, [pairs, 2].
 
         Returns:
             Whether a stream is open; if none is, nothing was recorded.
         """
         streams, owner = self._regroup()
         self.rows_used.index_add_(0, owner, streams.share)
+        rows = self._law_rows()
         self._kernels.select(streams.row)
         laws = self._kernels.advance(streams.token)
         if not self._open:
             return False
-        self._couple(column, laws, u_x, u_pair)
+        self._couple(column, laws, rows)
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
@@ -150,31 +185,48 @@ class CoupledPairs:
         self._open = len(streams.row)
         return streams, self._owner[wanted]
 
-    def _couple(self, column: int, laws: Tensor, u_x: Tensor, u_pair: Tensor) -> None:
+    def _law_rows(self) -> _LawRows:
+        """The rows of laws that the position needs; where operations are fused, they are sent to the laws' device."""
+        reference, on_x, on_y = torch.split(self._row.masked_fill(self._done(), ABSORBED), self._sizes)
+        rows = _LawRows(reference, reference[self._pair_reference], on_x, on_y)
+        if self._fused:
+            self._kernels.send(rows.compared())
+        return rows
+
+    def _couple(self, column: int, laws: Tensor, rows: _LawRows) -> None:
         """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and record them."""
-        own = self._row.masked_fill(self._done(), -1)  # the row of each law; -1 for the point mass on EOS
-        reference, on_x, on_y = torch.split(own, self._sizes)
-        p, active = reference[self._pair_reference], ~(self._x_done[self._pair_reference] & self._y_done)
+        active = ~(self._x_done[self._pair_reference] & self._y_done)
         self.evaluations += active
-
-        drawn, coupled = (reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
-        forced = ((on_x >= 0) & (on_x != on_y)).nonzero().squeeze(-1)
-        table, device = LawTable(laws, self._absent), laws.device
-        x = torch.full_like(self._x, self._absent, device=device)
-        x[drawn.to(device)] = table.draw(reference[drawn], u_x[drawn.to(device)])
-        pair_x = x[self._pair_reference[coupled].to(device)]
-        y, distance = table.couple(p[coupled], on_y[coupled], pair_x, u_pair[coupled.to(device)])
-        forced_distance = table.distance(p[forced], on_x[forced])
-
-        self._x, self._y = x.cpu(), torch.full_like(self._y, self._absent)
-        self._y[coupled] = y.cpu()
-        delta = torch.zeros(len(self._y), dtype=torch.float64)
-        delta[coupled] = distance.cpu()
-        f = delta.masked_fill(on_x < 0, 0.0)  # delta itself while the pair agrees
-        f[forced] = forced_distance.cpu()
+        draws = self._fused_draws if self._fused else self._plain_draws
+        self._x, self._y, delta, forced_f = draws(laws, rows, self._uniforms[column], active)
+        f = torch.where(rows.parted, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
         self._x_done |= torch.isin(self._x, self._eos_tokens)
         self._y_done |= torch.isin(self._y, self._eos_tokens)
         x_token, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
         self._write(
             column, slice(None), x_token=x_token, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
         )  # fmt: skip
+
+    def _fused_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, _: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """As ``_plain_draws``, in one pass over the laws; results come from the device together."""
+        found = fused_draws(laws, self._kernels.sent, self._reference_there, u, self._absent).cpu()
+        x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
+        return x.long(), y.long(), delta, forced_f
+
+    def _plain_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, active: Tensor) -> tuple[Tensor, ...]:
+        """Tokens and distances, on the CPU: x [references]; y, delta, and f where a pair has parted, [pairs]."""
+        u_x, u_residual, u_accept = torch.split(u, [len(self._x), len(self._y), len(self._y)])
+        drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
+        parted = rows.parted.nonzero().squeeze(-1)
+        table, device = LawTable(laws, self._absent), laws.device
+        x = torch.full_like(self._x, self._absent, device=device)
+        x[drawn.to(device)] = table.draw(rows.reference[drawn], u_x[drawn.to(device)])
+        there = coupled.to(device)
+        pair_x = x[self._pair_reference[coupled].to(device)]
+        found, distance = table.couple(rows.p[coupled], rows.on_y[coupled], pair_x, u_accept[there], u_residual[there])
+        y = torch.full_like(self._y, self._absent)
+        y[coupled] = found.cpu()
+        delta, forced_f = (torch.zeros(len(self._y), dtype=torch.float64) for _ in range(2))
+        delta[coupled] = distance.cpu()
+        forced_f[parted] = table.distance(rows.p[parted], rows.on_x[parted]).cpu()
+        return x.cpu(), y, delta, forced_f

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from generator.coupling.kernels import StreamKernels
-from generator.coupling.laws import LawTable, draw, total_variation
+from generator.coupling.laws import draw, pairs_at_once, total_variation
 from generator.coupling.pairs import CoupledPairs
 from generator.coupling.rollout import ActionReplicates
 from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
@@ -64,11 +64,15 @@ def branch_replicates(
 
     Actions have uniforms [replicates, H, PURPOSES].
     """
-    uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions])).to(kernels.device)
+    uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions]))
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
     scan = _Scan(kernels, pair_cache, horizon, savings)
-    scan.run(uniforms)
-    pairs = _continue(kernels, scan, pair_cache, uniforms[:, :, SCAN_UNIFORMS:], savings)
+    numbers, (u_x, u_pair) = torch.arange(len(pair_cache)), torch.split(uniforms[:, :, SCAN_UNIFORMS:], [1, 2], 2)
+    pairs = CoupledPairs(
+        kernels, numbers, torch.zeros_like(numbers), pair_cache, pair_cache, u_x.squeeze(-1), u_pair, savings
+    )
+    scan.run(uniforms[:, :, :SCAN_UNIFORMS])
+    _continue(pairs, scan)
 
     recorded = ("token", "deficit", "weight", "ended", "scanned", "branch")
     arrays = {name: getattr(scan, name).numpy() for name in recorded}
@@ -110,12 +114,14 @@ class _Scan:
         self._parked = 0
 
     def run(self, uniforms: Tensor) -> None:
-        """Scan to the horizon, to U's EOS, or until survival is 0; uniforms [pairs, H, >= SCAN_UNIFORMS]."""
+        """Scan to the horizon, to U's EOS, or until survival is 0; uniforms [pairs, H, SCAN_UNIFORMS]."""
+        uniforms_there = uniforms.to(self._kernels.device)
         live = torch.arange(len(self._pair_cache))
         streams = self._streams(live, torch.zeros_like(live))
         laws = self._kernels.open(streams.cache.tolist())
         for column in range(self.token.shape[1]):
-            goes_on, token = self._position(live, column, laws, uniforms[live.to(laws.device), column])
+            found = self._compare(laws, uniforms_there[:, column]).cpu()  # all that the host waits for
+            goes_on, token = self._position(live, column, found, uniforms[live, column, 1])
             stays = goes_on.nonzero().squeeze(-1)
             if column + 1 == self.token.shape[1]:
                 stays = stays[:0]
@@ -130,26 +136,39 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> DistinctStreams:
-        """The streams with which the ``live`` pairs continue."""
+        """The streams with which the ``live`` pairs continue; the laws' device is sent what ``_compare`` needs."""
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._savings.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
         self._row[:, live] = streams.place.view(2, -1)
+        self._kernels.send(torch.cat([self._row[:, live], live[None]]))
         return streams
 
-    def _position(self, live: Tensor, column: int, laws: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Weigh and draw one position of the ``live`` pairs: which of them continue [live], and their tokens [live]."""
-        self.evaluations[live] += 1
+    def _compare(self, laws: Tensor, u: Tensor) -> Tensor:
+        """What ``_overlap`` finds for the live pairs, [4, live], on the laws' device; uniforms [pairs, >= 4]."""
+        at_once = pairs_at_once(laws)
         parts = [
-            _overlap(p, q, u[part])
-            for part, p, q in LawTable(laws, self._absent).pairs(self._row[0, live], self._row[1, live])
+            _overlap(laws[reference], laws[action], u[live])
+            for reference, action, live in torch.split(self._kernels.sent, at_once, 1)
         ]
-        deficit, token, residual_x, residual_y = (torch.cat(columns).cpu() for columns in zip(*parts, strict=True))
+        return torch.cat(parts, 1)
+
+    def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Weigh one position of the ``live`` pairs: which of them continue [live], and their tokens [live].
+
+        Args:
+            live: int64 [live].
+            column: The position, from 0.
+            found: What ``_compare`` returned.
+            u: Uniforms that say whether a position replaces the candidate, [live].
+        """
+        self.evaluations[live] += 1
+        deficit, token, residual_x, residual_y = found[0], *found[1:].long()
 
         weight = self._survival[live] * deficit
         self._survival[live] *= 1 - deficit
         self._mass[live] += weight
-        replaces = ((weight > 0) & (u[:, 1].cpu() * self._mass[live] < weight)).nonzero().squeeze(-1)
+        replaces = ((weight > 0) & (u * self._mass[live] < weight)).nonzero().squeeze(-1)
         self.branch[live[replaces]] = column + 1
         self.residual[:, live[replaces]] = torch.stack([residual_x, residual_y])[:, replaces]
 
@@ -173,32 +192,31 @@ class _Scan:
             self._parked += len(rows)
 
 
-def _overlap(p: Tensor, q: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual, [B]."""
+def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
+    """From laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual.
+
+    Returns:
+        float64 [4, B].
+    """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0
     excess_x, excess_y = (p - q).clamp_(min=0.0), (q - p).clamp_(min=0.0)
     # Laws that differ in their last bit may leave an excess on one side only: then there is no residual pair.
     differs = (excess_x.sum(-1) > 0) & (excess_y.sum(-1) > 0)
-    deficit = torch.where(differs, total_variation(p, q), 0.0)
-    deficit = torch.where(shares, deficit, 1.0)
+    deficit = total_variation(p, q).masked_fill(~differs, 0.0).masked_fill(~shares, 1.0)
     token = draw(torch.where(shares[:, None], overlap, p), u[:, 0])
-    return deficit, token, draw(excess_x, u[:, 2]), draw(excess_y, u[:, 3])
+    return torch.stack(
+        [deficit, *(drawn.double() for drawn in (token, draw(excess_x, u[:, 2]), draw(excess_y, u[:, 3])))]
+    )
 
 
-def _continue(
-    kernels: StreamKernels, scan: _Scan, pair_cache: Tensor, uniforms: Tensor, savings: Savings
-) -> CoupledPairs:
-    """Continue every branch from its residual pair to the horizon; uniforms [pairs, H, 3]."""
-    own = torch.arange(len(pair_cache))
-    horizon = uniforms.shape[1]
-    pairs = CoupledPairs(kernels, own, torch.zeros_like(own), pair_cache, pair_cache, horizon, savings)
-    for column in range(horizon):
+def _continue(pairs: CoupledPairs, scan: _Scan) -> None:
+    """Continue every branch from its residual pair to the horizon."""
+    for column in range(scan.token.shape[1]):
         if column:
-            pairs.step(column, uniforms[:, column, 0], uniforms[:, column, 1:])
+            pairs.step(column)
         joining = (scan.branch == column + 1).nonzero().squeeze(-1)
         if len(joining):
             x, y = scan.residual[:, joining]
             reference, compressed = scan.parked[:, joining]
             pairs.join(joining, column, (x, y), scan.deficit[joining, column], (reference, compressed))
-    return pairs

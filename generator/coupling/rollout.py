@@ -121,15 +121,15 @@ def rollout_documents(
     reference_cache = torch.tensor(reference_caches)
     # A shared stream of the reference belongs to no action.
     reference_owner = reference_cache if savings.share_reference else pair_cache
-    u_x = torch.from_numpy(np.concatenate(tables)[:, :, 0]).to(kernels.device)
-    u_pair = torch.from_numpy(np.concatenate([a.uniforms for a in actions])).to(kernels.device)
+    u_x = torch.from_numpy(np.concatenate(tables)[:, :, 0])
+    u_pair = torch.from_numpy(np.concatenate([a.uniforms for a in actions]))
 
     pairs = CoupledPairs(
-        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, horizon, savings
+        kernels, torch.tensor(references), reference_cache, pair_cache, reference_owner, u_x, u_pair, savings
     )
-    pairs.open(u_x[:, 0], u_pair[:, 0])
+    pairs.open()
     for column in range(1, horizon):
-        if not pairs.step(column, u_x[:, column], u_pair[:, column]):
+        if not pairs.step(column):
             break
     return _per_action(documents, pairs)
 

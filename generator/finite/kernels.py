@@ -32,6 +32,7 @@ class FiniteKernels:
         self._position = 0  # tokens that every open stream has
         nothing = torch.empty(0, dtype=torch.int64)
         self._table, self._code = nothing, nothing  # [streams]
+        self.sent = nothing
         self._parked_table, self._parked_code, self._parked_length = nothing, nothing, nothing  # [parked streams]
 
     def open(self, caches: Sequence[int]) -> Tensor:
@@ -40,6 +41,10 @@ class FiniteKernels:
         self._table = self._table_of[torch.tensor(caches, dtype=torch.int64)]
         self._code = torch.zeros_like(self._table)
         return self._tables[0][self._table, self._code]
+
+    def send(self, indices: Tensor) -> None:
+        """Take integers where laws are."""
+        self.sent = indices
 
     def advance(self, tokens: Tensor) -> Tensor:
         """Append one token to each open stream, int64 [streams], and return the next laws, float64 [streams, V]."""

@@ -77,7 +77,13 @@ class PreparedSystem:
         """Nothing is kept of a prompt, so nothing is evicted."""
         return self
 
-    def kernels(self, streams: int, savings: Savings, beside: Sequence[PreparedSystem] = ()) -> FiniteKernels:  # noqa: ARG002 - they take no room
+    def kernels(  # they take no room
+        self,
+        streams: int,  # noqa: ARG002
+        savings: Savings,  # noqa: ARG002
+        beside: Sequence[PreparedSystem] = (),  # noqa: ARG002
+        parked: int = 0,  # noqa: ARG002
+    ) -> FiniteKernels:
         """Return kernels that look the laws up; systems of unlike alphabets are not decoded side by side."""
         return FiniteKernels(self.system, self.actions)
 

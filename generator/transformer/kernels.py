@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.coupling.step_indices import StepIndices
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
 from generator.transformer.fused.head import Head
@@ -36,11 +37,13 @@ class TransformerKernels:
     Args:
         prompts: At least one.
         streams: How many streams can be open at once.
+        parked: How many streams can be parked.
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings
-    ) -> None:
+        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings,
+        parked: int = 0,
+    ) -> None:  # fmt: skip
         self._model, self._position = model, 0
         self._layers = fused_layers(model.network, savings.fused)
         self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
@@ -49,11 +52,13 @@ class TransformerKernels:
             torch.tensor([len(prompt.caches) for prompt in prompts])
         )  # [caches]
         self._attention = SharedPrefix(
-            [cache for prompt in prompts for cache in prompt.caches], streams, horizon, model.rows.multiple,
+            [cache for prompt in prompts for cache in prompt.caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
         )  # fmt: skip
         self._head = Head(model.network, model.device, model.logits_dtype)
         self._laws = self._head.room(streams + model.rows.multiple)
+        self._indices = StepIndices({*self._attention.devices, self._first_laws.device})
+        self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
@@ -72,9 +77,16 @@ class TransformerKernels:
         """
         self._position = 0
         self._attention.open(caches)
+        device = self._first_laws.device
+        own = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
+        self.sent = own["sent"]
         if len(self._first_laws) == 1:
             return self._first_laws.expand(len(caches), -1)
-        return self._first_laws[self._prompt_of[list(caches)].to(self.device)]
+        return self._first_laws[own["prompts"]]
+
+    def send(self, indices: Tensor) -> None:
+        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there."""
+        self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
@@ -95,15 +107,24 @@ class TransformerKernels:
         Positions continue from the prompt's true length, however few of its entries a cache holds.
         """
         attention = self._attention
-        attention.next_position()
         self._position += 1
         if not len(tokens):
+            attention.skip()
             return self._first_laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
+        # What the step needs goes to the devices at once.
+        indices = self._indices.send({
+            "tokens": fed, "positions": self._positions(), "head_rows": self._head_rows(), "sent": self._to_send,
+            **attention.indices(),
+        })  # fmt: skip
+        attention.take(indices)
+        own = indices[self._first_laws.device]
+        self.sent = own["sent"]
         self._model.before_pass()
         with torch.inference_mode():
-            return self._stream_laws(self._hidden_states(fed.to(self.device), self._positions()))
+            hidden = self._hidden_states(own["tokens"], own["positions"])[own["head_rows"]]
+            return self._head.laws(hidden, self._laws[: len(hidden)])[: len(tokens)]
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The last hidden states, [rows, width], of one new token per row."""
@@ -118,13 +139,12 @@ class TransformerKernels:
         """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""
         attention, after = self._attention, self._position - 1
         if len(self._entries) == 1:
-            return torch.full((1, 1), self._entries[0] + after, device=self.device)
+            return torch.full((1, 1), self._entries[0] + after)
         positions = torch.zeros(attention.rows, dtype=torch.int64)
         positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_cache]] + after
-        return positions[:, None].to(self.device)
+        return positions[:, None]
 
-    def _stream_laws(self, hidden: Tensor) -> Tensor:
-        """Laws of the streams, [streams, V], from the last hidden states of the slots, [rows, width]."""
+    def _head_rows(self) -> Tensor:
+        """The rows of the streams, and as many more as make a multiple of rows."""
         slots = self._attention.slots
-        filled = torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
-        return self._head.laws(hidden[filled.to(self.device)], self._laws[: len(filled)])[: len(slots)]
+        return torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])

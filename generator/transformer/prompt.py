@@ -126,10 +126,12 @@ class PreparedPrompt:
         self._model, self._prompt, self._caches = model, prompt, caches
         self._seconds, self._horizon = seconds, horizon
 
-    def kernels(self, streams: int, savings: Savings, beside: Sequence[PreparedPrompt] = ()) -> TransformerKernels:
-        """Make kernels with room for so many open streams; they share the memory of the prompts and the caches."""
+    def kernels(
+        self, streams: int, savings: Savings, beside: Sequence[PreparedPrompt] = (), parked: int = 0
+    ) -> TransformerKernels:
+        """Make kernels with room for so many streams; they share the memory of the prompts and the caches."""
         prompts = [prompt.caches for prompt in (self, *beside)]
-        return TransformerKernels(self._model, prompts, streams, self._horizon, savings)
+        return TransformerKernels(self._model, prompts, streams, self._horizon, savings, parked)
 
     @property
     def caches(self) -> PromptCaches:
@@ -140,7 +142,7 @@ class PreparedPrompt:
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
-        needed = self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator)
+        needed = self._model.shape.replicate_bytes(actions, self._horizon, estimator)
         return replicates_within(int(self._model.memory_share * available_bytes(self._model.device)), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from fixtures.small_study import write_study
 from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
 
+from generator.coupling.fused_draws import NOTHING, fused_draws
 from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
@@ -111,15 +111,6 @@ def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, fo
         assert not np.any(units[1].events[name].to_numpy())
 
 
-def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder: Path) -> None:
-    model = replace(device.load(folder, "bfloat16"), logits_dtype="float32")
-    evicted, control = generate_units(model, "s", DOCUMENT, pending(5)[::2], 8, 3)
-    assert '"logits_dtype": "float32"' in control.record["versions"]
-    for name in ("delta", "f"):
-        assert np.any(evicted.events[name].to_numpy())
-        assert not np.any(control.events[name].to_numpy())
-
-
 @DTYPES
 @FUSED
 def test_events_do_not_depend_on_what_is_generated_beside_them(
@@ -154,21 +145,23 @@ def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, fol
             assert len(set(one) - set(other)) <= 1
 
 
-def test_sums_of_pairs_in_one_pass(device: Device) -> None:
+def test_couplings_in_one_pass(device: Device) -> None:
     """By Triton on CUDA, against sums of copies, within float32's rounding; equal laws are not apart at all."""
     laws = large_laws(10_007, 6, torch.float32)
     random = np.random.default_rng(4)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
     right[0] = left[0]
-    u = torch.from_numpy(random.random((40, 3)))
-    fused, plain = LawTable(device.holding(laws), 17), LawTable(laws, 17)
-    x = plain.draw(left, u[:, 0])
-    y, distance = fused.couple(left, right, device.holding(x), device.holding(u[:, 1:]))
-    wanted_y, wanted = plain.couple(left, right, x, u[:, 1:])
-    assert torch.equal(y.cpu(), wanted_y)
-    assert (distance.cpu() - wanted).abs().max() < 2e-7
-    assert (fused.distance(left, right).cpu() - wanted).abs().max() < 2e-7
-    assert float(distance[0]) == 0.0
+    u = torch.from_numpy(random.random(120))
+    rows = torch.stack([torch.cat([torch.full_like(left, NOTHING), left, left]), torch.cat([left, right, right])])
+    there = [device.holding(tensor) for tensor in (laws, rows, torch.arange(40), u)]
+    found = fused_draws(*there, 17).cpu().view(4, 40)
+    plain = LawTable(laws, 17)
+    x = plain.draw(left, u[:40])
+    y, distance = plain.couple(left, right, x, u[80:], u[40:80])
+    assert torch.equal(found[:2].long(), torch.stack([x, y]))
+    assert (found[2] - distance).abs().max() < 2e-7
+    assert torch.equal(found[2], found[3])
+    assert float(found[2, 0]) == 0.0
 
 
 def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu: list[Unit]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
 from fixtures.pretend_device import SECOND, TwoDevices
 
-from benchmarks.step_profile import LAYERS, PRETEND, Operations, StepOperations, main, profile_steps
-from schema.tables import PLAIN
+from benchmarks.step_profile import LAYERS, PRETEND, Operations, StepOperations, StepProfile, main, profile_steps
+from generator.coupling.streams import Savings
+from schema.tables import PLAIN, SWRB
 
 
 def counted(*, numbers: torch.Tensor) -> StepOperations:
@@ -45,10 +47,26 @@ def test_every_operation_is_counted_as_what_it_is() -> None:
     assert step.launches == {"aten::index": 2} | {f"aten::{name}": 1 for name in named}
 
 
+@cache
+def profile(estimator: str) -> StepProfile:
+    return profile_steps(PRETEND, estimator, Savings(fused=True))
+
+
+@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+def test_a_step_exchanges_two_copies_with_the_device(estimator: str) -> None:
+    """Indices go up, tokens and distances come down; nothing else waits, and a layer takes a dozen launches at most."""
+    found = profile(estimator)
+    assert found.steps > 5
+    assert found.copies <= 2
+    assert (sum(found.up.values()), sum(found.down.values())) == (1, 1)
+    assert found.waiting == {}
+    assert sum(found.layer.values()) <= 12
+
+
 def test_the_profile_prints_a_table_or_an_object(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = profile_steps(PRETEND, PLAIN)
+    made = profile(PLAIN)
     monkeypatch.setattr("benchmarks.step_profile.profile_steps", lambda *_: made)
     printed = []
     for options in ([], ["--json"]):

@@ -144,11 +144,10 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
         raise MemoryError
 
     monkeypatch.setattr(worker, "store_units", fails)
-    failure = worker.generate_document(*assigned(waiting))
-    assert isinstance(failure, worker.Failure)
-    assert failure.worker == "tcp://there:1"
-    line = r"worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError"
-    assert re.fullmatch(line, str(failure.error))
+    with pytest.raises(
+        OperationError, match=r"^worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError$"
+    ):
+        worker.generate_document(*assigned(waiting))
 
 
 @pytest.mark.usefixtures("at_work")
@@ -166,9 +165,8 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
 
     monkeypatch.setattr(worker, "store_units", fails)
     monkeypatch.setattr("os._exit", ends)
-    failure = worker.generate_document(*assigned(waiting))
-    assert isinstance(failure, worker.Failure)
-    assert str(failure.error).endswith("generation failed: RuntimeError: CUDA error: invalid argument")
+    with pytest.raises(OperationError, match=r"generation failed: RuntimeError: CUDA error: invalid argument$"):
+        worker.generate_document(*assigned(waiting))
     said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(SystemExit):
         worker.generate_document(*assigned(waiting))

@@ -265,11 +265,11 @@ def test_a_table_of_laws(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw(p, u[:, 0])
     assert torch.equal(table.draw(left, u[:, 0]), x)
     assert torch.equal(table.distance(left, right), total_variation(p, q))
-    y, distance = table.couple(left, right, x, u[:, 1:])
+    y, distance = table.couple(left, right, x, u[:, 1], u[:, 2])
     assert torch.equal(y, couple(p, q, x, u[:, 1], u[:, 2]))
     assert torch.equal(distance, total_variation(p, q))
-    assert [
-        len(part) for part in (table.draw(left[:0], u[:0, 0]), *table.couple(left[:0], right[:0], x[:0], u[:0]))
-    ] == [0] * 3
+    none = u[:0, 0]
+    nothing = (table.draw(left[:0], none), *table.couple(left[:0], right[:0], x[:0], none, none))
+    assert [len(part) for part in nothing] == [0] * 3
     assert bool((x[left < 0] == absorbed).all())
     assert bool((y[right < 0] == absorbed).all())

@@ -34,11 +34,12 @@ for dtype, size, block in ((torch.float32, 10_007, 512), (torch.float64, 1_000, 
     generator = torch.Generator().manual_seed(size)
     table = torch.rand(5, size, generator=generator, dtype=dtype).softmax(-1)
     table[1] = table[0]
-    left, right = torch.tensor([0, 0, 2, -1, 3, -1]), torch.tensor([1, 2, -1, 4, 3, -1])
-    apart, excess = pair_sums(table, left, right, 3, block)
+    rows = torch.tensor([[0, 0, 2, -1, 3, -1, -2, -2], [1, 2, -1, 4, 3, -1, 2, -1]])
+    apart, excess = pair_sums(table, rows, 3, block)
     point = torch.zeros(size, dtype=dtype)
     point[3] = 1
-    p, q = (torch.stack([point if row < 0 else table[row] for row in rows.tolist()]) for rows in (left, right))
+    laws = [*table, 0 * point, point]
+    p, q = (torch.stack([laws[row] for row in some]) for some in rows.tolist())
     wanted = ((p - q).abs(), (q - p).clamp(min=0))
     cases.append([
         max(
@@ -56,8 +57,8 @@ print(json.dumps({"cases": cases, "fault": fault(torch.device("cpu"))}))
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_the_kernel_compiles(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tables = dict.fromkeys(("laws", "apart", "excess"), f"*{dtype}") | dict.fromkeys(("left", "right"), "*i64")
-    numbers = dict.fromkeys(("row_stride", "size", "absorbed_token", "blocks"), "i32")
+    tables = {"laws": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
+    numbers = dict.fromkeys(("law_stride", "row_stride", "size", "absorbed_token", "pairs", "blocks"), "i32")
     kernel: Any = fused_sums._sum_pairs
     source = ASTSource(kernel, tables | numbers | {"BLOCK": "constexpr"}, constexprs={"BLOCK": BLOCK_TOKENS})
     options = {"enable_fp_fusion": False}  # as it is launched

@@ -1,0 +1,96 @@
+"""In which slot of the suffixes each open stream lies, what is copied where, and how streams are packed: bookkeeping.
+
+All of it is on the CPU, in integers. What follows from it on the devices is ``generator.attention.shared_prefix``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+class StreamSlots:
+    """The slots of open and parked streams.
+
+    Of n open streams, stream i lies in slot ``slots[i]``, a number below n. A stream stays in its slot unless that is n
+    or above; only streams that move or fork are copied. Parked streams are copied to the slots from ``streams`` on, at
+    the next step: what a step moves goes to the devices at once.
+
+    Args:
+        streams: How many streams can be open at once.
+    """
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+        self.slots = _NONE  # int64 [streams]
+        self.caches = _NONE  # the cache of each stream, [streams]
+        self.length = 0  # entries of every suffix
+        self._parked_caches = _NONE
+        self._parked_slots = _NONE  # where they lie now: still open streams' slots, until they are copied
+        self._waiting_length = 0  # of the longest parked suffix that is still to be copied
+        self._source = self._target = _NONE  # of the copies to make
+
+    def open(self, caches: Sequence[int]) -> None:
+        """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
+        self.rewind()
+        self.caches = torch.tensor(caches)
+        self.slots = torch.arange(len(caches))
+
+    def select(self, rows: Tensor) -> bool:
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after them.
+
+        Args:
+            rows: int64 [streams], grouped by cache in ascending order.
+
+        Returns:
+            Whether any stream is another one than before.
+        """
+        streams, count = len(self.slots), len(rows)
+        if torch.equal(rows, torch.arange(streams)):
+            return False
+        self.caches = torch.cat([self.caches, self._parked_caches])[rows]
+        # Parked streams count as lying behind the slots.
+        parked = len(self._parked_caches)
+        source = torch.cat([self.slots, torch.arange(streams, streams + parked)])[rows]
+        entry = torch.arange(count)
+        first_entry = torch.full((streams + parked,), count).scatter_reduce_(0, source, entry, "amin")
+        stays = (first_entry[source] == entry) & (source < min(streams, count))
+        free = torch.ones(count, dtype=torch.bool)
+        free[source[stays]] = False
+        self.slots = torch.where(stays, source, 0).masked_scatter_(~stays, free.nonzero())
+        self._target, moved = self.slots[~stays], source[~stays]
+        if parked:
+            moved = torch.cat([torch.arange(streams), self._parked_slots])[moved]
+        self._source = moved
+        return True
+
+    def park(self, rows: Tensor) -> None:
+        """Keep the suffixes of open streams ``rows``, at their present length."""
+        self._parked_caches = torch.cat([self._parked_caches, self.caches[rows]])
+        self._parked_slots = torch.cat([self._parked_slots, self.slots[rows]])
+        self._waiting_length = max(self._waiting_length, self.length)
+
+    def rewind(self) -> None:
+        """Close all streams and go back to the end of the prompt."""
+        self.length = 0
+        self.caches, self.slots = _NONE, _NONE
+
+    def copies(self) -> tuple[Tensor, Tensor, int]:
+        """What is to be copied now, all at once: from which slots, to which, and up to which length.
+
+        They are then counted as made, so this is asked for once a step, after ``select`` and before a token is fed.
+        """
+        source, target, length = self._source, self._target, self.length
+        self._source = self._target = _NONE
+        if self._waiting_length:
+            places = self._streams + torch.arange(len(self._parked_slots))
+            waits = self._parked_slots < self._streams
+            source = torch.cat([source, self._parked_slots[waits]])
+            target = torch.cat([target, places[waits]])
+            length = max(length, self._waiting_length)
+            self._parked_slots, self._waiting_length = places, 0
+        return source, target, length

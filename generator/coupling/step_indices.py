@@ -1,0 +1,54 @@
+"""The integers that a step of decoding needs on the devices, copied there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+Indices = dict[torch.device, dict[str, Tensor]]
+"""Of each device, vectors by their name."""
+
+
+class StepIndices:
+    """Copies vectors of a step to each device in one array; on a CPU they are used as they are.
+
+    What the host and the devices hold is used again at the next step: by then a step's results have been waited for,
+    and so has the copy.
+
+    Args:
+        devices: Where the vectors are needed.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = set(devices)
+        self._pinned = any(device.type == "cuda" for device in self._devices)  # the host does not wait for the copy
+        self._host = torch.empty(0, dtype=torch.int64)
+        self._buffers: dict[torch.device, Tensor] = {}
+
+    def send(self, vectors: Mapping[str, Tensor]) -> Indices:
+        """Copy vectors, int64 of any shape on the CPU; valid until the next call."""
+        sent: Indices = {}
+        whole = self._gathered(vectors) if any(device.type != "cpu" for device in self._devices) else None
+        for device in self._devices:
+            if whole is None or device.type == "cpu":
+                sent[device] = dict(vectors)
+                continue
+            if device not in self._buffers or len(self._buffers[device]) < len(whole):
+                self._buffers[device] = torch.empty(len(self._host), dtype=torch.int64, device=device)
+            here = self._buffers[device][: len(whole)]
+            here.copy_(whole, non_blocking=True)
+            parts = torch.split(here, [vector.numel() for vector in vectors.values()])
+            sent[device] = {
+                name: part.view(vector.shape) for (name, vector), part in zip(vectors.items(), parts, strict=True)
+            }
+        return sent
+
+    def _gathered(self, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Lay the vectors beside each other on the host."""
+        flat = [vector.flatten() for vector in vectors.values()]
+        total = sum(map(len, flat))
+        if len(self._host) < total:  # a rollout has few streams at first
+            self._host = torch.empty(2 * total, dtype=torch.int64, pin_memory=self._pinned)
+        return torch.cat(flat, out=self._host[:total])

@@ -1,0 +1,86 @@
+"""Couplings without a wait for the device, against those from copies of the laws; and how their rows get there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fixtures.laws import large_laws
+from fixtures.pretend_device import SECOND, TwoDevices
+from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
+
+from generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, pair_sums
+from generator.coupling.laws import LawTable, block_sums, draw
+from generator.coupling.rollout import rollout
+from generator.coupling.step_indices import StepIndices
+from generator.coupling.streams import Savings
+from generator.coupling.uniforms import uniform_table
+
+ABSENT = 17
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(900, torch.float32), (40, torch.float64), (512, torch.float32)])
+def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype) -> None:
+    """Bit for bit on a CPU: equal laws, ended sides and pairs of which nothing is wanted among them."""
+    laws = large_laws(size, 6, dtype)
+    laws[3] = laws[2]
+    random = np.random.default_rng(size)
+    reference = torch.from_numpy(random.integers(0, 8, 60))
+    own = torch.from_numpy(random.integers(ABSORBED, 6, 8))
+    p, q = own[reference], torch.from_numpy(random.integers(ABSORBED, 6, 60))
+    other = torch.from_numpy(random.integers(ABSORBED, 6, 60))
+    u = torch.from_numpy(random.random(8 + 120))
+    rows = torch.stack([torch.cat([torch.full_like(own, NOTHING), p, p]), torch.cat([own, q, other])])
+    found = fused_draws(laws, rows, reference, u, ABSENT)
+    assert found.dtype == torch.float64
+    x, y, distance, forced = torch.split(found, [8, 60, 60, 60])
+    table = LawTable(laws, ABSENT)
+    wanted = table.draw(own, u[:8])
+    wanted_y, wanted_distance = table.couple(p, q, wanted[reference], u[68:], u[8:68])
+    assert torch.equal(x.long(), wanted)
+    assert torch.equal(y.long(), wanted_y)
+    assert torch.equal(distance, wanted_distance)
+    assert torch.equal(forced, table.distance(p, other))
+    assert not distance[p == q].any()
+    assert bool((x[own == ABSORBED] == ABSENT).all())
+
+
+def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = large_laws(900, 6, torch.float32)
+    rows = torch.tensor([[NOTHING, 0, ABSORBED, 4], [5, 0, 1, ABSORBED]])
+    whole = pair_sums(laws, rows, ABSENT)
+    monkeypatch.setattr("generator.coupling.fused_draws._BYTES", 2 * laws[0].nbytes)
+    assert torch.equal(pair_sums(laws, rows, ABSENT), whole)
+    assert torch.equal(whole[1, 0], block_sums(laws[5]))
+    assert not whole[:, 1].any()
+    u = torch.tensor([0.3])
+    assert torch.equal(draw(laws[5:], u), fused_draws(laws, rows[:, :1], rows[0, :0], u, ABSENT).long())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rollouts_are_the_same(case: Case) -> None:
+    replicates = range(200)
+    reference = uniform_table(5, "doc", None, replicates, case.horizon, 1)
+    actions = actions_for(replicates, case.horizon)
+    plain, fused = (
+        rollout(TableKernels(case), actions, replicates, reference, case.horizon, Savings(fused=fused))
+        for fused in (False, True)
+    )
+    for steps, twin in zip(plain, fused, strict=True):
+        for name in ("x_token", "y_token", "delta", "f", "x_eos", "y_eos"):
+            assert np.array_equal(getattr(steps, name), getattr(twin, name)), name
+        assert steps.pair_evaluations == twin.pair_evaluations
+
+
+def test_vectors_of_a_step_go_to_each_device_at_once() -> None:
+    """Few at first, then more than there was room for; a CPU uses them as they are."""
+    cpu = torch.device("cpu")
+    with TwoDevices():
+        indices = StepIndices([cpu, SECOND])
+        for count in (2, 3, 40, 1):
+            vectors = {"a": torch.arange(count), "none": torch.arange(0), "b": torch.arange(2 * count).view(2, count)}
+            sent = indices.send(vectors)
+            for name, vector in vectors.items():
+                assert sent[cpu][name] is vector
+                assert sent[SECOND][name].device == SECOND
+                assert torch.equal(sent[SECOND][name].cpu(), vector)
