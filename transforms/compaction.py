@@ -115,7 +115,7 @@ def gather(store: Store) -> None:
 
     """
     store.rewriting.gather_rows("units", FILES_OF_A_SIZE)
-    for pack in store.rewriting.plan_tier(FILES_OF_A_SIZE):
+    for pack in store.rewriting.plan_tiers(FILES_OF_A_SIZE):
         store.rewriting.pack_events(pack)
         _align(store)
 

@@ -22,8 +22,10 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from schema.errors import DamagedStoreError
 from schema.store.appends import DERIVED
+from schema.store.compaction.packs import tiers
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.table_log import CHECKPOINT_EVERY, TableLog
+from schema.store.parquet_files import StoredFile
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.tables import TABLES
@@ -458,6 +460,14 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
     compact(store)
     assert len(store.paths("events")) == 1
     assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
+
+
+def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
+    """Small ones that come all the time do not keep larger ones from it."""
+    small, large, few = (
+        [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 5), (90, 4), (2, 3))
+    )
+    assert tiers([*large, *few, *small], 3) == [small, large]
 
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:

@@ -93,12 +93,12 @@ def packs_of(folder: DeltaFolder, paths: Collection[str]) -> list[Pack]:
     ]
 
 
-def plan_tier(folder: DeltaFolder, most: int) -> list[Pack]:
+def plan_tiers(folder: DeltaFolder, most: int) -> list[Pack]:
     """Find out which files of ``events`` of one size are too many; those that are not derived do not count.
 
     Args:
         folder: The store's tables.
-        most: How many files of one size there may be; see ``tier``.
+        most: How many files of one size there may be; see ``tiers``.
 
     Raises:
         InputError: Another program has rewritten the table.
@@ -108,13 +108,14 @@ def plan_tier(folder: DeltaFolder, most: int) -> list[Pack]:
     if len(own_paths(folder, events)) <= most:
         return []
     derived = [set.intersection(*(set(folder.load(table).paths()) for table in tables)) for tables in DERIVED.values()]
-    return packs_of(
-        folder, [file.path for file in tier(events.files(), most) if any(file.path in of for of in derived)]
-    )
+    own = [
+        [file.path for file in files if any(file.path in of for of in derived)] for files in tiers(events.files(), most)
+    ]
+    return [pack for paths in own for pack in packs_of(folder, paths)]
 
 
-def tier(files: Iterable[StoredFile], most: int) -> list[StoredFile]:
-    """Choose the files of the smallest size that more than ``most`` have; sizes are powers of ``most``, in rows.
+def tiers(files: Iterable[StoredFile], most: int) -> list[list[StoredFile]]:
+    """Choose the files of each size that more than ``most`` have, small ones first; sizes are powers of it, in rows.
 
     Files of half of ``LIVE_ROWS`` and more are large enough.
 
@@ -125,7 +126,7 @@ def tier(files: Iterable[StoredFile], most: int) -> list[StoredFile]:
     for file in files:
         if file.rows < LIVE_ROWS // 2:
             sizes[int(math.log(max(file.rows, 1), most))].append(file)
-    return next((sizes[size] for size in sorted(sizes) if len(sizes[size]) > most), [])
+    return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > most]
 
 
 def _cut(sources: list[StoredFile], most: int) -> Iterator[tuple[StoredFile, ...]]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from schema.errors import InputError
 from schema.store.appends import is_compacted
 from schema.store.compaction.derived import unaligned_packs
-from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, packs_of, plan_packs, plan_tier
+from schema.store.compaction.packs import UNIT_KEY, Pack, Packed, pack_events, packs_of, plan_packs, plan_tiers
 from schema.store.compaction.rows import compact_rows, gather_rows
 from schema.store.compaction.vacuum import delete_replaced
 from schema.store.delta.folder import DeltaFolder
@@ -40,14 +40,14 @@ class Rewriting:
         """
         return packs_of(self._folder, paths)
 
-    def plan_tier(self, most: int) -> list[Pack]:
+    def plan_tiers(self, most: int) -> list[Pack]:
         """Find out which files of ``events``, of one size and derived, are more than ``most``.
 
         Raises:
             InputError: Another program has rewritten the table, or it is damaged.
 
         """
-        return plan_tier(self._folder, most)
+        return plan_tiers(self._folder, most)
 
     def pack_events(self, pack: Pack) -> Packed:
         """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from schema.store.appends import compacted_name
 from schema.store.commits import Commit
 from schema.store.compaction.members import files_footer, originals
-from schema.store.compaction.packs import rewriting, tier
+from schema.store.compaction.packs import rewriting, tiers
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
@@ -36,7 +36,7 @@ def compact_rows(folder: DeltaFolder, table: str) -> bool:
 
 
 def gather_rows(folder: DeltaFolder, table: str, most: int) -> bool:
-    """Put the files of a table together of which there are more than ``most`` of one size; see ``tier``.
+    """Put the files of a table together of which there are more than ``most`` of one size; see ``tiers``.
 
     Returns:
         Whether they were; another compaction may have been quicker.
@@ -46,8 +46,8 @@ def gather_rows(folder: DeltaFolder, table: str, most: int) -> bool:
 
     """
     loaded = folder.load(table)
-    sources = tier(loaded.files(), most)
-    return bool(sources) and _put_together(folder, loaded, sources)
+    done = [_put_together(folder, loaded, sources) for sources in tiers(loaded.files(), most)]
+    return any(done)
 
 
 def _put_together(folder: DeltaFolder, loaded: Snapshot, sources: Sequence[StoredFile]) -> bool:
