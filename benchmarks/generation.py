@@ -14,8 +14,14 @@ entries. Parts, each run in a process of its own, in turn with the others, ``--r
 
 "all" is the prompt (prefill and eviction) with decoding, "decode" the latter alone. Seconds are the least, ratios those
 of the least and, below, of the medians. Where K copies do not fit into memory, as many as do are decoded, the row says
-how many, and ratios compare seconds per replicate. The rate is in steps of one pair. On a CPU the peak is that of the
-process, on CUDA that of device memory, without the libraries' own. The presets on CUDA have not been measured yet.
+how many, and ratios compare seconds per replicate.
+
+The roofline is a step's least time by bytes and by products (``benchmarks.roofline``), with the control as a fourth
+action, at two phases: "start" decodes one replicate, whose few streams are shared as ever; "parted" decodes K with all
+streams apart. Each is measured beside the device's own peaks.
+
+The rate is in steps of one pair. On a CPU the peak is that of the process, on CUDA that of device memory, without the
+libraries' own. The presets on CUDA have not been measured yet.
 """
 
 from __future__ import annotations
@@ -35,12 +41,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
+from benchmarks.roofline import Peaks, measure_peaks, step_work
 from generator.actions import Action
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
+from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent, SnapKV
+from generator.selectors import Full, Recent, SnapKV
 from generator.transformer.footprint import Footprint
 from generator.transformer.memory import DTYPES, ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
@@ -117,6 +125,9 @@ class MeasuredRun:
         return self.prompt_seconds + self.decode_seconds
 
 
+RunsByPart = dict[str, list[Measured[MeasuredRun]]]
+
+
 def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
     """Make a model of random weights on the case's device; ``plain`` leaves the network as transformers makes it."""
     torch.set_num_threads(case.threads)
@@ -145,11 +156,12 @@ def random_document(case: Case) -> Document:
     return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))
 
 
-def run_shared(case: Case) -> MeasuredRun:
-    """Run all actions by the generator."""
+def run_shared(case: Case, savings: Savings = ALL_SAVINGS, *, control: bool = False) -> MeasuredRun:
+    """Run all actions by the generator, and the control if asked for."""
     model, document = random_model(case), random_document(case)
-    pending = [PendingUnit(action, 0, case.replicates) for action in case.actions()]
-    units = generate_units(model, "benchmark", document, pending, case.horizon, SEED)
+    actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
+    pending = [PendingUnit(action, 0, case.replicates) for action in actions]
+    units = generate_units(model, "benchmark", document, pending, case.horizon, SEED, savings)
     columns = {
         name: {
             unit.record["action"]: unit.events[name].to_numpy().reshape(case.replicates, case.horizon) for unit in units
@@ -193,20 +205,6 @@ def _device_peak(case: Case) -> int | None:
     return None if case.device == "cpu" else torch.cuda.max_memory_allocated()
 
 
-def copy_bandwidth(case: Case) -> float:
-    """Measure the bytes per second that a large copy reads and writes on the case's device."""
-    torch.set_num_threads(case.threads)
-    source = torch.ones(2**28, dtype=torch.uint8, device=case.device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(8):
-        _clock(case)
-        begun = time.perf_counter()
-        target.copy_(source)
-        seconds.append(_clock(case) - begun)
-    return 2 * source.nbytes / min(seconds)
-
-
 def fitting_copies(case: Case) -> int:
     """Return for how many replicates of one action the copies fit into memory, at most K."""
     shape = model_shape(case)
@@ -229,11 +227,37 @@ def weight_bytes(case: Case) -> int:
     return Footprint(model_shape(case), tied=False).weight_bytes
 
 
-def step_bytes(case: Case, streams: float) -> float:
-    """Return the bytes that a step reads at least: weights, each cache's prompt entries, suffixes of mean length."""
-    entry = model_shape(case).entry_bytes
-    embedding = case.vocabulary * case.width * DTYPES[case.dtype].itemsize  # of which a step reads its tokens' rows
-    return weight_bytes(case) - embedding + entry * (case.entries + sum(case.kept()) + streams * case.horizon / 2)
+def measure_phase(case: Case, name: str, peaks: Peaks) -> dict[str, Any]:
+    """Decode at one phase; returns steps per second, their bound, and what a step does at least."""
+    replicates = 1 if name == "start" else case.replicates
+    savings = ALL_SAVINGS if name == "start" else Savings(share_equal_histories=False, share_until_parting=False)
+    run = measure(partial(run_shared, control=True), replace(case, replicates=replicates), savings).value
+    entries = [case.entries, *case.kept(), case.entries]
+    actions = len(entries) - 1
+    compressed = (run.streams - replicates) / actions
+    work = step_work(
+        model_shape(case), entries, [replicates] + [compressed] * actions, case.horizon / 2, replicates * actions
+    )
+    steps, bound = (case.horizon - 1) / run.decode_seconds, 1 / work.seconds(peaks)
+    return {
+        "streams": round(run.streams, 1), "steps_per_second": round(steps, 3), "bound": round(bound, 3),
+        "share_of_bound": round(steps / bound, 3), **work.facts(),
+    }  # fmt: skip
+
+
+def roofline(case: Case, runs: RunsByPart) -> dict[str, Any]:
+    """Return both phases, the peaks, and how many times as long copies take for the parted phase's pairs."""
+    peaks = measure(measure_peaks, case.device, case.dtype, case.threads).value
+    phases = {name: measure_phase(case, name, peaks) for name in ("start", "parted")}
+    pairs = case.replicates * (len(case.actions()) + 1)
+    for name in (name for name in runs if name != "shared"):
+        pair = min(one.value.decode_seconds / one.value.replicates for one in runs[name]) / len(case.actions())
+        naive = pair * pairs / (case.horizon - 1)  # seconds of a step
+        phases["parted"][f"times_{name.replace(' ', '_')}"] = round(naive * phases["parted"]["steps_per_second"], 2)
+    return {
+        "copy_gib_per_second": round(peaks.bytes_per_second / 2**30, 2),
+        "product_teraflop_per_second": round(peaks.flops_per_second / 1e12, 4), **phases,
+    }  # fmt: skip
 
 
 PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
@@ -242,8 +266,6 @@ PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
     "in place": partial(run_copies, preallocated=True),
 }
 PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
-
-RunsByPart = dict[str, list[Measured[MeasuredRun]]]
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
@@ -282,7 +304,7 @@ def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], 
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return medians, agreement, bandwidth and bytes of one prompt length."""
+    """Return medians, agreement, bytes and roofline of one prompt length."""
     facts: dict[str, Any] = {
         "repeated_seconds": {
             f"{name}, {phase}": [round(seconds(one.value), 3) for one in found]
@@ -311,10 +333,8 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
         mismatches = [shared.x_token[name] != shared.y_token[name] for name in shared.x_token]
         facts["mismatch"] = round(float(np.mean(mismatches)), 3)
         steps = max((case.horizon - 1) / one.value.decode_seconds for one in runs["shared"])
-        bandwidth = measure(copy_bandwidth, case).value
         facts["steps_per_second"] = round(steps, 3)
-        facts["steps_per_second_at_copy_bandwidth"] = round(bandwidth / step_bytes(case, shared.streams), 3)
-        facts["copy_gib_per_second"] = round(bandwidth / 2**30, 2)
+        facts["roofline"] = roofline(case, runs)
     return facts
 
 

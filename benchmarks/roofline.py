@@ -1,0 +1,143 @@
+"""What a decoding step reads and multiplies at least, and how fast a device does so: the bound of steps per second.
+
+A step cannot take less time than its bytes at the rate of a large copy, nor less than its products at the rate of a
+large one. Work that is small beside these is left out: norms, rotation, the bookkeeping of streams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from generator.attention.cpu_products import has_product, product
+from generator.transformer.footprint import Footprint
+from generator.transformer.memory import DTYPES, ModelShape
+
+_REPETITIONS = 8
+# Bytes that are copied, and the rows of a square product: larger than a processor's caches.
+_CPU_SIZES, _GPU_SIZES = (2**28, 1024), (2**30, 8192)
+_LAW_BYTES = 4  # of a probability, float32
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes that a step moves: weights, every cache's prompt entries, suffixes of mean length, logits and laws."""
+
+    weights: float
+    prompts: float
+    suffixes: float
+    logits: float
+
+
+@dataclass(frozen=True)
+class StepProducts:
+    """Floating-point operations of a step: products with weights, attention to prompts and to suffixes."""
+
+    weights: float
+    prompts: float
+    suffixes: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a device does at most, as measured.
+
+    Attributes:
+        bytes_per_second: Read and written by a large copy.
+        flops_per_second: Of a large product in the weights' dtype.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step does at least."""
+
+    bytes: StepBytes
+    products: StepProducts
+
+    def seconds(self, peaks: Peaks) -> float:
+        """The least time that a device can take."""
+        return max(_total(self.bytes) / peaks.bytes_per_second, _total(self.products) / peaks.flops_per_second)
+
+    def facts(self) -> dict[str, dict[str, float]]:
+        """All parts, in GB and in TFLOP."""
+        return {
+            "gigabytes": {name: _short(value / 1e9) for name, value in asdict(self.bytes).items()},
+            "teraflop": {name: _short(value / 1e12) for name, value in asdict(self.products).items()},
+        }
+
+
+def step_work(
+    shape: ModelShape, entries: Sequence[int], streams: Sequence[float], suffix: float, pairs: float
+) -> StepWork:
+    """Count a step's work.
+
+    Args:
+        shape: Of a model whose head and embedding are two tensors.
+        entries: Prompt entries of each cache, the reference's first.
+        streams: Open streams of each cache.
+        suffix: Mean length of their suffixes.
+        pairs: Pairs (action, replicate) that are coupled; each compares two laws for delta and two for f.
+    """
+    item, count = shape.item_bytes, sum(streams)
+    # The embedding is left out: a step reads its tokens' rows.
+    weights = Footprint(shape, tied=True).weight_bytes
+    logits = count * (2 * item + _LAW_BYTES)  # a logit is written and read, a probability written
+    drawn = streams[0] + 4 * pairs  # laws that are read again
+    attention = 4 * shape.layers * shape.heads * shape.head_size  # operations of a query and an entry, in all layers
+    return StepWork(
+        StepBytes(
+            weights, shape.entry_bytes * sum(entries), shape.entry_bytes * suffix * count,
+            shape.vocabulary * (logits + _LAW_BYTES * drawn),
+        ),
+        StepProducts(
+            2 * count * weights / item,
+            attention * sum(m * own for m, own in zip(entries, streams, strict=True)),
+            attention * suffix * count,
+        ),
+    )  # fmt: skip
+
+
+def measure_peaks(device: str, dtype: str, threads: int) -> Peaks:
+    """Measure what a device does at most, a CPU with so many threads."""
+    torch.set_num_threads(threads)
+    on_cpu = torch.device(device).type == "cpu"
+    count, size = _CPU_SIZES if on_cpu else _GPU_SIZES
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copying = _least_seconds(device, lambda: target.copy_(source))
+    left, right = (torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2))
+    by_onednn = on_cpu and dtype == "float32" and has_product()
+    multiplying = _least_seconds(device, lambda: product(left, right) if by_onednn else left @ right.t())
+    return Peaks(2 * source.nbytes / copying, 2 * size**3 / multiplying)
+
+
+def _least_seconds(device: str, call: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(_REPETITIONS):
+        _wait(device)
+        begun = time.perf_counter()
+        call()
+        _wait(device)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _total(parts: Any) -> float:
+    return float(sum(getattr(parts, field.name) for field in fields(parts)))
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

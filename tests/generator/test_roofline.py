@@ -1,0 +1,50 @@
+"""What a decoding step does at least: by hand for a large model, and the bound that follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.generation import PRESETS, model_shape
+from benchmarks.roofline import Peaks, StepBytes, StepProducts, StepWork, measure_peaks, step_work
+
+LARGE = PRESETS["llama-8b-32k"][0]
+ENTRIES = [32_768, 16_384, 16_384, 512]
+
+
+def test_a_step_of_a_large_model() -> None:
+    """Llama-3.1-8B in bf16, n = 32k, K = 64 and 3 actions, when all 448 streams are apart.
+
+    7.5e9 weights without the embedding; 128 KiB an entry; 448 logits of 8 bytes and 832 probabilities that are read
+    again; 64 references and 128 compressed streams an action, with 32 layers x 32 heads x 128 numbers.
+    """
+    work = step_work(model_shape(LARGE), ENTRIES, [64, 128, 128, 128], 64, 192)
+    assert work.bytes.weights == pytest.approx(15.0e9, rel=0.005)
+    assert work.bytes.prompts == pytest.approx(8.7e9, rel=0.01)
+    assert work.bytes.suffixes == pytest.approx(3.8e9, rel=0.02)
+    assert work.bytes.logits == 128_256 * (448 * 8 + 832 * 4)
+    assert work.products.weights == pytest.approx(6.7e12, rel=0.01)
+    assert work.products.prompts == pytest.approx(3.3e12, rel=0.02)
+    assert work.products.suffixes == 448 * 64 * 4 * 32 * 32 * 128
+    assert work.facts()["gigabytes"]["prompts"] == 8.657
+
+
+def test_few_streams_wait_for_bytes_and_many_for_products() -> None:
+    """An H100's 3.35 TB/s and 989 TFLOP/s: 7 ms at the start and 10 when all are apart, as was estimated."""
+    peaks = Peaks(3.35e12, 989e12)
+    start, parted = (
+        step_work(model_shape(LARGE), ENTRIES, streams, 64, pairs).seconds(peaks)
+        for streams, pairs in (([1, 1, 1, 1], 3), ([64, 128, 128, 128], 192))
+    )
+    assert start == pytest.approx(0.0071, rel=0.02)
+    assert parted == pytest.approx(0.0103, rel=0.02)
+    work = StepWork(StepBytes(1, 2, 3, 4), StepProducts(5, 6, 7))
+    assert work.seconds(Peaks(10, 2)) == 9
+    assert work.seconds(Peaks(1, 2)) == 10
+
+
+def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.roofline._REPETITIONS", 1)
+    monkeypatch.setattr("benchmarks.roofline._CPU_SIZES", (2**20, 64))
+    peaks = measure_peaks("cpu", "float32", 1)
+    assert 2**20 < peaks.bytes_per_second < 2**50
+    assert 2**20 < peaks.flops_per_second < 2**50
