@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.fused import FusedAttention, are_fused
+from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 from generator.attention.stream_slots import StreamSlots
 

@@ -19,7 +19,8 @@ from fixtures.house import ROOT
 from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
 from fixtures.random_models import random_document, random_model
 
-from generator.attention import fused, parts, prompt_attention, suffix_attention, tables
+from generator.attention import parts
+from generator.attention.fused import attention, prompt_attention, suffix_attention, tables
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_units
 from schema.tables import PLAIN, SWRB
@@ -95,7 +96,7 @@ from generator.attention import parts
 
 parts.CHUNK = 64
 from fixtures.decoding_attention import Streams, case_faults
-from generator.attention import fused, prompt_kernel, suffix_kernel
+from generator.attention.fused import attention, prompt_kernel, suffix_kernel
 
 kernels = prompt_kernel.launch, suffix_kernel.launch
 cases = [
@@ -104,7 +105,7 @@ cases = [
     (Streams([70], [2], 7, 40, torch.float16), 2e-3),
 ]
 faults = [fault for case, tolerance in cases for fault in case_faults(case, *kernels, tolerance)]
-print(json.dumps([faults, fused.attention_fault(torch.device("cpu"))]))
+print(json.dumps([faults, attention.attention_fault(torch.device("cpu"))]))
 """
 
 
@@ -137,7 +138,7 @@ def test_the_kernels_compile_and_fit(
     capability: int, dtype: str, size: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are launched: 32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
-    from generator.attention import prompt_kernel, suffix_kernel  # noqa: PLC0415 - Triton is for Linux
+    from generator.attention.fused import prompt_kernel, suffix_kernel  # noqa: PLC0415 - Triton is for Linux
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     number = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
@@ -173,12 +174,12 @@ def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.Monke
     cuda = torch.device("cuda:1")
     monkeypatch.setattr(suffix_attention, "fault", lambda _: "RuntimeError: Failed to find C compiler.")
     monkeypatch.setattr(prompt_attention, "fault", lambda _: None)
-    assert fused.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
-    assert not fused.are_fused([cuda], wanted=True)
+    assert attention.attention_fault(cuda) == "RuntimeError: Failed to find C compiler."
+    assert not attention.are_fused([cuda], wanted=True)
     monkeypatch.setattr(suffix_attention, "fault", lambda _: None)
-    assert fused.are_fused([cuda], wanted=None)
-    assert not fused.are_fused([cuda], wanted=False)
-    assert not fused.are_fused([cuda, torch.device("cpu")], wanted=None)
+    assert attention.are_fused([cuda], wanted=None)
+    assert not attention.are_fused([cuda], wanted=False)
+    assert not attention.are_fused([cuda, torch.device("cpu")], wanted=None)
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

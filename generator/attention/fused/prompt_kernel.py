@@ -1,6 +1,6 @@
 """Attention of decoding streams to chunks of their caches' prompt entries: a Triton kernel for CUDA.
 
-``generator.attention.prompt_attention`` says what it computes, and does the same without it.
+``generator.attention.fused.prompt_attention`` says what it computes, and does the same without it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from generator.attention.fused.tables import CACHE_COLUMNS, TILE_COLUMNS, tile_queries
 from generator.attention.parts import CHUNK, PartialAttention
-from generator.attention.tables import CACHE_COLUMNS, TILE_COLUMNS, tile_queries
 
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 OPTIONS = {"enable_fp_fusion": True}  # of the compiler

@@ -1,6 +1,6 @@
 """Attention of decoding streams to their own suffixes, joined with that to their prompts: a Triton kernel for CUDA.
 
-``generator.attention.suffix_attention`` says what it computes, and does the same without it.
+``generator.attention.fused.suffix_attention`` says what it computes, and does the same without it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from generator.attention.fused.tables import CACHE_COLUMNS, PLACE_COLUMNS
 from generator.attention.parts import CHUNK
-from generator.attention.tables import CACHE_COLUMNS, PLACE_COLUMNS
 
 _LOG2_E = 1.4426950408889634
 OPTIONS = {"enable_fp_fusion": True}  # of the compiler

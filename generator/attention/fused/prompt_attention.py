@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from generator.attention.fused.tables import cache_table, tables, tile_queries
 from generator.attention.parts import CHUNK, PartialAttention, attend_prompt
-from generator.attention.tables import cache_table, tables, tile_queries
 from schema.errors import first_line
 
 
@@ -71,7 +71,7 @@ prompt_attention = torch.library.custom_op("kvdrift::prompt_attention", plain_pr
 
 @prompt_attention.register_kernel("cuda")
 def _on_cuda(*arguments: Any) -> PartialAttention:
-    from generator.attention.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+    from generator.attention.fused.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
     return launch(*arguments)
 
@@ -92,7 +92,7 @@ def fault(device: torch.device) -> str | None:
         torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1]), 3, torch.tensor([1, 1]), 1, tile_queries(query.dtype)
     )
     try:
-        from generator.attention.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+        from generator.attention.fused.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
         found, wanted = (
             attend(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from generator.attention.fused.tables import cache_table, chunks_of
 from generator.attention.parts import attend_part, join_parts
-from generator.attention.tables import cache_table, chunks_of
 from schema.errors import first_line
 
 
@@ -62,7 +62,7 @@ suffix_attention = torch.library.custom_op(
 
 @suffix_attention.register_kernel("cuda")
 def _on_cuda(*arguments: Any) -> Tensor:
-    from generator.attention.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+    from generator.attention.fused.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
     return launch(*arguments)
 
@@ -84,7 +84,7 @@ def fault(device: torch.device) -> str | None:
     places = torch.tensor([[0, 1, 2], [0, 0, 2]], device=device)
     caches = cache_table([suffix_key[0]], [suffix_value[0]])
     try:
-        from generator.attention.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+        from generator.attention.fused.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
         (found, *written), (wanted, *kept) = (
             (attend(query, key, value, *suffix, length, output, mass, places, caches, 0.25), *suffix)
