@@ -268,12 +268,14 @@ def _settings(
     study: str, model: Model, document: Document, item: PendingUnit, horizon: int, seed: int
 ) -> dict[str, Any]:
     """What tells a unit from all others, and what it was made with."""
-    logits = {} if model.logits_dtype is None else {"logits_dtype": model.logits_dtype}
+    made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
+    if model.logits_dtype is not None:
+        made_with["logits_dtype"] = model.logits_dtype
     return {
         "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
         "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
-        "versions": json.dumps(versions_on(model.device) | logits, sort_keys=True), "seed": seed,
+        "versions": json.dumps(made_with, sort_keys=True), "seed": seed,
         "batch_invariant": model.batch_deviation == 0.0, "batch_deviation": model.batch_deviation,
         "prompt_sha256": document.prompt_sha256,
     }  # fmt: skip

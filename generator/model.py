@@ -37,6 +37,10 @@ class Model(Protocol):
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
 
     @property
+    def row_multiple(self) -> int:
+        """What the number of rows computed at once is a multiple of."""
+
+    @property
     def pairs_at_once(self) -> int:
         """Up to how many pairs (action, replicate) documents are worth decoding side by side.
 

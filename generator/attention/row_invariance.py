@@ -1,15 +1,19 @@
-"""Self-test of a loaded model: does a row's result depend on how many rows are computed with it?
+"""Self-tests of a loaded model: does a row's result depend on how many rows are computed with it?
 
 Matrix products of few rows take other code paths, which round differently. Decoding therefore fills up its rows to a
-multiple: the smallest one with which results do not depend on the number of rows. If no multiple has this property,
-the largest difference is recorded with every unit.
+multiple: the smallest one with which results do not depend on the number of rows, found when the model is loaded. If no
+multiple has this property, the largest difference is recorded with every unit.
+
+Before documents are decoded that are longer than those before, or more streams at once, whole steps are tried at that
+length, horizon and number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,7 @@ from generator.attention.shared_prefix import TILE
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
+_LAWS = 64  # that are compared at once
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,82 @@ class RowInvariance:
 
     multiple: int
     deviation: float
+
+
+class FilledKernels(Protocol):
+    """``StreamKernels`` whose suffixes can be filled."""
+
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start one stream for each of ``caches``, which ascend."""
+
+    def fill(self, contents: Tensor) -> None:
+        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size]."""
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Append one token to each stream, or none at all, and return the laws, [streams, V]."""
+
+
+@dataclass
+class TriedSteps:
+    """Whole steps that have been tried, by all copies of a model.
+
+    Attributes:
+        deviation: The largest difference between laws that should have been equal, relative to the largest probability.
+    """
+
+    deviation: float = 0.0
+    _tried: list[tuple[int, ...]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cover(self, sizes: Sequence[int], find_deviation: Callable[[], float]) -> None:
+        """Try steps of some sizes (entries, horizon, streams), unless none of them is larger than what was tried."""
+        with self._lock:
+            if any(all(mine <= theirs for mine, theirs in zip(sizes, tried, strict=True)) for tried in self._tried):
+                return
+            self.deviation = max(self.deviation, find_deviation())
+            self._tried.append(tuple(sizes))
+
+
+def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int, multiple: int) -> float:
+    """Compare the laws of equal streams, for several numbers of streams beside them.
+
+    Args:
+        kernels: Of three caches: a prompt, a copy of it, and another one.
+        suffixes: What streams have before the step, [kinds, KV heads, entries, size].
+        streams: The largest number of streams.
+        multiple: What the number of rows is a multiple of.
+
+    Returns:
+        The largest difference, relative to the largest probability; 0 where laws are equal bit for bit.
+    """
+    kernels.fill(suffixes)
+    kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
+    known: set[int] = set()
+    wanted, deviation = None, 0.0
+    for count in _stream_counts(streams, multiple):
+        stream = torch.arange(count)
+        cache, kind = stream * 3 // count, stream % kinds
+        kernels.open(cache.tolist())
+        for _ in range(suffixes.shape[2]):
+            kernels.advance(none)
+        laws = kernels.advance(kind)
+        same = torch.where(cache == 2, kinds + kind, kind)  # which laws should be equal
+        wanted = laws.new_zeros((2 * kinds, laws.shape[-1])) if wanted is None else wanted
+        for row, number in enumerate(same.tolist()):
+            if number not in known:
+                known.add(number)
+                wanted[number] = laws[row]
+        for own, some in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
+            deviation = max(deviation, float((own - wanted[some]).abs().max() / own.max()))
+    return deviation
+
+
+def _stream_counts(streams: int, multiple: int) -> list[int]:
+    """The largest number first, then halves of it."""
+    counts = [streams]
+    while counts[-1] > multiple:
+        counts.append(counts[-1] // 2)
+    return counts
 
 
 def find_row_multiple(network: Any) -> RowInvariance:

@@ -141,6 +141,13 @@ class SharedPrefix:
                 _copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
         self._slots.length += 1
 
+    def fill(self, contents: Tensor) -> None:
+        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        kinds, _, entries, _ = contents.shape
+        for part in (part for layer in self._suffix for part in layer):
+            for kind, content in enumerate(contents.to(part.device, part.dtype)):
+                part[kind::kinds, :, :entries] = content
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
         if self._fused is not None:

@@ -36,6 +36,7 @@ class FiniteModel:
     dtype: ClassVar[str] = "float64"
     logits_dtype: ClassVar[None] = None  # there are none
     batch_deviation: ClassVar[float] = 0.0  # laws are looked up
+    row_multiple: ClassVar[int] = 1
     pairs_at_once: ClassVar[int] = 0  # a table is looked up as fast for one document
 
     def identity(self, action: Action) -> ActionIdentity:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from generator.attention.row_invariance import RowInvariance
+from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
 from schema.errors import InputError
 
@@ -38,6 +38,7 @@ class Decoder:
         threads: How many threads computations on a CPU use; None for torch's own number.
         memory_share: How much of the memory that is available decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
+        steps: Whole steps that have been tried, and how exact they were.
         before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
 
@@ -52,12 +53,18 @@ class Decoder:
     threads: int | None = None
     memory_share: float = 1.0
     logits_dtype: str | None = None
+    steps: TriedSteps = field(default_factory=TriedSteps)
     before_pass: Callable[[], None] = lambda: None
+
+    @property
+    def row_multiple(self) -> int:
+        """What the number of rows computed at once is a multiple of."""
+        return self.rows.multiple
 
     @property
     def batch_deviation(self) -> float:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
-        return self.rows.deviation
+        return max(self.rows.deviation, self.steps.deviation)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -101,6 +101,10 @@ class TransformerKernels:
         self._position = 0
         self._attention.rewind()
 
+    def fill(self, contents: Tensor) -> None:
+        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        self._attention.fill(contents)
+
     def advance(self, tokens: Tensor) -> Tensor:
         """Append one token to each open stream, [streams], and return the next laws, [streams, V].
 

@@ -12,6 +12,7 @@ import torch
 
 from generator.actions import Action
 from generator.attention.recording import PromptLayer, PromptRecording
+from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
@@ -22,6 +23,10 @@ from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
 from schema.errors import InputError
+
+_TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
+_TRIED_SUFFIXES = 8  # different ones
+_LITTLE = 2**26  # bytes of suffixes
 
 
 class Prompt:
@@ -131,7 +136,37 @@ class PreparedPrompt:
     ) -> TransformerKernels:
         """Make kernels with room for so many streams; they share the memory of the prompts and the caches."""
         prompts = [prompt.caches for prompt in (self, *beside)]
+        self._try_steps(max(prompt.entries for prompt in prompts), streams, savings)
         return TransformerKernels(self._model, prompts, streams, self._horizon, savings, parked)
+
+    def _try_steps(self, entries: int, streams: int, savings: Savings) -> None:
+        """Try whole steps of such sizes before the first ones are made; the memory taken is free again afterwards."""
+        entries = -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
+        more = 1 << (streams - 1).bit_length()  # the next ones may be a few more
+        if more * self._horizon * self._model.shape.entry_bytes <= _LITTLE:
+            streams = more
+        self._model.steps.cover(
+            (entries, self._horizon, streams), lambda: self._step_deviation(entries, streams, savings)
+        )
+
+    def _step_deviation(self, entries: int, streams: int, savings: Savings) -> float:
+        """``step_deviation`` with a prompt of random keys and values, the same ones in all layers."""
+        layers = [layer.key for layer in self._prompt.layers]
+        kv_heads, _, size = layers[0].shape
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(2, kv_heads, entries, size, generator=generator).to(layers[0].dtype)
+        whole, copy, half = (
+            {device: PrefixLayer(*part.to(device, copy=True)) for device in {key.device for key in layers}}
+            for part in (drawn, drawn, drawn[:, :, ::2].contiguous())
+        )
+        caches = PromptCaches(
+            self._prompt.entries,
+            self._prompt.first_law,
+            [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
+        )
+        kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
+        suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
+        return step_deviation(kernels, suffixes, streams, self._model.rows.multiple)
 
     @property
     def caches(self) -> PromptCaches:
