@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,15 @@ def test_the_control_is_exactly_zero(device: Device, dtype: str, fused: bool, fo
     for name in ("delta", "f"):
         assert np.any(units[0].events[name].to_numpy())
         assert not np.any(units[1].events[name].to_numpy())
+
+
+def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder: Path) -> None:
+    model = replace(device.load(folder, "bfloat16"), logits_dtype="float32")
+    evicted, control = generate_units(model, "s", DOCUMENT, pending(5)[::2], 8, 3)
+    assert '"logits_dtype": "float32"' in control.record["versions"]
+    for name in ("delta", "f"):
+        assert np.any(evicted.events[name].to_numpy())
+        assert not np.any(control.events[name].to_numpy())
 
 
 @DTYPES
