@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
 from flows.generation.local import LocalGenerator
-from flows.generation.named_work import named
+from flows.generation.named_work import NamedPart, named
 from flows.generation.pending import Work
 from flows.generation.storing import Identities, stored_gpus
 from generator.actions import Action
@@ -25,7 +25,10 @@ from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
 from schema.study import FINITE_STATE, Study
 
-_RETRIES = 1  # of a document whose generation fails: what failed may be the worker
+if TYPE_CHECKING:
+    from distributed import Future
+
+_RETRIES = 1  # of a document with which Dask itself fails
 
 
 class ClusterGenerator:
@@ -59,12 +62,13 @@ class ClusterGenerator:
 
         Raises:
             InputError: A worker has another kvdrift, store, kind of GPU, model or selector, or refuses a document.
-            OperationError: The work of a document failed twice, or the scheduler is gone.
+            OperationError: The work of a document failed at two workers, or twice where there is one, or the scheduler
+                is gone.
 
         """
         from distributed import as_completed  # noqa: PLC0415 - a run without a cluster needs none
 
-        from flows.cluster.worker import Assignment, generate_document  # noqa: PLC0415 - it imports Dask
+        from flows.cluster.worker import Assignment, Failure, generate_document  # noqa: PLC0415 - it imports Dask
 
         self._cluster.check(store)
         asked = {(unit.action.name, unit.revision) for _, units in work for unit in units}
@@ -72,17 +76,23 @@ class ClusterGenerator:
         gpus = self._gpus(study, stored_gpus(store, study))
         own = {key: known[key] for key in asked}
         assignment = Assignment(token, study, store.location, facts(store.location), gpus, own)
-        client = self._cluster.client
-        tasks = client.map(
-            partial(generate_document, assignment=assignment),
-            [named([one]) for one in work],
-            key=f"generate-{token}",
-            pure=False,
-            retries=_RETRIES,
-        )
+        client, generate = self._cluster.client, partial(generate_document, assignment=assignment)
+        given = [named([one]) for one in work]
+        tasks = client.map(generate, given, key=f"generate-{token}", pure=False, retries=_RETRIES)
+        parts = {task.key: part for task, part in zip(tasks, given, strict=True)}
+        under_way = as_completed(tasks, loop=client.loop)
         try:
-            for done in as_completed(tasks, loop=client.loop):
-                yield self._stored(done)
+            for task in under_way:
+                done = self._answer(task)
+                if isinstance(done, Failure):
+                    if task.key not in parts:
+                        raise done.error
+                    tasks.append(self._elsewhere(done.worker, generate, parts[task.key]))
+                    under_way.add(tasks[-1])
+                    continue
+                if isinstance(done, InputError):
+                    raise done
+                yield int(done)
         finally:
             self._cluster.cancel(tasks)
         check_stored(store, study, work)
@@ -130,11 +140,12 @@ class ClusterGenerator:
             self._weights[key] = found
         return self._weights[key]
 
-    def _stored(self, task: Any) -> int:
-        done = self._answer(task)
-        if isinstance(done, InputError):
-            raise done
-        return int(done)
+    def _elsewhere(self, failed: str, generate: Callable[..., Any], part: NamedPart) -> Future:
+        """Have a part of the work that failed at a worker done by another one, or there where it is the only one."""
+        client = self._cluster.client
+        others = [address for address in client.scheduler_info()["workers"] if address != failed]
+        restricted: dict[str, Any] = {"workers": others, "allow_other_workers": True} if others else {}
+        return client.submit(generate, part, pure=False, retries=_RETRIES, **restricted)
 
     def _answer(self, task: Any) -> Any:
         """Return the result of a task.

@@ -47,6 +47,20 @@ class Assignment:
     known: Mapping[tuple[str, int], ActionIdentity]
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What came of work that failed.
+
+    Attributes:
+        worker: The worker's address.
+        error: What is wrong.
+
+    """
+
+    worker: str
+    error: OperationError
+
+
 @dataclass
 class _Kept:
     """What this process keeps between tasks."""
@@ -59,20 +73,19 @@ class _Kept:
 _KEPT = _Kept()
 
 
-def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError:
+def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError | Failure:
     """Generate the units of a document and store them; runs on a worker.
 
     A worker whose GPU computes nothing more ends: Dask gives the document to another one, and starts a new one in its
     place.
 
     Returns:
-        The number of new units. A mistake of the user's is returned and not raised: Dask would try it again.
-
-    Raises:
-        OperationError: The work failed.
+        The number of new units. A mistake of the user's is returned and not raised, since Dask would try it again, and
+        so is a failure, since Dask would try it again here.
 
     """
-    name = worker_name(get_worker().address)
+    address = get_worker().address
+    name = worker_name(address)
     try:
         store = _accepted(assignment, name)
         units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
@@ -80,11 +93,12 @@ def generate_document(part: NamedPart, assignment: Assignment) -> int | InputErr
     except InputError as error:
         return InputError(_located(error, name))
     except KvdriftError as error:
-        raise OperationError(_located(error, name)) from None
-    except Exception as error:
+        return Failure(address, OperationError(_located(error, name)))
+    except Exception as error:  # noqa: BLE001 - raised again where it failed elsewhere too
         if is_device_lost(error):
             _end(f"{name}: the GPU computes nothing more: {first_line(error)}; this worker ends")
-        raise OperationError(f"{name}: generation failed: {type(error).__name__}: {first_line(error)}") from error
+        line = f"{name}: generation failed: {type(error).__name__}: {first_line(error)}"
+        return Failure(address, OperationError(line))
 
 
 def model_weights(study: Study) -> str | KvdriftError | None:

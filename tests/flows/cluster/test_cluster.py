@@ -148,6 +148,27 @@ def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_
     assert_same(tmp_path / "store", here)
 
 
+def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    """It fails at once, and so would get a document again while the one that is well needs its time."""
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        well = dask_cluster.add_worker("before its units are stored")
+        dask_cluster.add_worker(sick=True)
+        developing = Background(stages.develop, run)
+        well.wait_until_it_halts()
+        well.let_go()
+        developing.end()
+        assert len(run.store.units()) == 8
+    well.kill()
+    (tmp_path / "other").mkdir()
+    with run_in(tmp_path / "other", dask_cluster.address) as run:
+        stages.prepare(run)
+        with pytest.raises(
+            OperationError, match=r"^worker tcp://127.0.0.1:\d+ on .*: generation failed: RuntimeError: CU"
+        ):
+            stages.develop(run)  # twice at the only one
+
+
 def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)

@@ -144,10 +144,11 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
         raise MemoryError
 
     monkeypatch.setattr(worker, "store_units", fails)
-    with pytest.raises(
-        OperationError, match=r"^worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError$"
-    ):
-        worker.generate_document(*assigned(waiting))
+    failure = worker.generate_document(*assigned(waiting))
+    assert isinstance(failure, worker.Failure)
+    assert failure.worker == "tcp://there:1"
+    line = r"worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError"
+    assert re.fullmatch(line, str(failure.error))
 
 
 @pytest.mark.usefixtures("at_work")
@@ -165,8 +166,9 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
 
     monkeypatch.setattr(worker, "store_units", fails)
     monkeypatch.setattr("os._exit", ends)
-    with pytest.raises(OperationError, match=r"generation failed: RuntimeError: CUDA error: invalid argument$"):
-        worker.generate_document(*assigned(waiting))
+    failure = worker.generate_document(*assigned(waiting))
+    assert isinstance(failure, worker.Failure)
+    assert str(failure.error).endswith("generation failed: RuntimeError: CUDA error: invalid argument")
     said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(SystemExit):
         worker.generate_document(*assigned(waiting))
