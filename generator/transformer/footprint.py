@@ -66,7 +66,7 @@ def plan_memory(
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
     """
     prompt = shape.entry_bytes * (entries + sum(kept))
-    replicate = shape.replicate_bytes(len(kept), horizon, estimator)
+    replicate = shape.replicate_bytes(len(kept), entries, horizon, estimator)
     return MemoryPlan(
         replicates=replicates,
         replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from generator.attention.parts import CHUNK
 from schema.tables import SWRB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -80,19 +81,35 @@ class ModelShape:
         return (attention + 6 * self.width + 3 * self.inner_width) * self.item_bytes + 8 * self.inner_width
 
     @property
-    def law_bytes(self) -> int:
-        """Bytes of one stream's logits and law."""
-        return self.vocabulary * (self.item_bytes + (8 if self.vocabulary <= DOUBLE_VOCABULARY else 4))
+    def probabilities_bytes(self) -> int:
+        """Bytes of one law."""
+        return padded_vocabulary(self.vocabulary) * (8 if self.vocabulary <= DOUBLE_VOCABULARY else 4)
 
-    def replicate_bytes(self, actions: int, horizon: int, estimator: str) -> int:
-        """How many bytes decoding one replicate of each action takes at most, besides the prompt.
+    @property
+    def law_bytes(self) -> int:
+        """Bytes of one stream's logits and law, and of the logits in the law's dtype, if they have another one.
+
+        Logits are counted in whichever dtype takes more: that of the weights, or float32 where a study asks for it.
+        """
+        law, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
+        logits = [columns * item for item in (self.item_bytes, 4)]
+        return law + max(own if own == law else own + law for own in logits)
+
+    def partial_bytes(self, entries: int) -> int:
+        """Bytes of one stream's attention to each chunk of a prompt, before these are merged: one layer's, float32."""
+        return -(-entries // CHUNK) * self.heads * (self.head_size + 1) * 4
+
+    def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str) -> int:
+        """How many bytes decoding one replicate of each action takes at most, besides the prompt of n ``entries``.
 
         Coupled rollouts have one reference stream, and for each action streams along X and Y. Residual branching has a
-        reference stream for each action, and keeps the two streams of its scan.
+        reference stream for each action, and keeps the two streams of its scan. Where no kernel compares laws in place,
+        a pair has copies of both and their difference.
         """
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
         suffix = self.entry_bytes * horizon
-        return streams * (suffix + self.law_bytes + self.activation_bytes) + kept * suffix
+        stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
+        return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
 
 
 def padded_vocabulary(vocabulary: int) -> int:

@@ -177,7 +177,7 @@ class PreparedPrompt:
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
-        needed = self._model.shape.replicate_bytes(actions, self._horizon, estimator)
+        needed = self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator)
         return replicates_within(int(self._model.memory_share * available_bytes(self._model.device)), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:

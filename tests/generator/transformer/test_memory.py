@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
+from torch.profiler import ProfilerActivity, profile
 
 from generator.actions import Action
+from generator.attention.parts import CHUNK
+from generator.attention.tables import chunks_of
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
 from generator.selectors.kvpress import KVPress
 from generator.transformer import memory as planner
 from generator.transformer.footprint import plan_memory
-from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
+from generator.transformer.fused.head import Head
+from generator.transformer.memory import DTYPES, PREFILL_CHUNK, ModelShape, available_bytes
 from generator.transformer.prompt import PreparedPrompt
 from schema.retention import Retention
 from schema.tables import PLAIN, SWRB
@@ -55,8 +61,41 @@ def test_replicates_take_their_streams() -> None:
     """Suffixes alone: 1 + 2A streams, or 5 for every action where residual branching keeps those of its scan."""
     suffix = LARGE.entry_bytes * 128
     for estimator, streams in ((PLAIN, 7), (SWRB, 15)):
-        needed = LARGE.replicate_bytes(3, 128, estimator)
+        needed = LARGE.replicate_bytes(3, 1024, 128, estimator)
         assert streams * suffix < needed < 1.5 * streams * suffix
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocabulary", "logits", "item"),
+    [
+        ("bfloat16", 5000, None, 10),
+        ("bfloat16", 5000, "float32", 8),
+        ("float32", 5000, None, 8),
+        ("float32", 96, None, 20),
+    ],
+)
+def test_bytes_of_a_law_are_those_that_are_allocated(
+    dtype: str, vocabulary: int, logits: str | None, item: int
+) -> None:
+    """What torch's allocator hands out at most, law included; the plan is that of the logits that take more."""
+    network = SimpleNamespace(lm_head=torch.nn.Linear(64, vocabulary, bias=False).to(DTYPES[dtype]))
+    hidden, head = torch.ones(64, 64, dtype=DTYPES[dtype]), Head(network, "cpu", logits)
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        room = head.room(64)
+        head.laws(hidden, room)
+    changes = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    most = max(accumulate(changes))
+    shape = replace(LARGE, vocabulary=vocabulary, dtype=dtype)
+    assert 64 * vocabulary * item <= most < 1.1 * 64 * vocabulary * item + 2**16 + (logits is not None) * 2**22
+    assert shape.law_bytes >= vocabulary * item
+    assert logits or shape.law_bytes == vocabulary * item
+
+
+def test_a_stream_has_a_result_of_every_chunk() -> None:
+    """Of one layer: by the chunks that a cache is dealt into, and by hand."""
+    entries = 3 * CHUNK + 1
+    chunks = int(chunks_of(torch.tensor(entries)))
+    assert LARGE.partial_bytes(entries) == chunks * (32 * 128 + 32) * 4 == 4 * 129 * 32 * 4
 
 
 def test_a_plan_that_fits() -> None:
@@ -91,7 +130,7 @@ def test_a_short_prompt_is_one_chunk() -> None:
 def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two replicates of two actions, five replicates take three goes; a control beside them one more."""
     model, horizon = random_model("llama"), 6
-    room = int(2.5 * model.shape.replicate_bytes(2, horizon, PLAIN) / 0.9)
+    room = int(2.5 * model.shape.replicate_bytes(2, 150, horizon, PLAIN) / 0.9)
     monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda device: {"cpu": room}[device])
     opened = []
     kernels = PreparedPrompt.kernels
