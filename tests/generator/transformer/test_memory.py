@@ -15,8 +15,8 @@ from fixtures.refusals import refused
 from torch.profiler import ProfilerActivity, profile
 
 from generator.actions import Action
+from generator.attention.fused.tables import chunks_of
 from generator.attention.parts import CHUNK
-from generator.attention.tables import chunks_of
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
 from generator.selectors.kvpress import KVPress
