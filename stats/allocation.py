@@ -25,6 +25,7 @@ from stats.endpoints import Family
 from stats.moments import Float, ReplicateMoments
 from stats.pooling import Pooling
 from stats.registry import Array, Pooled
+from stats.standard_errors import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stats.endpoints import Endpoint
-
-# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), and no difference cancels. Quantities are
-# rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.
-_STEP = 1e-30
 
 
 @dataclass(frozen=True)
@@ -207,8 +204,8 @@ def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
         return result[..., place] if quantity.axis else result
 
     value = float(evaluate(at[None])[0])
-    steps = at.astype(np.complex128).reshape(1, -1) + 1j * _STEP * np.eye(at.size)
-    gradient = (evaluate(steps.reshape(at.size, *at.shape)).imag / _STEP).reshape(at.shape)
+    steps = at.astype(np.complex128).reshape(1, -1) + 1j * STEP * np.eye(at.size)
+    gradient = (evaluate(steps.reshape(at.size, *at.shape)).imag / STEP).reshape(at.shape)
     values = np.stack([development.scalars[name] for name in names], axis=-1)[:, pooling.supports[supports]]
     present = development.present[:, pooling.supports[supports]].all(axis=1)
     # A moment that is null over an empty window has no part in a defined endpoint: its derivative is 0, its value NaN.

@@ -15,13 +15,16 @@ import numpy as np
 
 from schema.errors import InputError
 from stats.clusters import ClusterDraws
-from stats.intervals import Estimates, Request, summarize
+from stats.intervals import STUDENTIZED, Estimates, Request, Resampled, summarize
 from stats.moments import DocumentMoments, Float
-from stats.pooling import Pooling
+from stats.pooling import Pooling, evaluate
 from stats.quantities import QUANTITIES, quantity_named
+from stats.standard_errors import ClusterBlocks, StandardErrors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from stats.registry import Pooled, Quantity
 
 BLOCK = 256  # draws per matrix product; a constant of the results' last bits, not a tuning knob
 _GROUP_BYTES = 400 * 2**20  # draws of one group of quantities held at once by `estimate`
@@ -33,12 +36,15 @@ class BootstrapDraws:
 
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
-    leaves the quantity undefined.
+    leaves the quantity undefined. ``studentized`` are the draws' distances from the estimate in their own standard
+    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes where they were asked for; NaN
+    also where SE* vanishes.
     """
 
     first: int
     last: int
     values: dict[str, Float]
+    studentized: dict[str, Float]
 
 
 def resample(
@@ -49,8 +55,9 @@ def resample(
     first: int,
     last: int,
     pairs: Sequence[tuple[str, str]] | None = None,
+    studentized: bool = False,
 ) -> BootstrapDraws:
-    """Compute quantities of the draws first..last - 1, counted from 0.
+    """Compute quantities of the draws first..last - 1, counted from 0, and with ``studentized`` their t* too.
 
     ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
 
@@ -65,6 +72,8 @@ def resample(
     chosen = [quantity_named(name) for name in quantities]
     clusters = ClusterDraws(moments.strata, moments.clusters)
     values: dict[str, Float] = {}
+    deviations: dict[str, Float] = {}
+    studentize = _Studentizing(pooling, chosen) if studentized else None
     for block in range(first // BLOCK, -(-last // BLOCK)):
         start = block * BLOCK
         # A block is computed whole even if the range needs part of it: BLAS may round a product's last bit otherwise
@@ -72,11 +81,36 @@ def resample(
         counts = clusters.counts(seed, start, start + BLOCK)
         inside = slice(max(first - start, 0), min(last - start, BLOCK))
         place = slice(max(start - first, 0), min(start + BLOCK, last) - first)
-        for name, value in pooling.evaluate(chosen, counts).items():
+        pooled = pooling.pool(chosen, counts)
+        for quantity in chosen:
+            name = quantity.name
+            value = evaluate(quantity, pooled[name])
             if name not in values:  # filled in place: blocks to concatenate would hold everything twice
                 values[name] = np.empty((last - first, *value.shape[1:]))
+                if studentize:
+                    deviations[name] = np.empty_like(values[name])
             values[name][place] = value[inside]
-    return BootstrapDraws(first, last, values)
+            if studentize:
+                studentize(quantity, value, pooled[name], counts, inside, out=deviations[name][place])
+    return BootstrapDraws(first, last, values, deviations)
+
+
+class _Studentizing:
+    """The distances of draws from the estimates, in their own standard errors."""
+
+    def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
+        blocks = ClusterBlocks(pooling)
+        self._errors = {one.name: StandardErrors(blocks, one) for one in quantities}
+        self._estimates = pooling.evaluate(quantities, np.ones((1, len(pooling.moments.documents))))
+        self._horizon = pooling.moments.windows.horizon
+
+    def __call__(
+        self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
+    ) -> None:
+        errors = self._errors[quantity.name](pooled, counts)[inside]
+        errors[errors <= quantity.range.resolution(self._horizon)] = np.nan
+        np.subtract(value[inside], self._estimates[quantity.name], out=out)
+        out /= errors
 
 
 def groups(
@@ -84,11 +118,13 @@ def groups(
     draws: int,
     quantities: Sequence[str] | None = None,
     pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    studentized: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
     """Split quantities into groups whose draws fit into memory together; a group is what one task takes.
 
-    None stands for every quantity whose moments are there. A single profile may exceed the bound, and is then a group
-    of its own.
+    None stands for every quantity whose moments are there. With ``studentized`` every draw has its t* too. A single
+    profile may exceed the bound, and is then a group of its own.
     """
     if quantities is None:
         known = {*moments.positions, *moments.lags}
@@ -99,7 +135,7 @@ def groups(
     for name in quantities:
         quantity = quantity_named(name)
         cells = len(pooling.rows) * len(pooling.subjects(quantity)) * len(quantity.x(moments.windows))
-        size = draws * cells * np.dtype(np.float64).itemsize
+        size = draws * cells * np.dtype(np.float64).itemsize * (2 if studentized else 1)
         if result and held + size <= _GROUP_BYTES:
             result[-1] = (*result[-1], name)
             held += size
@@ -119,6 +155,17 @@ def observed(
     return {name: value[0] for name, value in values.items()}
 
 
+def observed_errors(
+    moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
+) -> dict[str, Float]:
+    """Compute standard errors of the point estimates (definitions, "Intervals"); name -> float64 [rows, subjects, X]."""
+    moments = moments.in_canonical_order()
+    chosen = [quantity_named(name) for name in quantities]
+    pooling, counts = Pooling.of(moments, pairs), np.ones((1, len(moments.documents)))
+    pooled, blocks = pooling.pool(chosen, counts), ClusterBlocks(pooling)
+    return {one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0] for one in chosen}
+
+
 def estimate(
     moments: DocumentMoments,
     *,
@@ -128,7 +175,7 @@ def estimate(
     quantities: Sequence[str] | None = None,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Estimates:
-    """Estimate quantities with percentile intervals, as columns of the ``results`` table.
+    """Estimate quantities with intervals, as columns of the ``results`` table.
 
     Quantities (None: every one whose moments are there) are taken group by group, so that the draws of one group are
     held at once. By default all is exploratory. ``pairs`` are the (baseline, action) of each contrast; None for all
@@ -140,7 +187,14 @@ def estimate(
     """
     request = request or Request()
     parts = []
-    for names in groups(moments, draws, quantities, pairs):
-        sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs)
-        parts.append(summarize(moments, sample.values, observed(moments, names, pairs), request, pairs))
+    studentized = request.interval == STUDENTIZED
+    for names in groups(moments, draws, quantities, pairs, studentized=studentized):
+        sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs, studentized=studentized)
+        estimates = observed(moments, names, pairs)
+        errors = observed_errors(moments, names, pairs) if studentized else {}
+        resampled = {
+            name: Resampled(estimates[name], sample.values[name], errors.get(name), sample.studentized.get(name))
+            for name in names
+        }
+        parts.append(summarize(moments, resampled, request, pairs))
     return Estimates.join(parts)

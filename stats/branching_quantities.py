@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stats.registry import Array, BranchingQuantity, Scale, Support, ratio
+from stats.registry import IMPLIED_RANGES, Array, BranchingQuantity, Range, Scale, Support, ratio
 
 PERCENT = Scale.PERCENT
 _Moments = Mapping[str, Array]  # ``plain_`` or ``swrb_`` and a name of ``stats.efficiency.MEASURED`` -> [...]
@@ -39,12 +39,13 @@ def _moment(
 ) -> BranchingQuantity:
     view = "swrb_risk" if column else None
     return BranchingQuantity(
-        name, "action", lambda m: m[moment], label, meaning, scale, view, column or name, support=support
+        name, "action", lambda m: m[moment], label, meaning, scale, IMPLIED_RANGES[scale], view, column or name,
+        support=support,
     )
 
 
 def _gain(name: str, function: Callable[[_Moments], Array], label: str, meaning: str) -> BranchingQuantity:
-    return BranchingQuantity(name, "action", function, label, meaning, Scale.RATIO, "swrb_efficiency", name)
+    return BranchingQuantity(name, "action", function, label, meaning, Scale.RATIO, Range.AT_LEAST_ZERO, "swrb_efficiency", name)
 
 
 BRANCHING_QUANTITIES: Mapping[str, BranchingQuantity] = {

@@ -31,7 +31,7 @@ class ClusterDraws:
 
     def __init__(self, strata: Text, clusters: Text) -> None:
         names, cluster_of = np.unique(clusters, return_inverse=True)
-        linked = _linked_strata(strata, cluster_of)
+        linked = linked_strata(strata, cluster_of)
         # Clusters are ordered by (set, name): a set is a contiguous range of them.
         set_of_cluster = np.zeros(len(names), dtype=np.intp)
         set_of_cluster[cluster_of] = linked
@@ -58,7 +58,7 @@ class ClusterDraws:
         return counts[:, self._cluster_of_document].astype(np.float64)
 
 
-def _linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
+def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
     """Number the sets of strata that share clusters, directly or through others; returns the set of each document."""
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()

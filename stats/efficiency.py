@@ -20,8 +20,8 @@ from schema.study import POOLED
 from stats.bootstrap import BLOCK
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
-from stats.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, percentile_intervals
-from stats.moments import Float, MeasuredDocuments, standardize
+from stats.intervals import COLUMNS, EXPLORATORY, PERCENTILE, Estimates, nullable, percentile_intervals
+from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
 from stats.registry import Support
 
@@ -118,7 +118,8 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
     columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
     rows = (POOLED, *moments.stratum_names)
     for name, quantity in BRANCHING_QUANTITIES.items():
-        documents = _documents(moments, quantity.support)
+        documents = _counts(moments, quantity.support, moments.documents)
+        clusters = _counts(moments, quantity.support, moments.clusters)
         row, action = np.nonzero(documents)
         count, point = len(row), points[name][row, action]
         low, high = percentile_intervals(sample[name][:, row, action], np.full(count, level))
@@ -130,7 +131,10 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
         columns["low"] += nullable(np.where(undefined, np.nan, low))
         columns["high"] += nullable(np.where(undefined, np.nan, high))
         columns["documents"] += documents[row, action].tolist()
-        for constant, value in (("level", level), ("draws", draws), ("status", EXPLORATORY)):
+        columns["clusters"] += clusters[row, action].tolist()
+        for constant, value in (
+            ("level", level), ("draws", draws), ("status", EXPLORATORY), ("interval", PERCENTILE),
+        ):  # fmt: skip
             columns[constant] += [value] * count
         for absent in ("baseline", "x", "family"):
             columns[absent] += [None] * count
@@ -151,8 +155,8 @@ def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
     return {name: quantity.function(pooled[quantity.support]) for name, quantity in BRANCHING_QUANTITIES.items()}
 
 
-def _documents(moments: BranchingMoments, support: Support) -> NDArray[np.int64]:
-    """How many documents stand behind a row: int64 [rows, A], ``pooled`` first."""
+def _counts(moments: BranchingMoments, support: Support, keys: Text) -> NDArray[np.int64]:
+    """How many documents, or clusters, by their keys [D], stand behind a row: int64 [rows, A], ``pooled`` first."""
     mask = moments.supports[support]
-    own = [mask[moments.strata == name].sum(axis=0) for name in moments.stratum_names]
-    return np.stack([mask.sum(axis=0), *own]).astype(np.int64)
+    rows = [np.ones(len(keys), dtype=np.bool_), *(moments.strata == name for name in moments.stratum_names)]
+    return np.array([[len(set(keys[row & own].tolist())) for own in mask.T] for row in rows], dtype=np.int64)

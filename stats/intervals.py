@@ -1,21 +1,29 @@
-"""Percentile intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``."""
+"""Intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``.
+
+Three methods (definitions, "Intervals"): studentized, the default; expanded percentiles where that is not defined;
+percentiles, where a plan asks for the paper's method.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
 
 from schema.errors import InputError, nearest
 from stats.endpoints import Endpoint, Family
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
+from stats.standard_errors import ClusterBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from stats.moments import DocumentMoments, Float
+    from stats.registry import Range
 
 _COLUMNS_AT_ONCE = 128  # draws of so many numbers are sorted at once: 10 MB at 10,000 draws
 _DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the cache (measured: 3 times faster)
@@ -23,9 +31,16 @@ _DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the 
 # What an estimate is: named by a plan before its documents' outcomes were known, or after, or by none.
 PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"
 
+STUDENTIZED: Final = "studentized"
+EXPANDED: Final = "expanded"
+PERCENTILE: Final = "percentile"
+
+_FEWEST_CLUSTERS = 5  # that an interval is studentized over
+_VANISHING = 0.01  # share of the draws whose standard error may vanish
+
 COLUMNS = (
     "stratum", "action", "baseline", "quantity", "x", "estimate", "low", "high", "level", "draws", "documents",
-    "family", "status",
+    "family", "status", "interval", "clusters",
 )  # fmt: skip
 
 
@@ -37,16 +52,20 @@ class Request:
     pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
     a family. Members with an action among ``seen``, whose outcomes were known before, have the status ``seen`` instead.
+    ``interval`` is how they are made: studentized, or by percentiles.
     """
 
     level: float = 0.95
     families: tuple[Family, ...] = ()
     prespecified: tuple[str, ...] | None = None
     seen: tuple[str, ...] = ()
+    interval: str = STUDENTIZED
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise InputError(f"level {self.level} is not between 0 and 1")
+        if self.interval not in (STUDENTIZED, PERCENTILE):
+            raise InputError(f"interval '{self.interval}' is neither '{STUDENTIZED}' nor '{PERCENTILE}'")
         members = [endpoint for family in self.families for endpoint in family.endpoints]
         for endpoint in members:
             if members.count(endpoint) > 1:
@@ -94,8 +113,8 @@ def planned_status(seen: tuple[str, ...], action: str, baseline: str | None) -> 
 class Estimates:
     """Estimates as columns of equal length, in the ``results`` table's names and types, null as None.
 
-    Columns: stratum, action, baseline, quantity, x, estimate, low, high, level, draws, documents, family, status. The
-    caller adds the study, the model, the split and the versions.
+    Columns: stratum, action, baseline, quantity, x, estimate, low, high, level, draws, documents, family, status,
+    interval, clusters. The caller adds the study, the model, the split and the versions.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
@@ -123,29 +142,47 @@ class Estimates:
         raise InputError(f"no estimate of {endpoint}; {nearest(endpoint.quantity, set(columns['quantity']))}")
 
 
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """What the intervals of one quantity are made from.
+
+    Attributes:
+        estimates: float64 [rows, subjects, X].
+        draws: the quantity of every draw, [draws, rows, subjects, X].
+        errors: standard errors of the estimates; None for percentiles.
+        studentized: the t* of every draw; None for percentiles.
+
+    """
+
+    estimates: Float
+    draws: Float
+    errors: Float | None = None
+    studentized: Float | None = None
+
+
 def summarize(
     moments: DocumentMoments,
-    draws: Mapping[str, Float],
-    estimates: Mapping[str, Float],
+    resampled: Mapping[str, Resampled],
     request: Request,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Estimates:
     """Turn draws and point estimates into rows with intervals; rows over no document at all are left out.
 
-    ``draws`` are quantities by name, float64 [draws, rows, subjects, X], ``estimates`` the same quantities' point
-    estimates, float64 [rows, subjects, X]. ``pairs`` are the (baseline, action) of each contrast; None for all.
+    ``resampled`` is by quantity. ``pairs`` are the (baseline, action) of each contrast; None for all.
 
     Raises:
         InputError: a member of a family does not exist.
 
     """
+    moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
     request.check(moments, pooling.pairs)
     families = {endpoint: family for family in request.families for endpoint in family.endpoints}
+    blocks = ClusterBlocks(pooling)
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for name, sample in draws.items():
+    for name, own in resampled.items():
         quantity = quantity_named(name)
-        documents = pooling.counts_of(quantity)
+        documents, (clusters, sets) = pooling.counts_of(quantity), blocks.counts_of(quantity)
         cells, keys = [], []
         for row, stratum in enumerate(pooling.rows):
             for subject, (baseline, action) in enumerate(pooling.subjects(quantity)):
@@ -157,10 +194,21 @@ def summarize(
             continue
         where = tuple(np.array(cells).T)
         levels = np.array([families[key].level if key in families else request.level for key in keys])
-        estimate = estimates[name][where]
+        estimate = own.estimates[where]
         # Where every cell has documents, which is the rule, the cells are all of the sample, in its order.
-        chosen = sample.reshape(len(sample), -1) if documents.all() else sample[:, *where]
-        low, high = percentile_intervals(chosen, levels)
+        draws, studentized = (
+            one if one is None else one.reshape(len(one), -1) if documents.all() else one[:, *where]
+            for one in (own.draws, own.studentized)
+        )
+        counted = clusters[where[:2]]
+        if own.errors is None or studentized is None:
+            low, high = percentile_intervals(draws, levels)
+            methods = np.full(len(keys), PERCENTILE)
+        else:
+            low, high, methods = studentized_intervals(
+                Studentized(estimate, own.errors[where], draws, studentized), levels, counted, sets[where[:2]],
+                quantity.range, moments.windows.horizon,
+            )  # fmt: skip
         # No interval around an estimate that is itself undefined.
         low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
         columns["stratum"] += [key.stratum for key in keys]
@@ -172,13 +220,84 @@ def summarize(
         columns["low"] += nullable(low)
         columns["high"] += nullable(high)
         columns["level"] += levels.tolist()
-        columns["draws"] += [len(sample)] * len(keys)
+        columns["draws"] += [len(own.draws)] * len(keys)
         columns["documents"] += documents[where[:2]].tolist()
         columns["family"] += [families[key].name if key in families else None for key in keys]
         columns["status"] += [
             planned_status(request.seen, key.action, key.baseline) if key in families else EXPLORATORY for key in keys
         ]
+        columns["interval"] += methods.tolist()
+        columns["clusters"] += counted.tolist()
     return Estimates(columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Studentized:
+    """Estimates [N], their standard errors [N], and the value and t* of every draw, [draws, N]."""
+
+    estimates: Float
+    errors: Float
+    draws: Float
+    distances: Float
+
+
+def studentized_intervals(
+    given: Studentized, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64], values: Range, horizon: int
+) -> tuple[Float, Float, NDArray[np.str_]]:
+    """Studentized intervals of many numbers, or expanded percentiles where those are not defined.
+
+    Not defined are they where the standard error of the estimate, or of more than 1% of the draws, vanishes, where so
+    many t* are undefined that they could move an end, and over fewer than five clusters. Ends are cut to the range.
+
+    Args:
+        given: the numbers and their draws.
+        levels: the level of each, [N].
+        clusters: how many clusters are behind each, [N].
+        strata: in how many strata these are drawn, sets of strata that share clusters counted once, [N].
+        values: between which ends the numbers lie.
+        horizon: H.
+
+    Returns:
+        The lower and the upper ends, [N], NaN where draws are undefined as in ``percentile_intervals``; and the method.
+
+    """
+    low, high = percentile_intervals(given.distances, levels)
+    with np.errstate(invalid="ignore"):
+        low, high = given.estimates - high * given.errors, given.estimates - low * given.errors
+    vanishing = np.isnan(given.distances).sum(axis=0) - np.isnan(given.draws).sum(axis=0)
+    expanded = (
+        ~(given.errors > values.resolution(horizon))
+        | (vanishing > _VANISHING * len(given.draws))
+        | (clusters < _FEWEST_CLUSTERS)
+        | np.isnan(low)
+    )
+    if expanded.any():
+        chosen = given.draws if expanded.all() else given.draws[:, expanded]
+        low[expanded], high[expanded] = expanded_intervals(
+            chosen, levels[expanded], clusters[expanded], strata[expanded]
+        )
+    return *(np.clip(end, *values.ends(horizon)) for end in (low, high)), np.where(expanded, EXPANDED, STUDENTIZED)
+
+
+def expanded_intervals(
+    sample: Float, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64]
+) -> tuple[Float, Float]:
+    """Percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
+
+    With n clusters in S strata and t the quantile of Student's law with n - S degrees of freedom at (1 - level) / 2, the
+    lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of freedom.
+
+    Args:
+        sample: the draws, [draws, N].
+        levels: [N].
+        clusters: n, [N].
+        strata: S, [N].
+
+    """
+    free = np.maximum(clusters - strata, 1)
+    tail = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
+    low, high = percentile_intervals(sample, 1 - 2 * tail)
+    return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
 
 
 def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:

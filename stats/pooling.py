@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from schema.errors import InputError, nearest
 from schema.study import POOLED
 from stats.moments import DocumentMoments, Float
-from stats.registry import Array, Pooled, Quantity
+from stats.registry import Array, Feature, Pooled, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_TILE_COLUMNS = 64
-_TILE_WORK = 2**18  # multiplications of one tile; OpenBLAS keeps to one thread up to here
+TILE_COLUMNS = 64
+TILE_WORK = 2**18  # multiplications of one tile; OpenBLAS keeps to one thread up to here
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +116,18 @@ class Pooling:
 
     def evaluate(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, Float]:
         """Evaluate quantities under every weighting: name -> float64 [B, rows, subjects, X], X = 1 for a scalar."""
+        pooled = self.pool(quantities, counts)
+        return {quantity.name: evaluate(quantity, pooled[quantity.name]) for quantity in quantities}
+
+    def pool(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, tuple[Pooled, ...]]:
+        """Pool what quantities are functions of: name -> one for an action, baseline and action for a contrast.
+
+        Arrays are [B, rows, subjects] or [B, rows, subjects, X].
+
+        Raises:
+            InputError: a profile that a quantity needs is missing.
+
+        """
         stacked = self.means(np.stack(list(self.moments.scalars.values()), axis=-1), counts)
         scalars: dict[str, Array] = {name: stacked[..., i] for i, name in enumerate(self.moments.scalars)}
         needed = {name for quantity in quantities for name in quantity.profile}
@@ -124,27 +136,37 @@ class Pooling:
             raise InputError(f"these document moments have no profile '{name}'")
         profiles: dict[str, Array] = {name: self.means(source[name], counts) for name in sorted(needed)}
         selected: dict[tuple[int, ...], dict[str, Array]] = {}
+        sums: dict[tuple[int, ...], dict[Feature, Array]] = {}
 
         def select(quantity: Quantity, supports: tuple[int, ...]) -> Pooled:
             if supports not in selected:
                 selected[supports] = {name: self._select(value, supports) for name, value in scalars.items()}
             chosen = {name: self._select(profiles[name], supports) for name in quantity.profile}
-            return Pooled(selected[supports], chosen, self.moments.windows)
+            return Pooled(selected[supports], chosen, self.moments.windows, sums.setdefault(supports, {}))
 
-        results = {}
-        for quantity in quantities:
-            # All subjects at once: quantities take any leading axes.
-            pairs = self._subjects(quantity)
-            a, b = (select(quantity, tuple(pair[side] for pair in pairs)) for side in (0, 1))
-            value = quantity.function(b) if quantity.kind == "action" else quantity.function(a, b)
-            results[quantity.name] = value if quantity.axis else value[..., None]
-        return results
+        # All subjects at once: quantities take any leading axes.
+        return {
+            quantity.name: tuple(select(quantity, supports) for supports in self.sides(quantity))
+            for quantity in quantities
+        }
+
+    def sides(self, quantity: Quantity) -> tuple[tuple[int, ...], ...]:
+        """The support of every subject: once for an action, of the baseline and of the action for a contrast."""
+        pairs = self._subjects(quantity)
+        kept = (0,) if quantity.kind == "action" else (0, 1)
+        return tuple(tuple(pair[side] for pair in pairs) for side in kept)
 
     def _select(self, value: Array, supports: tuple[int, ...]) -> Array:
         """Take some supports of [B, rows, U] or [B, rows, U, X]; without a copy where they are all."""
         if supports == tuple(range(len(self.supports))):
             return value
         return value[:, :, list(supports)]
+
+
+def evaluate(quantity: Quantity, pooled: Sequence[Pooled]) -> Array:
+    """Evaluate a quantity of the moments of its sides: [..., X], X = 1 for a scalar."""
+    value = quantity.function(*pooled)
+    return value if quantity.axis else value[..., None]
 
 
 def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDArray[np.intp]], counts: Float) -> Float:
@@ -187,14 +209,14 @@ def _product(weights: Float, values: Float) -> Float:
     if len(weights) == 1:  # BLAS would round a column of one row by its place among the others
         summed: Float = (weights.T * values).sum(axis=0, keepdims=True)
         return summed
-    most = max(_TILE_WORK // (_TILE_COLUMNS * weights.shape[1]), 1)
+    most = max(TILE_WORK // (TILE_COLUMNS * weights.shape[1]), 1)
     rows = min(1 << (most.bit_length() - 1), len(weights))  # a power of 2, to divide the block of draws
     if rows < 8 or len(weights) % rows:  # large strata are worth their threads
         whole: Float = weights @ values
         return whole
     tiled = weights.reshape(-1, rows, weights.shape[1])
     result = np.empty((len(weights), values.shape[1]))
-    for first in range(0, values.shape[1], _TILE_COLUMNS):
-        part = slice(first, first + _TILE_COLUMNS)
+    for first in range(0, values.shape[1], TILE_COLUMNS):
+        part = slice(first, first + TILE_COLUMNS)
         result[:, part] = (tiled @ np.ascontiguousarray(values[:, part])).reshape(len(weights), -1)
     return result

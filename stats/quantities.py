@@ -17,6 +17,7 @@ from stats.registry import (
     Array,
     Pooled,
     Quantity,
+    Range,
     Scale,
     action_quantity,
     contrast_quantity,
@@ -51,7 +52,7 @@ def fixed_history_tv(m: Pooled) -> Array:
     return m["fixed_history_tv"]
 
 
-@action_quantity("O", "first mismatches per position", PERCENT, "decomposition")
+@action_quantity("O", "first mismatches per position", PERCENT, "decomposition", values=Range.PER_POSITION)
 def occurrence(m: Pooled) -> Array:
     """O_H: M(1{tau <= H}) / H."""
     return m["diverged"] / m.windows.horizon
@@ -202,40 +203,38 @@ def generation_block_mismatch(m: Pooled) -> Array:
 )
 def entry_cdf(m: Pooled) -> Array:
     """P(tau <= t)."""
-    return np.cumsum(m.profiles["first_mismatch"], axis=-1)
+    return m.until("first_mismatch")
 
 
 @action_quantity("P(τ ≥ s)", "not yet diverged before s", PERCENT, "entry", axis="t", profile=("first_mismatch",))
 def survival(m: Pooled) -> Array:
     """S_t = P(tau >= t)."""
-    # Summed from the far end, so that S_t is exactly 0 once nothing is left to diverge; 1 - cdf leaves 1e-16 there.
-    later = np.cumsum(m.profiles["first_mismatch"][..., ::-1], axis=-1)[..., ::-1]
-    probability: Array = (1.0 - m["diverged"])[..., None] + later
+    probability: Array = (1.0 - m["diverged"])[..., None] + m.since("first_mismatch")
     return probability
 
 
 @action_quantity("λ", "first mismatch at s, given none before", PERCENT, "entry", axis="t", profile=("first_mismatch",))
 def hazard(m: Pooled) -> Array:
     """lambda_t = p_t / S_t; undefined where S_t = 0."""
-    return ratio(m.profiles["first_mismatch"], survival(m))
+    return ratio(m.profile("first_mismatch"), survival(m))
 
 
 @action_quantity("E[δ_t]", "total variation at position t", PERCENT, "generation_clock", "delta", "t", ("delta",))
 def generation_delta(m: Pooled) -> Array:
     """E[delta_t]."""
-    return m.profiles["delta"]
+    return m.profile("delta")
 
 
 @action_quantity("E[f_t]", "total variation along X at t", PERCENT, "generation_clock", "f", "t", ("f",))
 def generation_f(m: Pooled) -> Array:
     """E[f_t]."""
-    return m.profiles["f"]
+    return m.profile("f")
 
 
 @action_quantity("E[I_t]", "mismatch at position t", PERCENT, "generation_clock", "mismatch", "t", ("mismatch",))
 def generation_mismatch(m: Pooled) -> Array:
     """E[I_t]."""
-    return m.profiles["mismatch"]
+    return m.profile("mismatch")
 
 
 # Profiles over the lag, in the fixed cohort tau <= T ----------------------------------------------------------------
@@ -246,13 +245,13 @@ def generation_mismatch(m: Pooled) -> Array:
 )
 def branch_delta(m: Pooled) -> Array:
     """E[delta_{tau+j} | tau <= T]."""
-    return ratio(m.profiles["cohort_delta"], m["cohort"][..., None])
+    return ratio(m.profile("cohort_delta"), m["cohort"][..., None])
 
 
 @action_quantity("E[I at τ + j]", "mismatch at lag j", PERCENT, "branch_clock", "mismatch", "lag", ("cohort_mismatch",))
 def branch_mismatch(m: Pooled) -> Array:
     """E[I_{tau+j} | tau <= T]."""
-    return ratio(m.profiles["cohort_mismatch"], m["cohort"][..., None])
+    return ratio(m.profile("cohort_mismatch"), m["cohort"][..., None])
 
 
 @action_quantity(
@@ -266,7 +265,7 @@ def branch_mismatch(m: Pooled) -> Array:
 )
 def branch_pre_eos_fraction(m: Pooled) -> Array:
     """P(tau + j < e | tau <= T): the step fraction of the one-lag block {j}."""
-    return ratio(m.profiles["cohort_pre_eos"], m["cohort"][..., None])
+    return ratio(m.profile("cohort_pre_eos"), m["cohort"][..., None])
 
 
 # Contrasts of action b against baseline a (definitions, "Contrast", "EOS partition") ---------------------------------
@@ -298,19 +297,19 @@ def rate_term(a: Pooled, b: Pooled) -> Array:
     return term
 
 
-@contrast_quantity("occurrence share", "of the gap", PERCENT, "contrasts")
+@contrast_quantity("occurrence share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
 def occurrence_share(a: Pooled, b: Pooled) -> Array:
     """occurrence_term / gap."""
     return ratio(occurrence_term(a, b), gap(a, b))
 
 
-@contrast_quantity("exposure share", "of the gap", PERCENT, "contrasts")
+@contrast_quantity("exposure share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
 def exposure_share(a: Pooled, b: Pooled) -> Array:
     """exposure_term / gap."""
     return ratio(exposure_term(a, b), gap(a, b))
 
 
-@contrast_quantity("rate share", "of the gap", PERCENT, "contrasts")
+@contrast_quantity("rate share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
 def rate_share(a: Pooled, b: Pooled) -> Array:
     """rate_term / gap."""
     return ratio(rate_term(a, b), gap(a, b))
@@ -335,38 +334,38 @@ def flat_extrapolation_gap(a: Pooled, b: Pooled) -> Array:
     return b["block_1_mismatch"] - a["block_1_mismatch"]
 
 
-@contrast_quantity("ΔR (TV) − ΔF", "what fixed history misses", POINTS)
+@contrast_quantity("ΔR (TV) − ΔF", "what fixed history misses", POINTS, values=Range.SECOND_DIFFERENCE)
 def full_minus_fixed_history(a: Pooled, b: Pooled) -> Array:
     """rollout_tv_gap - fixed_history_gap (paper, table trajectory-uncalibrated)."""
     return rollout_tv_gap(a, b) - fixed_history_gap(a, b)
 
 
-@contrast_quantity("ΔR (TV) − flat gap", "what flat extrapolation misses", POINTS)
+@contrast_quantity("ΔR (TV) − flat gap", "what flat extrapolation misses", POINTS, values=Range.SECOND_DIFFERENCE)
 def full_minus_flat_extrapolation(a: Pooled, b: Pooled) -> Array:
     """rollout_tv_gap - flat_extrapolation_gap (paper, table trajectory-uncalibrated)."""
     return rollout_tv_gap(a, b) - flat_extrapolation_gap(a, b)
 
 
-@contrast_quantity("Δ(R − F)", "gap due to histories", POINTS, "eos_contrasts")
+@contrast_quantity("Δ(R − F)", "gap due to histories", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
 def history_gap(a: Pooled, b: Pooled) -> Array:
     """Delta (R - F), TV estimators."""
     return rollout_tv_gap(a, b) - fixed_history_gap(a, b)
 
 
-@contrast_quantity("ΔG₀", "of it before either EOS", POINTS, "eos_contrasts")
+@contrast_quantity("ΔG₀", "of it before either EOS", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
 def pre_eos(a: Pooled, b: Pooled) -> Array:
     """Delta G_0."""
     return b["eos_gap_0"] - a["eos_gap_0"]
 
 
-@contrast_quantity("Δ(G₁+G₂+G₃)", "of it at or after an EOS", POINTS, "eos_contrasts")
+@contrast_quantity("Δ(G₁+G₂+G₃)", "of it at or after an EOS", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
 def eos_related(a: Pooled, b: Pooled) -> Array:
     """Sum of Delta G_r over r >= 1."""
     total: Array = (eos_gap(b) - eos_gap(a))[..., 1:].sum(axis=-1)
     return total
 
 
-@contrast_quantity("EOS share", "of Δ(R − F)", PERCENT, "eos_contrasts")
+@contrast_quantity("EOS share", "of Δ(R − F)", PERCENT, "eos_contrasts", values=Range.UNBOUNDED)
 def eos_share(a: Pooled, b: Pooled) -> Array:
     """EOS share of Delta (R - F); may be negative."""
     return ratio(eos_related(a, b), history_gap(a, b))
@@ -378,7 +377,7 @@ def generation_gap(a: Pooled, b: Pooled) -> Array:
     return generation_block_delta(b) - generation_block_delta(a)
 
 
-@contrast_quantity("Δg", "last block − first block", POINTS, "generation_gap_change")
+@contrast_quantity("Δg", "last block − first block", POINTS, "generation_gap_change", values=Range.SECOND_DIFFERENCE)
 def generation_gap_change(a: Pooled, b: Pooled) -> Array:
     """Delta g = g_3 - g_1."""
     blocks = generation_gap(a, b)

@@ -10,10 +10,10 @@ them that way). The quantities themselves are in ``stats.quantities``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]  # float64, or complex128 while a derivative is taken
 
 Kind = Literal["action", "contrast"]
+FeatureKind = Literal["scalar", "profile", "until", "since"]
 Axis = Literal["t", "lag", "block", "eos_set"]
 Support = Literal["branched", "both"]
 
@@ -52,25 +53,105 @@ class Scale(Enum):
         return self.value[1]
 
 
+class Range(Enum):
+    """Between which ends a quantity's values lie, whatever the documents; intervals are cut to them."""
+
+    FRACTION = "fraction"
+    DIFFERENCE = "difference of two fractions"
+    SECOND_DIFFERENCE = "difference of two such differences"
+    PER_POSITION = "fraction, divided by H"
+    POSITION = "position"
+    POSITION_DIFFERENCE = "difference of two positions"
+    AT_LEAST_ZERO = "at least 0"
+    UNBOUNDED = "any number"
+
+    def ends(self, horizon: int) -> tuple[float, float]:
+        """Return the lower and the upper end at a horizon H."""
+        return {
+            Range.FRACTION: (0.0, 1.0),
+            Range.DIFFERENCE: (-1.0, 1.0),
+            Range.SECOND_DIFFERENCE: (-2.0, 2.0),
+            Range.PER_POSITION: (0.0, 1.0 / horizon),
+            Range.POSITION: (1.0, float(horizon)),
+            Range.POSITION_DIFFERENCE: (1.0 - horizon, horizon - 1.0),
+            Range.AT_LEAST_ZERO: (0.0, np.inf),
+            Range.UNBOUNDED: (-np.inf, np.inf),
+        }[self]
+
+    def resolution(self, horizon: int) -> float:
+        """The standard error at and below which values do not vary: 1e-12 of the range, of 1 where that has no end."""
+        low, high = self.ends(horizon)
+        return 1e-12 * (high - low if np.isfinite(high - low) and high > low else 1.0)
+
+    @property
+    def of_difference(self) -> Range:
+        """The range of the difference of two values."""
+        return {
+            Range.FRACTION: Range.DIFFERENCE,
+            Range.DIFFERENCE: Range.SECOND_DIFFERENCE,
+            Range.PER_POSITION: Range.DIFFERENCE,
+            Range.POSITION: Range.POSITION_DIFFERENCE,
+        }.get(self, Range.UNBOUNDED)
+
+
+class Feature(NamedTuple):
+    """What a quantity reads of pooled moments: a scalar, a profile, or a profile summed until or since each x."""
+
+    kind: FeatureKind
+    name: str
+
+
 @dataclass(frozen=True)
 class Pooled:
     """Pooled moments M(g) of one action (definitions, "Pooling"); ``m[name]`` is a scalar moment.
 
-    Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``).
+    Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``). A quantity
+    over positions or lags is a function of what is read at the same x: sums over x are read as ``until`` or ``since``.
 
     Attributes:
         scalars: arrays [...] by moment.
         profiles: arrays [..., H or T] by moment.
         windows: the study's windows.
+        sums: sums over x that were read, kept.
 
     """
 
     scalars: Mapping[str, Array]
     profiles: Mapping[str, Array]
     windows: Windows
+    sums: dict[Feature, Array] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Array:
-        return self.scalars[name]
+        return self.read(Feature("scalar", name))
+
+    def profile(self, name: str) -> Array:
+        """The profile moment at every x, [..., X]."""
+        return self.read(Feature("profile", name))
+
+    def until(self, name: str) -> Array:
+        """The profile moment summed over 1..x, [..., X]."""
+        return self.read(Feature("until", name))
+
+    def since(self, name: str) -> Array:
+        """The profile moment summed over x and all that come after it, [..., X]."""
+        return self.read(Feature("since", name))
+
+    def read(self, feature: Feature) -> Array:
+        """Return what is read."""
+        if feature.kind == "scalar":
+            return self.scalars[feature.name]
+        if feature.kind == "profile":
+            return self.profiles[feature.name]
+        if feature not in self.sums:
+            self.sums[feature] = _summed(feature.kind, self.profiles[feature.name])
+        return self.sums[feature]
+
+
+def _summed(kind: FeatureKind, profile: Array) -> Array:
+    if kind == "until":
+        return np.cumsum(profile, axis=-1)
+    # From the far end, so that the sum is exactly 0 where nothing is left; a difference of sums leaves 1e-16.
+    return np.cumsum(profile[..., ::-1], axis=-1)[..., ::-1]
 
 
 @dataclass(frozen=True)
@@ -84,6 +165,7 @@ class Quantity:
         label: the symbol or short name in a column's head.
         meaning: what it is, in words.
         scale: how its values are printed.
+        range: the ends that its values lie between.
         view: the view that has the point value; None where no view has it.
         column: the column of that view.
         axis: what ``x`` counts, which is also the view's column of it; None for a scalar.
@@ -97,6 +179,7 @@ class Quantity:
     label: str
     meaning: str
     scale: Scale
+    range: Range
     view: str | None
     column: str
     axis: Axis | None = None
@@ -126,6 +209,16 @@ class BranchingQuantity(Quantity):
 
 _REGISTERED: dict[str, Quantity] = {}
 
+IMPLIED_RANGES: Mapping[Scale, Range] = {
+    Scale.PERCENT: Range.FRACTION,
+    Scale.POINTS: Range.DIFFERENCE,
+    Scale.TOKENS: Range.POSITION,
+    Scale.RATIO: Range.AT_LEAST_ZERO,
+    Scale.SQUARED_POINTS: Range.AT_LEAST_ZERO,
+    Scale.PAIRS: Range.AT_LEAST_ZERO,
+    Scale.MILLISECONDS: Range.AT_LEAST_ZERO,
+}
+
 
 def ratio(numerator: Array, denominator: Array) -> Array:
     """Ratio of moments, NaN where the denominator is 0 (definitions, "Pooling": a ratio is a ratio of moments)."""
@@ -145,15 +238,18 @@ def action_quantity(
     column: str | None = None,
     axis: Axis | None = None,
     profile: tuple[str, ...] = (),
+    values: Range | None = None,
 ) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
     """Register the decorated function of an action's moments as the quantity of its own name; it stays as it is.
 
-    Arguments are the attributes of ``Quantity``; ``column`` is given where it is not the function's name.
+    Arguments are the attributes of ``Quantity``; ``column`` is given where it is not the function's name, and the range
+    ``values`` where it is not what the scale implies.
     """
+    between = values or IMPLIED_RANGES[scale]
 
     def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
         name = function.__name__
-        _register(Quantity(name, "action", function, label, meaning, scale, view, column or name, axis, profile))
+        _register(Quantity(name, "action", function, label, meaning, scale, between, view, column or name, axis, profile))
         return function
 
     return add
@@ -166,12 +262,14 @@ def contrast_quantity(
     view: str | None = None,
     column: str | None = None,
     axis: Axis | None = None,
+    values: Range | None = None,
 ) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
     """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does."""
+    between = values or IMPLIED_RANGES[scale]
 
     def add(function: Callable[[Pooled, Pooled], Array]) -> Callable[[Pooled, Pooled], Array]:
         name = function.__name__
-        _register(Quantity(name, "contrast", function, label, meaning, scale, view, column or name, axis))
+        _register(Quantity(name, "contrast", function, label, meaning, scale, between, view, column or name, axis))
         return function
 
     return add
@@ -186,7 +284,8 @@ def register_difference(name: str) -> None:
 
     full = f"{name}{DIFFERENCE}"
     scale = Scale.TOKENS if of.scale is Scale.TOKENS else Scale.POINTS
-    _register(Quantity(full, "contrast", difference, f"Δ {of.label}", f"difference: {of.meaning}", scale, None, full))
+    between, meaning = of.range.of_difference, f"difference: {of.meaning}"
+    _register(Quantity(full, "contrast", difference, f"Δ {of.label}", meaning, scale, between, None, full))
 
 
 def registered() -> Mapping[str, Quantity]:

@@ -16,7 +16,7 @@ from flows.frozen_plan import FrozenPlan
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
-from stats.intervals import Estimates, Request
+from stats.intervals import STUDENTIZED, Estimates, Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 
@@ -136,7 +136,7 @@ def parts_of(analysis: Analysis, moments: DocumentMoments, subjects: Collection[
             names = [name for name in quantities if QUANTITIES[name].kind == kind]
             parts += [
                 AnalysisPart(some, group, draws, analysis.seed, request, pairs)
-                for group in groups(some, draws, names, pairs)
+                for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)
             ]
     return parts
 
