@@ -18,6 +18,7 @@ from schema.store.revisions import newest_plans
 from schema.store.store import Store
 from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
+from stats.intervals import PERCENTILE
 
 PRIMARY_FAMILY = "primary"
 
@@ -63,6 +64,11 @@ class FrozenPlan:
     def evaluated(self) -> int:
         """How many evaluation documents of the study and model had units when the plan was frozen."""
         return int(self.content.get("evaluated_documents", 0))
+
+    @property
+    def interval(self) -> str:
+        """How intervals are made; older plans do not say, and have percentile ones."""
+        return str(self.content.get("interval", PERCENTILE))
 
     @property
     def seed(self) -> int:
@@ -195,14 +201,17 @@ class PlanDifference:
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole where a plan records their hash alone.
 
-    A key that the frozen plan does not know had its default.
+    A key that the frozen plan does not know had its default. The method of intervals is compared with what the plan
+    has, where the study file names one.
     """
-    frozen = plan.content.get("settings", {})
+    frozen, method = plan.content.get("settings", {}), study.plan.interval or plan.interval
+    methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
     if not frozen:
         held, asked = plan.content["plan_section_sha256"], plan_section_sha256(study)
-        return [] if held == asked else [PlanDifference("[plan] or [windows]", f"{held[:12]}…", f"{asked[:12]}…")]
+        whole = PlanDifference("[plan] or [windows]", f"{held[:12]}…", f"{asked[:12]}…")
+        return methods if held == asked else [whole, *methods]
     defaults = {"plan": {key: field.default for key, field in PlanSection.model_fields.items()}, "windows": {}}
-    return [
+    return methods + [
         PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
         for section, values in plan_settings(study).items()
         for key, asked in values.items()
@@ -232,13 +241,20 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
 
 
 def plan_settings(study: Study) -> dict[str, dict[str, Any]]:
-    """Return what in the study file decides the plan, as JSON holds it: ``[plan]``, and ``[windows]`` with defaults."""
-    return {"plan": study.plan.model_dump(mode="json"), "windows": dict(study.window_values.without_horizon)}
+    """Return what in the study file decides the plan, as JSON holds it: ``[plan]``, and ``[windows]`` with defaults.
+
+    Without the method of intervals, which the plan has itself.
+    """
+    return {
+        "plan": study.plan.model_dump(mode="json", exclude={"interval"}),
+        "windows": dict(study.window_values.without_horizon),
+    }
 
 
 def plan_section_sha256(study: Study) -> str:
-    """SHA-256 of what in the study file decides the plan: ``[plan]`` and ``[windows]``."""
-    deciding = {"plan": values_of(study.plan, ("estimator",)), "windows": study.window_values.without_horizon}
+    """SHA-256 of what in the study file decides the plan, as ``plan_settings`` has it, without later defaults."""
+    plan = values_of(study.plan.model_copy(update={"interval": None}), ("estimator", "interval"))
+    deciding = {"plan": plan, "windows": study.window_values.without_horizon}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 

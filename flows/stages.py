@@ -26,6 +26,7 @@ from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments
+from stats.intervals import STUDENTIZED
 
 
 def prepare(run: StudyRun, *, compared: bool = False) -> None:
@@ -100,7 +101,10 @@ def plan(run: StudyRun) -> str:
     names = [document.doc for document in run.material.of_split("development")]
     units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
     evaluated = evaluated_size(run.store, run.material)
-    content = make_plan(run.material, development, units, efficiency, grown=grown, evaluated=evaluated)
+    interval = STUDENTIZED if before is None else before.interval
+    content = make_plan(
+        run.material, development, units, efficiency, grown=grown, evaluated=evaluated, interval=interval
+    )
     if before is not None and decides_the_same(before.content, content):
         run.progress.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
         return before.sha256

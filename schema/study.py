@@ -142,6 +142,7 @@ class PlanSection(_Section):
 
     ``estimator`` "swrb" adds K replicates of residual branching to the K coupled ones of every action; "hybrid" does so
     on evaluation documents only for actions where the development documents say that it pays.
+    ``interval`` is how intervals are made; a plan that is made without it has studentized ones.
     """
 
     baseline: str
@@ -154,6 +155,7 @@ class PlanSection(_Section):
     documents_at_least: Positive = 2
     target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    interval: Literal["studentized", "percentile"] | None = None
     family_size: Positive | None = None
     draws: Annotated[int, Field(ge=100)] = 10_000
     exploratory_draws: Annotated[int, Field(ge=100)] = 2_000

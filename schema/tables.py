@@ -19,7 +19,8 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 4: revisions of actions, the identity of units, a study's settings
 # 5: revisions of plans, moments of documents
 # 6: files of many units, and files that replace others
-SCHEMA_VERSION = 6
+# 7: the method of intervals and the clusters behind them
+SCHEMA_VERSION = 7
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -107,6 +108,11 @@ _REVISION = _revision(since=4)
 _ESTIMATED_FROM = (
     _column("action_revision", pa.int32(), "revision of the action that it was estimated from", since=4, default="0"),
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", since=4, default="0"),
+)
+
+
+_INTERVAL = _column(
+    "interval", pa.string(), "how it was made: studentized, expanded or percentile", since=7, default="percentile"
 )
 
 
@@ -383,6 +389,8 @@ RESULTS = _table(
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=4),
+    _INTERVAL,
+    _column("clusters", pa.int32(), "clusters of documents behind the estimate", null=True, since=7),
 )
 
 CALIBRATION = _table(
@@ -413,6 +421,7 @@ CALIBRATION = _table(
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=5),
+    _INTERVAL,
 )
 
 TABLES: dict[str, Table] = {

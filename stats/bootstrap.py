@@ -36,7 +36,7 @@ class BootstrapDraws:
 
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
-    leaves the quantity undefined. ``studentized`` are the draws' distances from the estimate in their own standard
+    leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
     errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes where they were asked for; NaN
     also where SE* vanishes.
     """
@@ -44,7 +44,7 @@ class BootstrapDraws:
     first: int
     last: int
     values: dict[str, Float]
-    studentized: dict[str, Float]
+    distances: dict[str, Float]
 
 
 def resample(
@@ -72,7 +72,7 @@ def resample(
     chosen = [quantity_named(name) for name in quantities]
     clusters = ClusterDraws(moments.strata, moments.clusters)
     values: dict[str, Float] = {}
-    deviations: dict[str, Float] = {}
+    distances: dict[str, Float] = {}
     studentize = _Studentizing(pooling, chosen) if studentized else None
     for block in range(first // BLOCK, -(-last // BLOCK)):
         start = block * BLOCK
@@ -88,11 +88,11 @@ def resample(
             if name not in values:  # filled in place: blocks to concatenate would hold everything twice
                 values[name] = np.empty((last - first, *value.shape[1:]))
                 if studentize:
-                    deviations[name] = np.empty_like(values[name])
+                    distances[name] = np.empty_like(values[name])
             values[name][place] = value[inside]
             if studentize:
-                studentize(quantity, value, pooled[name], counts, inside, out=deviations[name][place])
-    return BootstrapDraws(first, last, values, deviations)
+                studentize(quantity, value, pooled[name], counts, inside, out=distances[name][place])
+    return BootstrapDraws(first, last, values, distances)
 
 
 class _Studentizing:
@@ -108,7 +108,7 @@ class _Studentizing:
         self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
     ) -> None:
         errors = self._errors[quantity.name](pooled, counts)[inside]
-        errors[errors <= quantity.range.resolution(self._horizon)] = np.nan
+        errors[errors <= quantity.range.between(self._horizon).resolution] = np.nan
         np.subtract(value[inside], self._estimates[quantity.name], out=out)
         out /= errors
 
@@ -158,7 +158,7 @@ def observed(
 def observed_errors(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute standard errors of the point estimates (definitions, "Intervals"); name -> float64 [rows, subjects, X]."""
+    """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X]."""
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
     pooling, counts = Pooling.of(moments, pairs), np.ones((1, len(moments.documents)))
@@ -193,7 +193,7 @@ def estimate(
         estimates = observed(moments, names, pairs)
         errors = observed_errors(moments, names, pairs) if studentized else {}
         resampled = {
-            name: Resampled(estimates[name], sample.values[name], errors.get(name), sample.studentized.get(name))
+            name: Resampled(estimates[name], sample.values[name], errors.get(name), sample.distances.get(name))
             for name in names
         }
         parts.append(summarize(moments, resampled, request, pairs))

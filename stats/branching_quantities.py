@@ -39,13 +39,23 @@ def _moment(
 ) -> BranchingQuantity:
     view = "swrb_risk" if column else None
     return BranchingQuantity(
-        name, "action", lambda m: m[moment], label, meaning, scale, IMPLIED_RANGES[scale], view, column or name,
+        name,
+        "action",
+        lambda m: m[moment],
+        label,
+        meaning,
+        scale,
+        IMPLIED_RANGES[scale],
+        view,
+        column or name,
         support=support,
     )
 
 
 def _gain(name: str, function: Callable[[_Moments], Array], label: str, meaning: str) -> BranchingQuantity:
-    return BranchingQuantity(name, "action", function, label, meaning, Scale.RATIO, Range.AT_LEAST_ZERO, "swrb_efficiency", name)
+    return BranchingQuantity(
+        name, "action", function, label, meaning, Scale.RATIO, Range.AT_LEAST_ZERO, "swrb_efficiency", name
+    )
 
 
 BRANCHING_QUANTITIES: Mapping[str, BranchingQuantity] = {

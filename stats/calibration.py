@@ -25,15 +25,26 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
-from stats.bootstrap import resample
-from stats.intervals import percentile_intervals
+from stats.bootstrap import observed, observed_errors, resample
+from stats.intervals import (
+    PERCENTILE,
+    STUDENTIZED,
+    Request,
+    Studentized,
+    percentile_intervals,
+    studentized_intervals,
+)
 from stats.moments import DocumentMoments, Float, Text
+from stats.pooling import Pooling
+from stats.quantities import quantity_named
+from stats.registry import Range
+from stats.standard_errors import ClusterBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +94,7 @@ class Calibration:
     mae: float
     rmse: float
     draws: int
+    interval: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +135,13 @@ def calibrate(
     seed: int,
     alpha: float = 0.05,
     margin: float = MARGIN,
+    interval: str = STUDENTIZED,
 ) -> tuple[Calibration, ...]:
     """Judge every candidate on every observation of one contrast; nothing where a split has no shared document.
 
     Predictors are fitted and selected on ``development`` and judged on ``evaluation``. The error's interval is at level
-    1 - alpha / 4, from the bootstrap's own draws of the evaluation documents; inside +-margin it is equivalence.
+    1 - alpha / 4, from the bootstrap's own draws of the evaluation documents and by the method ``interval`` of other
+    estimates; inside +-margin it is equivalence.
 
     Raises:
         InputError: a split lacks an action, or alpha or margin is out of range.
@@ -149,7 +163,8 @@ def calibrate(
     # Documents, their weights and what is to be predicted are the same for every observation.
     weights, contrast = unseen.weights, _contrast(unseen.target)
     errors = {key: contrast - value for key, value in predicted.items()}
-    intervals = _error_intervals(evaluation, shared, errors, level=level, draws=draws, seed=seed)
+    request = Request(level, interval=interval)
+    intervals = _error_intervals(evaluation, shared, errors, request, draws=draws, seed=seed)
     return tuple(
         Calibration(
             observation=name,
@@ -160,14 +175,15 @@ def calibrate(
             gap=float(weights @ contrast),
             predicted_gap=float(weights @ predicted[name, candidate]),
             error=float(weights @ error),
-            low=intervals[name, candidate][0],
-            high=intervals[name, candidate][1],
+            low=intervals[name, candidate].low,
+            high=intervals[name, candidate].high,
             level=level,
             margin=margin,
-            decision=decide(*intervals[name, candidate], margin),
+            decision=decide(intervals[name, candidate].low, intervals[name, candidate].high, margin),
             mae=float(weights @ np.abs(error)),
             rmse=math.sqrt(weights @ error**2),
             draws=draws,
+            interval=intervals[name, candidate].interval,
         )
         for (name, candidate), error in errors.items()
     )
@@ -295,16 +311,24 @@ def _sample(moments: DocumentMoments, baseline: str, action: str, observation: O
     return Sample(moments.strata[shared], moments.clusters[shared], of("mismatch"), features, of(observation.flat))
 
 
+class _ErrorInterval(NamedTuple):
+    """The interval of a pooled error, NaN where the error is undefined, and its method."""
+
+    low: float
+    high: float
+    interval: str
+
+
 def _error_intervals(
     evaluation: DocumentMoments,
     shared: NDArray[np.bool_],
     errors: Mapping[tuple[str, str], Float],
+    request: Request,
     *,
-    level: float,
     draws: int,
     seed: int,
-) -> dict[tuple[str, str], tuple[float, float]]:
-    """Percentile intervals of pooled errors, by observation and candidate; NaN where an error is undefined.
+) -> dict[tuple[str, str], _ErrorInterval]:
+    """Intervals of pooled errors, by observation and candidate.
 
     Errors are resampled as if each were the mismatch of an action of its own, over all the evaluation documents: so
     draw i takes the same documents as draw i of every other estimate.
@@ -317,6 +341,20 @@ def _error_intervals(
         tuple(" ".join(key) for key in errors), evaluation.windows,
         {name: columns if name == "mismatch" else present for name in evaluation.scalars}, {}, {},
     )  # fmt: skip
-    sample = resample(as_moments, ["mismatch"], seed=seed, first=0, last=draws, pairs=[]).values["mismatch"]
-    low, high = percentile_intervals(sample[:, 0, :, 0], np.full(len(errors), level))  # row 0 is pooled
-    return dict(zip(errors, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+    studentized, levels = request.interval == STUDENTIZED, np.full(len(errors), request.level)
+    name, pooled = "mismatch", (0, slice(None), 0)
+    sample = resample(as_moments, [name], seed=seed, first=0, last=draws, pairs=[], studentized=studentized)
+    values = sample.values[name][:, *pooled]
+    if studentized:
+        given = Studentized(
+            observed(as_moments, [name], [])[name][pooled], observed_errors(as_moments, [name], [])[name][pooled],
+            values, sample.distances[name][:, *pooled],
+        )  # fmt: skip
+        clusters, sets = ClusterBlocks(Pooling.of(as_moments, [])).counts_of(quantity_named(name))
+        between = Range.SECOND_DIFFERENCE.between(evaluation.windows.horizon)
+        low, high, methods = studentized_intervals(given, levels, clusters[0], sets[0], between)
+    else:
+        low, high = percentile_intervals(values, levels)
+        methods = np.full(len(errors), PERCENTILE)
+    rows = zip(low.tolist(), high.tolist(), methods.tolist(), strict=True)
+    return dict(zip(errors, (_ErrorInterval(*row) for row in rows), strict=True))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from stats.moments import DocumentMoments, Float
-    from stats.registry import Range
+    from stats.registry import Between
 
 _COLUMNS_AT_ONCE = 128  # draws of so many numbers are sorted at once: 10 MB at 10,000 draws
 _DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the cache (measured: 3 times faster)
@@ -150,14 +150,14 @@ class Resampled:
         estimates: float64 [rows, subjects, X].
         draws: the quantity of every draw, [draws, rows, subjects, X].
         errors: standard errors of the estimates; None for percentiles.
-        studentized: the t* of every draw; None for percentiles.
+        distances: t* of every draw; None for percentiles.
 
     """
 
     estimates: Float
     draws: Float
     errors: Float | None = None
-    studentized: Float | None = None
+    distances: Float | None = None
 
 
 def summarize(
@@ -196,19 +196,17 @@ def summarize(
         levels = np.array([families[key].level if key in families else request.level for key in keys])
         estimate = own.estimates[where]
         # Where every cell has documents, which is the rule, the cells are all of the sample, in its order.
-        draws, studentized = (
-            one if one is None else one.reshape(len(one), -1) if documents.all() else one[:, *where]
-            for one in (own.draws, own.studentized)
-        )
+        chosen = (slice(None), *where)
+        draws = own.draws.reshape(len(own.draws), -1) if documents.all() else own.draws[chosen]
         counted = clusters[where[:2]]
-        if own.errors is None or studentized is None:
+        if own.errors is None or own.distances is None:
             low, high = percentile_intervals(draws, levels)
             methods = np.full(len(keys), PERCENTILE)
         else:
-            low, high, methods = studentized_intervals(
-                Studentized(estimate, own.errors[where], draws, studentized), levels, counted, sets[where[:2]],
-                quantity.range, moments.windows.horizon,
-            )  # fmt: skip
+            distances = own.distances.reshape(draws.shape) if documents.all() else own.distances[chosen]
+            given = Studentized(estimate, own.errors[where], draws, distances)
+            between = quantity.range.between(moments.windows.horizon)
+            low, high, methods = studentized_intervals(given, levels, counted, sets[where[:2]], between)
         # No interval around an estimate that is itself undefined.
         low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
         columns["stratum"] += [key.stratum for key in keys]
@@ -242,20 +240,21 @@ class Studentized:
 
 
 def studentized_intervals(
-    given: Studentized, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64], values: Range, horizon: int
+    given: Studentized, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64], between: Between
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Studentized intervals of many numbers, or expanded percentiles where those are not defined.
 
-    Not defined are they where the standard error of the estimate, or of more than 1% of the draws, vanishes, where so
-    many t* are undefined that they could move an end, and over fewer than five clusters. Ends are cut to the range.
+    They are not defined where the standard error of the estimate, or of more than 1% of the draws, vanishes, where so
+    many t* are undefined that they could move an end, and over fewer than five clusters. Nor are they of numbers that
+    may lie anywhere: these are ratios whose denominator can be 0, which have no variance, and a standard error that is
+    linear in the moments says little of them. Ends are cut to the range.
 
     Args:
         given: the numbers and their draws.
         levels: the level of each, [N].
         clusters: how many clusters are behind each, [N].
         strata: in how many strata these are drawn, sets of strata that share clusters counted once, [N].
-        values: between which ends the numbers lie.
-        horizon: H.
+        between: which ends the numbers lie.
 
     Returns:
         The lower and the upper ends, [N], NaN where draws are undefined as in ``percentile_intervals``; and the method.
@@ -266,17 +265,16 @@ def studentized_intervals(
         low, high = given.estimates - high * given.errors, given.estimates - low * given.errors
     vanishing = np.isnan(given.distances).sum(axis=0) - np.isnan(given.draws).sum(axis=0)
     expanded = (
-        ~(given.errors > values.resolution(horizon))
+        ~((given.errors > between.resolution) & between.bounded)
         | (vanishing > _VANISHING * len(given.draws))
         | (clusters < _FEWEST_CLUSTERS)
         | np.isnan(low)
     )
     if expanded.any():
-        chosen = given.draws if expanded.all() else given.draws[:, expanded]
-        low[expanded], high[expanded] = expanded_intervals(
-            chosen, levels[expanded], clusters[expanded], strata[expanded]
-        )
-    return *(np.clip(end, *values.ends(horizon)) for end in (low, high)), np.where(expanded, EXPANDED, STUDENTIZED)
+        own = given.draws if expanded.all() else given.draws[:, expanded]
+        low[expanded], high[expanded] = expanded_intervals(own, levels[expanded], clusters[expanded], strata[expanded])
+    methods = np.where(expanded, EXPANDED, STUDENTIZED)
+    return np.clip(low, between.low, between.high), np.clip(high, between.low, between.high), methods
 
 
 def expanded_intervals(
@@ -284,7 +282,7 @@ def expanded_intervals(
 ) -> tuple[Float, Float]:
     """Percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
 
-    With n clusters in S strata and t the quantile of Student's law with n - S degrees of freedom at (1 - level) / 2, the
+    With n clusters in S strata and t the (1 - level) / 2 quantile of Student's law with n - S degrees of freedom, the
     lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of freedom.
 
     Args:

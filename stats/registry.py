@@ -53,8 +53,26 @@ class Scale(Enum):
         return self.value[1]
 
 
+class Between(NamedTuple):
+    """The ends that values lie between; infinite where there is none."""
+
+    low: float
+    high: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an end at all."""
+        return self != (-np.inf, np.inf)
+
+    @property
+    def resolution(self) -> float:
+        """The standard error at and below which values do not vary: 1e-12 of the range, of 1 where that has no end."""
+        width = self.high - self.low
+        return 1e-12 * (width if 0 < width < np.inf else 1.0)
+
+
 class Range(Enum):
-    """Between which ends a quantity's values lie, whatever the documents; intervals are cut to them."""
+    """What the values of a quantity can be, whatever the documents; intervals are cut to it."""
 
     FRACTION = "fraction"
     DIFFERENCE = "difference of two fractions"
@@ -65,9 +83,9 @@ class Range(Enum):
     AT_LEAST_ZERO = "at least 0"
     UNBOUNDED = "any number"
 
-    def ends(self, horizon: int) -> tuple[float, float]:
-        """Return the lower and the upper end at a horizon H."""
-        return {
+    def between(self, horizon: int) -> Between:
+        """Return the ends at a horizon H."""
+        ends = {
             Range.FRACTION: (0.0, 1.0),
             Range.DIFFERENCE: (-1.0, 1.0),
             Range.SECOND_DIFFERENCE: (-2.0, 2.0),
@@ -76,12 +94,8 @@ class Range(Enum):
             Range.POSITION_DIFFERENCE: (1.0 - horizon, horizon - 1.0),
             Range.AT_LEAST_ZERO: (0.0, np.inf),
             Range.UNBOUNDED: (-np.inf, np.inf),
-        }[self]
-
-    def resolution(self, horizon: int) -> float:
-        """The standard error at and below which values do not vary: 1e-12 of the range, of 1 where that has no end."""
-        low, high = self.ends(horizon)
-        return 1e-12 * (high - low if np.isfinite(high - low) and high > low else 1.0)
+        }
+        return Between(*ends[self])
 
     @property
     def of_difference(self) -> Range:
@@ -249,7 +263,9 @@ def action_quantity(
 
     def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
         name = function.__name__
-        _register(Quantity(name, "action", function, label, meaning, scale, between, view, column or name, axis, profile))
+        _register(
+            Quantity(name, "action", function, label, meaning, scale, between, view, column or name, axis, profile)
+        )
         return function
 
     return add

@@ -291,7 +291,7 @@ class _Stepped(Pooled):
 
 
 def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[int, Feature], ...]:
-    """Return what a quantity reads of each side: (0, ...) of an action or the baseline, (1, ...) of a contrast's action."""
+    """Return what a quantity reads, with the side: 0 of an action or a baseline, 1 of the action of a contrast."""
     ones = {name: np.ones(()) for name in moments.scalars}
     profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
     sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
@@ -354,7 +354,7 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
     """Return the variance, [subjects, B, X]; of a linear quantity, which has no gradient here, its one covariance."""
     if not gradient:
         return covariances[0, 0]
-    variance: Float | None = None
+    variance: Float = np.zeros(1)
     for i, one in enumerate(gradient):
         inner = one * covariances[i, i]
         for j in range(i + 1, len(gradient)):
@@ -362,8 +362,7 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
             crossed *= 2
             inner = inner + crossed
         inner = inner * one
-        variance = inner if variance is None else variance + inner
-    assert variance is not None
+        variance = variance + inner if i else inner
     return variance
 
 

@@ -36,7 +36,7 @@ def calibrate_study(
     Args:
         store: the study's store.
         views: its views.
-        plan: the frozen plan, whose baseline, margin, level, draws and seed are used.
+        plan: the frozen plan, whose baseline, margin, level, draws, seed and method of intervals are used.
         events_version: the version of ``events`` that the views show.
         moments: by split, where it has documents.
         seen: planned actions whose outcomes were known before.
@@ -54,7 +54,7 @@ def calibrate_study(
     revisions = action_revisions(views, plan.study)
     settings = {
         "baseline": baseline, "draws": plan.draws, "seed": plan.seed, "alpha": plan.content["alpha"],
-        "margin": plan.content["calibration"]["margin"],
+        "margin": plan.content["calibration"]["margin"], "interval": plan.interval,
     }  # fmt: skip
     inputs = {}
     for action in sorted(actions - {baseline}):

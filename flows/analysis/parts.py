@@ -63,7 +63,7 @@ class Analysis:
         primary = tuple(plan.primary)
         others = tuple(name for name in QUANTITIES if name not in primary)
         draws = ((primary, plan.draws), (others, plan.exploratory_draws))
-        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen)
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen, plan.interval)
         return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
 
     @classmethod

@@ -30,6 +30,7 @@ from schema.tables import PLAIN, PLANS, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from stats.endpoints import Endpoint
+from stats.intervals import PERCENTILE, STUDENTIZED
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
 
@@ -45,6 +46,7 @@ def make_plan(
     *,
     grown: FrozenPlan | None = None,
     evaluated: EvaluatedSize = NOTHING,
+    interval: str = STUDENTIZED,
 ) -> dict[str, Any]:
     """Make the plan's content: K and N from development variance and measured seconds, endpoints, levels.
 
@@ -57,6 +59,7 @@ def make_plan(
         grown: what ``grown_plan`` made of the plan that is there, whose actions and endpoints are kept; None to choose
             anew.
         evaluated: what evaluation documents have already, where one chooses anew.
+        interval: how intervals are made where the study file does not say.
 
     Returns:
         The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments
@@ -109,6 +112,7 @@ def make_plan(
         "alpha": planned.alpha,
         "family_size": planned.family_size or len(endpoints),
         "level": allocation.level,
+        "interval": planned.interval or interval,
         "draws": planned.draws,
         "exploratory_draws": planned.exploratory_draws,
         "target_half_width": planned.target_half_width,
@@ -163,7 +167,8 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two plans have equal settings and lead to the same evaluation and estimates."""
     first, second = (
-        {name: value for name, value in one.items() if name not in _CIRCUMSTANCES} for one in (content, other)
+        {"interval": PERCENTILE} | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
+        for one in (content, other)
     )
     return first == second
 

@@ -29,7 +29,7 @@ _CHOSEN = {
     "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
     "actions": "actions", "target_half_width": "target half-width", "reachable": "targets reachable",
     "reason": "reason", "alpha": "alpha", "family_size": "family size", "level": "level of primary intervals",
-    "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
+    "interval": "intervals", "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
     "expected_seconds": "expected time", "seen": "evaluation documents seen before",
 }  # fmt: skip
 _REST = {
@@ -219,13 +219,15 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     for row in rows:
         known, scale = _known(row.quantity)
         cell = estimate_cells([row], scale, {})[0]
-        shown = "" if row.estimate is None else Cell(f"{cell.text} {scale.sign}", cell.under)
+        shown = "" if row.estimate is None else Cell(f"{cell.text} {scale.sign}", cell.under, cell.mark)
         label = Cell(row.quantity if row.x is None else f"{row.quantity} ({row.x})", known.meaning if known else "")
-        rest = level(row.level), count(row.draws), count(row.documents), row.family or "", row.standing
+        counts = count(row.draws), count(row.documents), count(row.clusters)
+        rest = level(row.level), row.interval or "", *counts, row.family or "", row.standing
         lines.append(table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *rest))
     columns = (
         label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"),
-        Column("level"), Column("draws"), Column("documents"), label_column("family"), label_column("status"),
+        Column("level"), label_column("interval"), Column("draws"), Column("documents"), Column("clusters"),
+        label_column("family"), label_column("status"),
     )  # fmt: skip
     return PrintedTable(name, title, columns, tuple(lines), status_note(rows), tuple(row.as_row() for row in rows))
 

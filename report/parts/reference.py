@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from report.printing.section import Section
 from report.reading.content import PageContent
+from report.reading.estimates import FEW_CLUSTERS
 
 DEFINITIONS = """
 <h2>Definitions</h2>
@@ -29,7 +30,7 @@ DEFINITIONS = """
 {% if lags %}
 <dt>Blocks</dt><dd>{% for first, last in windows.blocks %}{{ first }}–{{ last }}{% if not loop.last %}, {% endif %}{% endfor %}</dd>
 {% endif %}
-<dt>Intervals</dt><dd>percentile intervals of a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together</dd>
+<dt>Intervals</dt><dd>from a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together. <em>Studentized</em>: ends from the draws’ distances to the estimate, each in its own standard error, cut to what the quantity can be. <em>Expanded</em>: percentiles of the draws, taken further out by Student’s t, where standard errors vanish, over fewer than five clusters, and for shares of a gap. <em>Percentile</em>: percentiles of the draws, as in the paper, where the plan asks for them, and for residual branching{% if few %}; * marks intervals over fewer than {{ few }} clusters, which may cover less than their level{% endif %}. <code>tables/estimates.csv</code> says which each one is, and over how many clusters</dd>
 <dt>pp</dt><dd>percentage points</dd>
 </dl>
 """  # noqa: E501
@@ -47,7 +48,9 @@ def definitions(content: PageContent) -> Section:
     """What the page's symbols mean."""
     lags = not content.facts.finite or content.windows.early_last >= 1
     branched = bool(content.residual_risks)
-    return Section("definitions", "Definitions", DEFINITIONS, values={"lags": lags, "branched": branched})
+    few = FEW_CLUSTERS if any(row.of_few_clusters for row in content.estimates.all()) else 0
+    values = {"lags": lags, "branched": branched, "few": few}
+    return Section("definitions", "Definitions", DEFINITIONS, values=values)
 
 
 def provenance(content: PageContent) -> Section:

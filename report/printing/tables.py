@@ -12,7 +12,7 @@ from typing import Any
 
 from report.printing.numbers import MISSING, decimals_for, interval, level, scaled
 from report.reading.content import PageContent
-from report.reading.estimates import ESTIMATE_COLUMNS, PRIMARY, Estimate, ReportedEstimates
+from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, PRIMARY, Estimate, ReportedEstimates
 from schema.study import POOLED
 from stats.intervals import EXPLORATORY, SEEN
 from stats.quantities import ALL_QUANTITIES
@@ -23,6 +23,8 @@ _STANDINGS = {
     SEEN: "primary endpoints that were planned after their outcomes had been seen, family-adjusted",
     EXPLORATORY: "exploratory, pointwise",
 }
+
+FEW_MARK = "*"
 
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # but +0.5 is a number
 
@@ -223,7 +225,8 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
     for entry in entries:
         printed = "" if entry.published is None else f"published {scaled(entry.published, scale, decimals)}"
         point, bounds = scaled(entry.estimate, scale, decimals), interval(entry, scale, decimals)
-        known = Cell(point, bounds, mark.get(entry.standing, ""), printed)
+        few = FEW_MARK if entry.of_few_clusters else ""
+        known = Cell(point, bounds, mark.get(entry.standing, "") + few, printed)
         cells.append(Cell(MISSING) if entry.estimate is None else known)
     return cells
 
@@ -245,5 +248,7 @@ def status_note(estimates: Iterable[Estimate]) -> str:
         levels = sorted({row.level for row in bounded if row.standing == standing and row.level is not None})
         if levels:
             parts.append(f"{mark[standing]} {words} {' and '.join(map(level, levels))} intervals".lstrip())
+    if any(row.of_few_clusters for row in bounded):
+        parts.append(f"{FEW_MARK} fewer than {FEW_CLUSTERS} clusters of documents, whose interval may cover less")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

@@ -14,6 +14,7 @@ from stats.quantities import ALL_QUANTITIES, QUANTITIES
 from stats.registry import Quantity
 
 PRIMARY = "primary"
+FEW_CLUSTERS = 20  # intervals over fewer are marked
 
 _Series = tuple[str, str, str, str | None]
 Place = tuple[str, str, str, str | None, int | None]
@@ -45,6 +46,8 @@ class Estimate:
     documents: int | None = None
     family: str | None = None
     status: str | None = None
+    interval: str | None = None
+    clusters: int | None = None
     published: float | None = None
     published_low: float | None = None
     published_high: float | None = None
@@ -63,6 +66,11 @@ class Estimate:
         if self.family is None or self.status not in {PRESPECIFIED, SEEN}:
             return EXPLORATORY
         return PRIMARY if self.status == PRESPECIFIED else SEEN
+
+    @property
+    def of_few_clusters(self) -> bool:
+        """Whether it has an interval over fewer clusters than its coverage is sure of."""
+        return self.has_interval and self.clusters is not None and self.clusters < FEW_CLUSTERS
 
     def excludes_zero(self) -> bool:
         """Whether zero is outside the interval; not so without one."""

@@ -105,6 +105,7 @@ def study() -> DocumentMoments:
 
 
 PAIR = [("action 0", "action 1")]
+PERCENTILES = Request(interval="percentile")
 
 
 def test_any_chunks_give_the_same_bits(study: DocumentMoments) -> None:
@@ -294,7 +295,8 @@ def test_half_width_of_a_mean_of_normals() -> None:
     # independent ends 1 / sqrt(2) of it: 1.89 / 141 = 0.0134. Tolerance 5 of these.
     value = np.random.default_rng(1).normal(0.5, 0.1, size=(400, 1))
     moments = make(dict.fromkeys(SCALAR_MOMENTS, value), ["s"] * 400)
-    row = estimate(moments, draws=20_000, seed=1, quantities=["saturation"]).row(Endpoint("saturation", "action 0"))
+    result = estimate(moments, draws=20_000, seed=1, quantities=["saturation"], request=PERCENTILES)
+    row = result.row(Endpoint("saturation", "action 0"))
     deviation = value.std() / 20
     half = (row["high"] - row["low"]) / 2
     assert half == pytest.approx(1.959964 * deviation, abs=5 * 0.0134 * deviation)
@@ -321,7 +323,7 @@ def test_scipys_bootstrap_per_stratum(study: DocumentMoments) -> None:
     """
     draws = 10_000
     names = ["mismatch_rate", "mean_entry", "gap"]
-    result = estimate(study, draws=draws, seed=9, quantities=names, pairs=PAIR)
+    result = estimate(study, draws=draws, seed=9, quantities=names, pairs=PAIR, request=PERCENTILES)
     s = study.scalars
 
     def rate(*columns: np.ndarray, axis: int) -> np.ndarray:
@@ -404,6 +406,7 @@ def test_messages(study: DocumentMoments) -> None:
         (lambda: observed(study, ["gap"], [("action 0", "action 0")]), "against itself"),
         (lambda: observed(make(dict(study.scalars), study.strata.tolist()), ["hazard"]), "no profile 'first_mismatch'"),
         (lambda: Request(level=95), "level 95 is not between 0 and 1"),
+        (lambda: Request(interval="bca"), "interval 'bca' is neither 'studentized' nor 'percentile'"),
         (lambda: Family("f", (member,), alpha=0), "alpha 0"),
         (lambda: Family("f", (member, member)), "names an endpoint twice"),
         (lambda: Request(families=(Family("f", (member,)), Family("g", (member,)))), "in two families"),

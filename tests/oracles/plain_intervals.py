@@ -1,0 +1,139 @@
+"""Intervals by the definitions page, "Intervals", with loops over draws and clusters and difference quotients.
+
+A study is a list of documents: stratum, cluster, and the moments that a quantity reads, one number each. Draws are given
+as how often each document is in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.stats
+
+Moments = Mapping[str, float]
+Quantity = Callable[[Moments], float]  # NaN where it is undefined
+
+_STEP = 1e-6
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its stratum, its cluster, and x_d by name."""
+
+    stratum: str
+    cluster: str
+    moments: Moments
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval and the method that made it."""
+
+    estimate: float
+    low: float
+    high: float
+    method: str
+
+
+def interval(
+    quantity: Quantity,
+    documents: Sequence[Document],
+    draws: Sequence[Sequence[int]],
+    level: float,
+    between: tuple[float, float],
+) -> Interval:
+    """The studentized interval, or the expanded percentile one where that is not defined."""
+    estimate, error = _evaluate(quantity, documents, [1] * len(documents))
+    values, distances, vanished = [], [], 0
+    width = between[1] - between[0]
+    least = 1e-12 * (width if math.isfinite(width) else 1.0)
+    for counts in draws:
+        value, own = _evaluate(quantity, documents, counts)
+        values.append(value)
+        defined = not math.isnan(value)
+        vanished += defined and not own > least
+        distances.append((value - estimate) / own if defined and own > least else math.nan)
+    clusters, sets = _clusters(documents), _linked_sets(documents)
+    tail = (1 - level) / 2
+    low, high = _quantiles(distances, tail)
+    # Ratios that may be anything have no variance; the definitions say nothing of them.
+    bounded = math.isfinite(width)
+    if bounded and error > least and vanished <= 0.01 * len(draws) and len(clusters) >= 5 and not math.isnan(low):
+        ends = estimate - high * error, estimate - low * error
+        method = "studentized"
+    else:
+        n, freedom = len(clusters), len(clusters) - len(sets)
+        if freedom < 1:
+            return Interval(estimate, math.nan, math.nan, "expanded")
+        t = scipy.stats.t.ppf(tail, freedom)
+        ends = _quantiles(values, float(scipy.stats.norm.cdf(math.sqrt(n / (n - 1)) * t)))
+        method = "expanded"
+    cut = [min(max(end, between[0]), between[1]) if not math.isnan(end) else end for end in ends]
+    return Interval(estimate, cut[0], cut[1], method)
+
+
+def _evaluate(quantity: Quantity, documents: Sequence[Document], counts: Sequence[int]) -> tuple[float, float]:
+    """theta = g(M), and its standard error."""
+    strata = sorted({document.stratum for document in documents})
+    size = {
+        stratum: sum(k for one, k in zip(documents, counts, strict=True) if one.stratum == stratum)
+        for stratum in strata
+    }
+    if 0 in size.values():
+        return math.nan, math.nan
+    weight = {stratum: 1 / (len(strata) * size[stratum]) for stratum in strata}
+    names = list(documents[0].moments)
+    pooled = {
+        name: sum(k * weight[one.stratum] * one.moments[name] for one, k in zip(documents, counts, strict=True))
+        for name in names
+    }
+    value = quantity(pooled)
+    gradient = {name: _slope(quantity, pooled, name) for name in names}
+    variance = 0.0
+    for strata_of_set in _linked_sets(documents):
+        totals: list[float] = []  # u_c, as often as the cluster is in the draw
+        for cluster in sorted({one.cluster for one in documents if one.stratum in strata_of_set}):
+            members = [place for place, one in enumerate(documents) if one.cluster == cluster]
+            total = sum(
+                weight[documents[place].stratum] * gradient[name] * documents[place].moments[name]
+                for place in members
+                for name in names
+            )
+            totals += [total] * counts[members[0]]
+        n = len(totals)
+        if n < 2:
+            return value, math.nan
+        mean = math.fsum(totals) / n
+        variance += n / (n - 1) * math.fsum((total - mean) ** 2 for total in totals)
+    return value, math.sqrt(variance)
+
+
+def _slope(quantity: Quantity, pooled: Moments, name: str) -> float:
+    above, below = ({**pooled, name: pooled[name] + sign * _STEP} for sign in (1, -1))
+    return (quantity(above) - quantity(below)) / (2 * _STEP)
+
+
+def _clusters(documents: Sequence[Document]) -> set[str]:
+    return {document.cluster for document in documents}
+
+
+def _linked_sets(documents: Sequence[Document]) -> list[set[str]]:
+    """Strata that share a cluster, directly or through others, are drawn as one."""
+    sets: list[set[str]] = []
+    for cluster in sorted(_clusters(documents)):
+        own = {one.stratum for one in documents if one.cluster == cluster}
+        joined = [one for one in sets if one & own]
+        sets = [one for one in sets if not one & own] + [own.union(*joined)]
+    return sets
+
+
+def _quantiles(values: Sequence[float], tail: float) -> tuple[float, float]:
+    """Both quantiles of the defined values; none where undefined ones could move an end."""
+    defined = sorted(value for value in values if not math.isnan(value))
+    if not defined or len(values) - len(defined) > tail * len(values):
+        return math.nan, math.nan
+    low, high = np.quantile(defined, [tail, 1 - tail])
+    return float(low), float(high)

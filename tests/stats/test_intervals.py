@@ -1,0 +1,283 @@
+"""Studentized intervals: an independent evaluation, the textbook's case, and where they are not defined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from oracles.plain_intervals import Document, interval
+
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
+from stats.bootstrap import estimate, observed, observed_errors, resample
+from stats.clusters import ClusterDraws
+from stats.endpoints import Endpoint
+from stats.intervals import Request, expanded_intervals
+from stats.moments import DocumentMoments
+from stats.pooling import Pooling
+from stats.quantities import ALL_QUANTITIES, QUANTITIES
+from stats.registry import Range, Scale
+from stats.standard_errors import ClusterBlocks, StandardErrors, constant_gradient, features_read
+
+H = 8
+WINDOWS = Windows.of(H)
+PAIR = ("action 0", "action 1")
+DRAWS = 300
+
+
+def study(strata: list[str], clusters: list[str] | None = None, seed: int = 1) -> DocumentMoments:
+    """Two actions; moments of no law, but for a first mismatch that has a probability."""
+    random = np.random.default_rng(seed)
+    count = len(strata)
+    scalars = {name: random.random((count, 2)) for name in SCALAR_MOMENTS}
+    first = random.random((count, 2, H))
+    first *= (scalars["diverged"] / first.sum(axis=-1))[..., None]
+    positions = {name: random.random((count, 2, H)) for name in POSITION_MOMENTS} | {"first_mismatch": first}
+    lags = {name: random.random((count, 2, WINDOWS.cohort_bound)) for name in LAG_MOMENTS}
+    names = np.array([f"doc {number:02}" for number in range(count)])
+    groups = names if clusters is None else np.array(clusters)
+    return DocumentMoments(names, np.array(strata), groups, PAIR, WINDOWS, scalars, positions, lags)
+
+
+STUDIES = {
+    "one stratum": study(["a"] * 9),
+    "strata of unequal size": study(["a"] * 7 + ["b"] * 5),
+    "clusters of unequal size": study(["a"] * 9 + ["b"] * 6, list("ppqrsttuv") + list("ABCDEF")),
+    "linked strata": study(["a"] * 6 + ["b"] * 6 + ["c"] * 5, [*"pqrstu", *"pqrxyz", *"ABCDE"]),
+}
+
+
+def _ratio(top: float, bottom: float) -> float:
+    return top / bottom if bottom else math.nan
+
+
+def _first(x: int) -> str:
+    return f"first_mismatch {x}"
+
+
+def _rate(m: dict[str, float], side: str = "") -> float:
+    return _ratio(m[f"{side}occupation"], m[f"{side}exposure"])
+
+
+def _rate_term(m: dict[str, float]) -> float:
+    return (_rate(m, "b ") - _rate(m, "a ")) * (m["a exposure"] + m["b exposure"]) / 2
+
+
+# Quantity and x; what of a document it reads, by a name of its own; and the quantity of these, written down anew.
+Case = tuple[str, int | None, dict[str, tuple[str, str, int | None]], Callable[[dict[str, float]], float]]
+_OF_FIRST: dict[str, tuple[str, str, int | None]] = {_first(x): ("", "first_mismatch", x) for x in range(1, H + 1)}
+_TERM_READS = {f"{side} {name}": (side, name, None) for side in "ab" for name in ("occupation", "exposure")}
+CASES: tuple[Case, ...] = (
+    ("mismatch", None, {"R": ("", "mismatch", None)}, lambda m: m["R"]),
+    ("mismatch_rate", None, {name: ("", name, None) for name in ("occupation", "exposure")}, _rate),
+    ("entry_cdf", 3, _OF_FIRST, lambda m: sum(m[_first(x)] for x in (1, 2, 3))),
+    ("hazard", 5, _OF_FIRST | {"diverged": ("", "diverged", None)},
+     lambda m: _ratio(m[_first(5)], 1 - m["diverged"] + sum(m[_first(x)] for x in range(5, H + 1)))),
+    ("branch_delta", 2, {"delta": ("", "cohort_delta", 2), "cohort": ("", "cohort", None)},
+     lambda m: _ratio(m["delta"], m["cohort"])),
+    ("eos_gap", 2, {"G": ("", "eos_gap_2", None)}, lambda m: m["G"]),
+    ("rate_term", None, _TERM_READS, _rate_term),
+    ("mismatch_rate_difference", None, _TERM_READS, lambda m: _rate(m, "b ") - _rate(m, "a ")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("stratum", ["pooled", "a"])
+def test_intervals_are_those_of_plain_loops(name: str, stratum: str) -> None:
+    moments = STUDIES[name].in_canonical_order()
+    if stratum == "a":
+        assert (moments.strata == "a").any()
+    result = estimate(
+        moments, draws=DRAWS, seed=4, quantities=[case[0] for case in CASES], pairs=[PAIR], request=Request(0.9)
+    )
+    counts = ClusterDraws(moments.strata, moments.clusters).counts(4, 0, DRAWS)
+    own = np.ones(len(moments.documents), dtype=bool) if stratum == "pooled" else moments.strata == stratum
+    for quantity, x, reads, plain in CASES:
+        contrast = QUANTITIES[quantity].kind == "contrast"
+        row = result.row(Endpoint(quantity, "action 1", "action 0" if contrast else None, stratum, x))
+        documents = [
+            Document(
+                str(moments.strata[place]), str(moments.clusters[place]),
+                {key: _value(moments, place, *read) for key, read in reads.items()},
+            )
+            for place in np.flatnonzero(own)
+        ]  # fmt: skip
+        between = QUANTITIES[quantity].range.between(H)
+        expected = interval(plain, documents, counts[:, own].astype(int).tolist(), 0.9, between)
+        assert row["interval"] == expected.method, (quantity, row)
+        assert [row["estimate"], row["low"], row["high"]] == pytest.approx(
+            [expected.estimate, expected.low, expected.high], rel=1e-5, abs=1e-8
+        ), quantity
+        assert row["clusters"] == len({document.cluster for document in documents})
+
+
+def _value(moments: DocumentMoments, place: int, side: str, name: str, x: int | None) -> float:
+    action = 0 if side == "a" else 1
+    if x is None:
+        return float(moments.scalars[name][place, action])
+    profiles = moments.positions if name in moments.positions else moments.lags
+    return float(profiles[name][place, action, x - 1])
+
+
+def test_a_mean_has_the_textbooks_bootstrap_t() -> None:
+    """One stratum: t* = (mean* - mean) / (s* / sqrt(n)), s with divisor n - 1."""
+    moments = STUDIES["one stratum"].in_canonical_order()
+    counts = ClusterDraws(moments.strata, moments.clusters).counts(2, 0, 1000).astype(int)
+    row = estimate(moments, draws=1000, seed=2, quantities=["saturation"]).row(Endpoint("saturation", "action 0"))
+    values = moments.scalars["saturation"][:, 0]
+    root = math.sqrt(len(values))
+    distances = []
+    for one in counts:
+        drawn = np.repeat(values, one)
+        distances.append((drawn.mean() - values.mean()) / (drawn.std(ddof=1) / root))
+    error = values.std(ddof=1) / root
+    low, high = values.mean() - np.quantile(distances, [0.975, 0.025]) * error
+    assert [row["low"], row["high"]] == pytest.approx([max(low, 0), min(high, 1)], rel=1e-10)
+    assert observed_errors(moments, ["saturation"])["saturation"][0, 0, 0] == pytest.approx(error, rel=1e-12)
+
+
+def test_standard_errors_do_not_depend_on_what_else_is_estimated() -> None:
+    moments = STUDIES["linked strata"]
+    names = list(QUANTITIES)
+    whole = resample(moments, names, seed=3, first=0, last=300, studentized=True)
+    for own in (["hazard", "gap"], ["eos_gap"]):
+        alone = resample(moments, own, seed=3, first=100, last=280, pairs=[PAIR], studentized=True)
+        for name in own:
+            subjects = slice(None) if QUANTITIES[name].kind == "action" else [0]
+            same = whole.distances[name][100:280, :, subjects]
+            np.testing.assert_array_equal(alone.distances[name], same, err_msg=name)
+    one = resample(moments.of_actions(["action 1"]), ["survival"], seed=3, first=0, last=300, studentized=True)
+    np.testing.assert_array_equal(one.distances["survival"], whole.distances["survival"][:, :, 1:])
+
+
+def test_quantities_over_x_are_functions_of_the_same_x() -> None:
+    """What makes one derivative of each thing read enough: a profile at x changes the quantity at x alone."""
+    moments = STUDIES["one stratum"]
+    for quantity in QUANTITIES.values():
+        if quantity.axis not in ("t", "lag"):
+            assert all(feature.kind == "scalar" for _, feature in features_read(quantity, moments)), quantity.name
+    linear = {name for name, one in QUANTITIES.items() if constant_gradient(one, moments, features_read(one, moments))}
+    assert {"mismatch", "gap", "entry_cdf", "survival", "generation_delta", "eos_related", "eos_gap"} <= linear
+    assert not linear & {"hazard", "mismatch_rate", "rate_term", "occurrence_share", "early", "branch_delta"}
+
+
+def test_every_quantity_has_a_range_that_its_values_keep_to() -> None:
+    moments = STUDIES["linked strata"]
+    values = observed(moments, list(QUANTITIES))
+    for name, quantity in ALL_QUANTITIES.items():
+        low, high = quantity.range.between(H)
+        assert low < high, name
+        assert (quantity.range is Range.UNBOUNDED) == name.endswith("_share"), name
+        if quantity.scale is Scale.TOKENS:
+            assert math.isfinite(high - low)
+        # Shares of positions of this study are of no law: only what is bounded for any moments in [0, 1] is held here.
+        if name in values and quantity.range is Range.FRACTION and name in ("mismatch", "survival", "entry_cdf"):
+            assert ((values[name] >= low) & (values[name] <= high)).all(), name
+    assert QUANTITIES["occurrence"].range.between(H) == (0, 1 / H)
+    assert QUANTITIES["mean_entry_difference"].range.between(H) == (1 - H, H - 1)
+    assert QUANTITIES["late_minus_early_difference"].range.between(H) == (-2, 2)
+
+
+def _constant(value: float, strata: list[str], clusters: list[str] | None = None) -> DocumentMoments:
+    moments = study(strata, clusters)
+    return DocumentMoments(
+        moments.documents, moments.strata, moments.clusters, PAIR, WINDOWS,
+        {name: np.full((len(strata), 2), value) for name in SCALAR_MOMENTS}, {}, {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 1.0])
+def test_values_that_do_not_vary_have_an_interval_of_no_width(value: float) -> None:
+    names = ["mismatch", "mismatch_rate", "gap", "rate_term"]
+    result = estimate(_constant(value, ["a"] * 9 + ["b"] * 7), draws=200, seed=1, quantities=names, pairs=[PAIR])
+    for name in names:
+        baseline = "action 0" if QUANTITIES[name].kind == "contrast" else None
+        row = result.row(Endpoint(name, "action 1", baseline))
+        assert row["interval"] == "expanded"
+        assert row["low"] == pytest.approx(row["estimate"], abs=1e-15) == row["high"]
+
+
+def test_draws_without_a_standard_error() -> None:
+    """One document of nine differs: a draw lacks it with probability (8/9)^9 = .35, and has no standard error then."""
+    moments = _constant(0.2, ["a"] * 9)
+    moments.scalars["mismatch"][4, 0] = 0.6
+    distances = resample(moments, ["mismatch"], seed=1, first=0, last=2000, studentized=True).distances["mismatch"]
+    assert np.isnan(distances[:, 0, 0, 0]).mean() == pytest.approx((8 / 9) ** 9, abs=0.05)
+    row = estimate(moments, draws=2000, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
+    assert row["interval"] == "expanded"
+    assert row["low"] == pytest.approx(0.2)
+
+
+def test_few_clusters_and_none() -> None:
+    for documents, clusters, method, there in (
+        (5, None, "studentized", True), (4, None, "expanded", True), (9, list("aabbccddd"), "expanded", True),
+        (2, None, "expanded", True), (1, None, "expanded", False), (3, list("aaa"), "expanded", False),
+    ):  # fmt: skip
+        moments = study(["s"] * documents, clusters)
+        row = estimate(moments, draws=500, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
+        assert (row["interval"], row["low"] is not None, row["high"] is not None) == (method, there, there), documents
+        assert row["clusters"] == (documents if clusters is None else len(set(clusters)))
+
+
+def test_expanded_percentiles_are_the_definitions() -> None:
+    sample = np.random.default_rng(0).normal(size=(4000, 2))
+    low, high = expanded_intervals(sample, np.array([0.95, 0.9]), np.array([4, 9]), np.array([1, 2]))
+    # Phi(sqrt(4/3) t_3(.025)) = Phi(-3.6748), Phi(sqrt(9/8) t_7(.05)) = Phi(-2.0095)
+    for column, tail in ((0, 1.19e-4), (1, 0.022241)):
+        ends = np.quantile(sample[:, column], [tail, 1 - tail])
+        assert [low[column], high[column]] == pytest.approx(ends, abs=2e-3)
+
+
+def test_undefined_draws_leave_no_interval() -> None:
+    scalars = {name: np.zeros((8, 2)) for name in SCALAR_MOMENTS}
+    scalars["diverged"][0] = scalars["entry"][0] = 1.0
+    strata = ["s"] * 8
+    base = study(strata)
+    moments = DocumentMoments(base.documents, base.strata, base.clusters, PAIR, WINDOWS, scalars, {}, {})
+    row = estimate(moments, draws=300, seed=1, quantities=["mean_entry"]).row(Endpoint("mean_entry", "action 0"))
+    assert (row["estimate"], row["low"], row["high"]) == (1.0, None, None)
+
+
+def test_ends_are_cut_to_the_range() -> None:
+    """Values near 1, or 0, with a tail away from it: uncut, the interval would end beyond."""
+    moments = study(["s"] * 12)
+    near = np.array([0.9, 0.95, 0.97, 0.98, 0.99, 0.99, 0.995, 0.995, 0.998, 0.999, 1.0, 1.0])
+    for values, end, beyond in ((near, "high", 1.0), (1 - near, "low", 0.0)):
+        moments.scalars["mismatch"][:, 0] = values
+        result = estimate(moments, draws=2000, seed=1, quantities=["mismatch"], request=Request(0.999))
+        row = result.row(Endpoint("mismatch", "action 0"))
+        assert row["interval"] == "studentized"
+        assert row[end] == beyond
+
+
+def test_percentiles_stay_as_they_were() -> None:
+    moments = STUDIES["strata of unequal size"]
+    plain = estimate(moments, draws=200, seed=1, request=Request(interval="percentile"))
+    assert set(plain.columns["interval"]) == {"percentile"}
+    values = resample(moments, ["gap"], seed=1, first=0, last=200).values["gap"]
+    row = plain.row(Endpoint("gap", "action 1", "action 0"))
+    assert [row["low"], row["high"]] == pytest.approx(np.quantile(values[:, 0, 0, 0], [0.025, 0.975]))
+
+
+def test_a_stratum_without_an_action_counts_no_cluster() -> None:
+    moments = study(["a"] * 6 + ["b"] * 6)
+    for values in (moments.scalars, moments.positions, moments.lags):
+        for value in values.values():
+            value[6:, 1] = np.nan
+            value[0, 0] = np.nan
+    pooling = Pooling.of(moments.in_canonical_order(), [PAIR])
+    clusters, sets = ClusterBlocks(pooling).counts_of(QUANTITIES["gap"])
+    assert clusters.tolist() == [[5], [5], [0]]
+    assert sets.tolist() == [[1], [1], [0]]
+    row = estimate(moments, draws=300, seed=1, quantities=["gap"], pairs=[PAIR]).row(
+        Endpoint("gap", "action 1", "action 0")
+    )
+    shared = study(["a"] * 6)
+    gap = (moments.scalars["mismatch"][:, 1] - moments.scalars["mismatch"][:, 0])[1:6]
+    error = StandardErrors(ClusterBlocks(pooling), QUANTITIES["gap"])
+    ones = np.ones((1, 12))
+    found = error(pooling.pool([QUANTITIES["gap"]], ones)["gap"], ones)[0, :2, 0, 0]
+    assert found == pytest.approx([gap.std(ddof=1) / math.sqrt(5)] * 2)
+    assert row["clusters"] == 5 == len(shared.documents) - 1
