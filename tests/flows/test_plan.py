@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from flows.analysis import stored
 from flows.analysis.current import estimated_version
 from flows.analysis.estimation import replicate_moments
 from flows.comparison import differences
-from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan
+from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
 from flows.planning import plan as planning
 from flows.study_run import StudyRun
 from schema.errors import PlanError
@@ -128,6 +130,35 @@ def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_
         PlanError, match=r"\[plan\] or \[windows\]: frozen \w{12}…, asked \w{12}…; restore them, or kvdrift run"
     ):
         check_plan_agrees(plan, load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))))
+
+
+def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
+    """A study file that says nothing has its plan's; plans that say nothing are of percentiles, and stay so."""
+    silent = load_study(write_study(tmp_path))
+    said = {
+        method: load_study(write_study(tmp_path, ("draws = 200", f'interval = "{method}"\ndraws = 200')))
+        for method in ("studentized", "percentile")
+    }
+    content = {
+        "actions": [], "plan_section_sha256": plan_section_sha256(silent), "settings": plan_settings(silent),
+    }  # fmt: skip
+    for settings in (content["settings"], {}):
+        old = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), content | {"settings": settings})
+        new = replace(old, content=old.content | {"interval": "studentized"})
+        assert (old.interval, new.interval) == ("percentile", "studentized")
+        for plan, same, other in ((old, "percentile", "studentized"), (new, "studentized", "percentile")):
+            check_plan_agrees(plan, silent)
+            check_plan_agrees(plan, said[same])
+            with pytest.raises(
+                PlanError, match=f"plan.interval: frozen {same}, asked {other}; restore them, or kvdrift"
+            ):
+                check_plan_agrees(plan, said[other])
+    assert planning.decides_the_same({}, {"interval": "percentile"})
+    assert not planning.decides_the_same({}, {"interval": "studentized"})
+
+
+def test_a_new_plan_is_studentized(finished: Path) -> None:
+    assert frozen(finished).interval == frozen(finished).content["interval"] == "studentized"
 
 
 def opening_after(commit: Callable[[], object]) -> Callable[..., Any]:

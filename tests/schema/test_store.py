@@ -409,7 +409,7 @@ def results(estimate: float, baseline: str | None, x: int | None) -> pa.Table:
     row = {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "half",
            "baseline": baseline, "quantity": "gap", "x": x, "estimate": estimate, "level": 0.95, "draws": 10,
            "documents": 2, "status": "exploratory", "events_version": 1, "action_revision": 0,
-           "baseline_revision": 0}  # fmt: skip
+           "baseline_revision": 0, "interval": "percentile"}  # fmt: skip
     return pa.Table.from_pylist([row], schema=TABLES["results"].schema)
 
 

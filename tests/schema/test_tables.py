@@ -60,8 +60,14 @@ def test_what_later_versions_added() -> None:
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "studies": {"revision": None, "settings": None},
         "plans": {"plan_revision": 0},
-        "results": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
-        "calibration": {**REVISION, "baseline_revision": 0, "inputs_sha256": None},
+        "results": {
+            **REVISION,
+            "baseline_revision": 0,
+            "inputs_sha256": None,
+            "interval": "percentile",
+            "clusters": None,
+        },
+        "calibration": {**REVISION, "baseline_revision": 0, "inputs_sha256": None, "interval": "percentile"},
     }
     later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
     assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}

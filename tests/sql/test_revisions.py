@@ -121,7 +121,7 @@ def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
 def calibrated(action: str, baseline: str, revision: int, baseline_revision: int) -> dict[str, Any]:
     fixed = dict.fromkeys(CALIBRATION.columns) | {"study": "s", "model": "org/model", "observation": "positions"}
     fixed |= {"candidate": "flat", "selected": False, "documents": 2, "level": 0.95, "margin": 0.02, "draws": 10}
-    fixed |= {"status": "exploratory", "events_version": 1, "action_revision": revision}
+    fixed |= {"status": "exploratory", "events_version": 1, "action_revision": revision, "interval": "percentile"}
     return fixed | {"action": action, "baseline": baseline, "baseline_revision": baseline_revision}
 
 

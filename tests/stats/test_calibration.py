@@ -397,7 +397,14 @@ def test_a_study_is_calibrated_and_the_view_has_the_newest_rows(tmp_path: Path) 
     assert {(row["action"], row["status"]) for row in rows} == {("512", "seen"), ("recent", "exploratory")}
     assert {(row["baseline"], row["plan_sha256"], row["draws"]) for row in rows} == {("half", "f" * 64, 200)}
     for action in ("512", "recent"):
-        given = {"baseline": "half", "action": action, "draws": 200, "seed": 3, "margin": 0.03}
+        given = {
+            "baseline": "half",
+            "action": action,
+            "draws": 200,
+            "seed": 3,
+            "margin": 0.03,
+            "interval": "percentile",
+        }
         expected = verdicts(calibrate(moments["development"], moments["evaluation"], **given))
         for row in (row for row in rows if row["action"] == action):
             judged = expected[row["observation"], row["candidate"]]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from benchmarks.synthetic_study import (
@@ -305,11 +306,14 @@ def coverage(batches: int, size: int, draws: int = DRAWS) -> dict[Key, dict[str,
     table = {}
     for key in COVERED:
         own = [one[key] for one in found]
-        ratio = np.concatenate([one.width for one in own]) / np.concatenate([one.percentile_width for one in own])
+        width, plain = (
+            np.concatenate(parts) for parts in zip(*((o.width, o.percentile_width) for o in own), strict=True)
+        )
+        ratio = width[plain > 0] / plain[plain > 0]
         table[key] = {
             "studentized": float(np.mean([one.covered for one in own])),
             "percentile": float(np.mean([one.percentile_covered for one in own])),
-            "width": float(np.nanmedian(ratio)),
+            "width": float(np.median(ratio)),
             "expanded": float(np.mean([one.expanded for one in own])),
         }
     return table
@@ -353,9 +357,22 @@ def test_expected_moments_are_means_of_simulated_ones() -> None:
 
 
 def test_intervals_cover() -> None:
-    """250 studies of 2 x 12 documents: the fraction of 250 contrasts has a standard error of 1.4%, of 500 actions 1%.
+    """125 studies of 2 x 12 documents: the fraction of 125 contrasts has a standard error of 2%, of 250 actions 1.5%.
 
-    Coverages are those of the next test, so that 89.5% lies at least 3 standard errors away.
+    Coverages are about those of the next test: 88% lies at least 3 standard errors below.
     """
-    for key, row in coverage(2, 12, 256).items():
-        assert row["studentized"] >= 0.895, key
+    for key, row in coverage(1, 12, 256).items():
+        assert row["studentized"] >= 0.88, key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "least"), [(12, 0.925), (24, 0.93), (80, 0.935)])
+def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
+    """8,000 studies of two strata, 768 draws: standard errors are 0.18% for 16,000 actions, 0.25% for 8,000 contrasts.
+
+    Measured at 24 documents a stratum: 93.7% (``eos_related``) to 96.5% (``eos_gap`` of set 2), where percentiles have
+    92.9% to 94.0%, and widths of 1.05 to 1.14 of theirs. Shares are expanded percentiles: studentized ones had 89.4%.
+    """
+    for key, row in coverage(64, size, 768).items():
+        assert least <= row["studentized"] <= 0.97, key
+        assert row["width"] <= 1.15, key

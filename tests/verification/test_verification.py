@@ -545,7 +545,7 @@ def plan_row(events_version: int, number: int = 0, /, **content: Any) -> dict[st
 
 def result_row(events_version: int, plan: str | None = None) -> dict[str, Any]:
     numbers = {"estimate": 0.5, "level": 0.95, "draws": 1, "documents": 1, "events_version": events_version}
-    numbers |= {"action_revision": 0, "baseline_revision": 0}
+    numbers |= {"action_revision": 0, "baseline_revision": 0, "interval": "percentile"}
     words = {
         "split": "evaluation", "stratum": "all", "action": "snapkv", "quantity": "mismatch", "status": "exploratory",
     }  # fmt: skip
@@ -594,6 +594,7 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
     }  # fmt: skip
     calibrated |= {"decision": None, "status": "exploratory", "events_version": -1, "plan_sha256": None}
     calibrated |= {"low": None, "high": None, "action_revision": 0, "baseline_revision": 0, "inputs_sha256": None}
+    calibrated |= {"interval": "percentile"}
     append(made, "calibration", calibrated)
     assert_found(
         made,
