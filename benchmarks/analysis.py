@@ -9,7 +9,7 @@ Measured, each part in a process of its own:
 - every view, fetched with all its columns, from a fresh connection and one DuckDB thread; and all views one after the
   other with the moment views kept, as an analysis opens them (``events`` and ``steps`` are scanned, not fetched);
 - document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and
-  by two threads;
+  by two threads, and percentile ones in sequence;
 - deriving and analyzing a fourth action beside three, against the same action alone in a store;
 - ``scipy.stats.bootstrap`` (vectorized, percentile, as many resamples) on the same document moments: three quantities
   in each stratum (paired), and the same three pooled, with each stratum as one sample of document indices. scipy draws
@@ -43,7 +43,7 @@ from flows.analysis.stored import analyze_stored
 from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.materialization import materialize_moments
-from stats.intervals import Estimates, Request
+from stats.intervals import PERCENTILE, STUDENTIZED, Estimates, Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 from transforms.pipeline import run_derivation
@@ -73,9 +73,10 @@ def moments_of(location: str) -> DocumentMoments:
         return document_moments(views, study["study"], study["model"], "evaluation")
 
 
-def intervals(moments: DocumentMoments, draws: int, threads: int) -> int:
+def intervals(moments: DocumentMoments, draws: int, threads: int, interval: str = STUDENTIZED) -> int:
     """Estimate everything from document moments; returns the number of intervals."""
-    analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), Request(), None)
+    request = Request(interval=interval)
+    analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), request, None)
     parts = parts_of(analysis, moments, subjects_of(moments))
     if threads == 1:
         return sum(len(one) for one in in_sequence(parts))
@@ -125,6 +126,7 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
     moments = measure(moments_of, location)
     sequence = measure(intervals, moments.value, draws, 1)
     two_threads = measure(intervals, moments.value, draws, 2)
+    percentile = measure(intervals, moments.value, draws, 1, PERCENTILE)
     strata = measure(scipy_in_strata, moments.value, draws)
     pooled = measure(scipy_pooled, moments.value, draws)
     of_stratum, of_pooled = (part.seconds / part.value for part in (strata, pooled))
@@ -138,6 +140,7 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
     for name, measured in (("intervals in sequence", sequence), ("intervals by two threads", two_threads)):
         rate = measured.value / measured.seconds
         rows.append(measured.row(name, rate, "scipy", rate * of_row))
+    rows.append(percentile.row("percentile intervals in sequence", percentile.value / percentile.seconds))
     rows.append(strata.row("scipy in strata", 1 / of_stratum))
     rows.append(pooled.row("scipy pooled", 1 / of_pooled))
 
@@ -150,6 +153,7 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
         "draws": draws,
         "views_and_intervals_seconds": f"{total:.1f} (target {SECONDS:.0f})",
         "peak_memory_mib": f"{peak:.0f} (target {MEMORY_MIB:.0f})",
+        "cpu_of_studentized_against_percentile": f"{sequence.cpu_seconds / percentile.cpu_seconds:.2f}",
         "slowest_view": f"{slowest}, {alone.value[slowest]:.2f} s (target {VIEW_SECONDS:.0f})",
         "two_threads_against_scipy": (
             f"{rate * of_pooled:.0f} times its rate pooled (target {RATIO:.0f}), "
