@@ -24,7 +24,7 @@ from schema.study import ModelSection
 if TYPE_CHECKING:
     from generator.selectors.selector import Selector  # which imports torch
 
-NUMERICS_VERSION: Final = 1
+NUMERICS_VERSION: Final = 2
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
 
 _OWN = __name__.partition(".")[0]

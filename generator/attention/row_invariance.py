@@ -53,6 +53,9 @@ class FilledKernels(Protocol):
     def advance(self, tokens: Tensor) -> Tensor:
         """Append one token to each stream, or none at all, and return the laws, [streams, V]."""
 
+    def counts_to_try(self, streams: int) -> list[int]:
+        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+
 
 @dataclass
 class TriedSteps:
@@ -75,14 +78,13 @@ class TriedSteps:
             self._tried.append(tuple(sizes))
 
 
-def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int, multiple: int) -> float:
+def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> float:
     """Compare the laws of equal streams, for several numbers of streams beside them.
 
     Args:
         kernels: Of three caches: a prompt, a copy of it, and another one.
         suffixes: What streams have before the step, [kinds, KV heads, entries, size].
         streams: The largest number of streams.
-        multiple: What the number of rows is a multiple of.
 
     Returns:
         The largest difference, relative to the largest probability; 0 where laws are equal bit for bit.
@@ -91,7 +93,7 @@ def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int, multi
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
     known: set[int] = set()
     wanted, deviation = None, 0.0
-    for count in _stream_counts(streams, multiple):
+    for count in kernels.counts_to_try(streams):
         stream = torch.arange(count)
         cache, kind = stream * 3 // count, stream % kinds
         kernels.open(cache.tolist())
@@ -107,14 +109,6 @@ def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int, multi
         for own, some in zip(torch.split(laws, _LAWS), torch.split(same.to(laws.device), _LAWS), strict=True):
             deviation = max(deviation, float((own - wanted[some]).abs().max() / own.max()))
     return deviation
-
-
-def _stream_counts(streams: int, multiple: int) -> list[int]:
-    """The largest number first, then halves of it."""
-    counts = [streams]
-    while counts[-1] > multiple:
-        counts.append(counts[-1] // 2)
-    return counts
 
 
 def find_row_multiple(network: Any) -> RowInvariance:

@@ -16,6 +16,7 @@ from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 from generator.attention.stream_slots import StreamSlots
 
+_STEPS = 8  # numbers of rows between one and its double, where they are few
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
 
 _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
@@ -94,7 +95,27 @@ class SharedPrefix:
     @property
     def rows(self) -> int:
         """Rows that the model computes."""
-        return _rounded(len(self.slots), self._row_multiple)
+        return self.rows_of(len(self.slots))
+
+    def rows_of(self, streams: int) -> int:
+        """Rows that the model computes for so many streams: few different numbers where operations are fused."""
+        if self._fused is None:
+            return _rounded(streams, self._row_multiple)
+        return few_rows(streams, self._row_multiple)
+
+    def counts_to_try(self, streams: int) -> list[int]:
+        """Up to so many streams, numbers of them with which steps are tried, the largest first.
+
+        Where operations are fused, these are all numbers of rows that there can be; elsewhere there are too many, and
+        the number is halved again and again.
+        """
+        if self._fused is not None:
+            rows = {self.rows_of(count) for count in range(1, streams + 1)}
+            return [min(count, streams) for count in sorted(rows, reverse=True)]
+        counts = [streams]
+        while counts[-1] > self._row_multiple:
+            counts.append(counts[-1] // 2)
+        return counts
 
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
@@ -231,6 +252,17 @@ def _copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
     moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
     for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
         parts.index_copy_(1, target, parts[:, source])
+
+
+def few_rows(streams: int, multiple: int) -> int:
+    """A number of rows for so many streams, at most an eighth above them, or below the next multiple.
+
+    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight.
+    """
+    step = multiple
+    while streams > 2 * _STEPS * step:
+        step *= 2
+    return _rounded(streams, step)
 
 
 def _rounded(count: int, multiple: int) -> int:

@@ -56,7 +56,7 @@ class TransformerKernels:
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
         )  # fmt: skip
         self._head = Head(model.network, model.device, model.logits_dtype)
-        self._laws = self._head.room(streams + model.rows.multiple)
+        self._laws = self._head.room(self._attention.rows_of(streams))
         self._indices = StepIndices({*self._attention.devices, self._first_laws.device})
         self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
 
@@ -105,6 +105,10 @@ class TransformerKernels:
         """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
         self._attention.fill(contents)
 
+    def counts_to_try(self, streams: int) -> list[int]:
+        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+        return self._attention.counts_to_try(streams)
+
     def advance(self, tokens: Tensor) -> Tensor:
         """Append one token to each open stream, [streams], and return the next laws, [streams, V].
 
@@ -149,6 +153,6 @@ class TransformerKernels:
         return positions[:, None]
 
     def _head_rows(self) -> Tensor:
-        """The rows of the streams, and as many more as make a multiple of rows."""
+        """The rows of the streams, and as many more as the model computes."""
         slots = self._attention.slots
-        return torch.cat([slots, slots[:1].expand(-len(slots) % self._model.rows.multiple)])
+        return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])

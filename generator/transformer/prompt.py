@@ -166,7 +166,7 @@ class PreparedPrompt:
         )
         kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
-        return step_deviation(kernels, suffixes, streams, self._model.rows.multiple)
+        return step_deviation(kernels, suffixes, streams)
 
     @property
     def caches(self) -> PromptCaches:

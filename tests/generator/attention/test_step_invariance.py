@@ -14,6 +14,7 @@ from torch import Tensor
 
 from generator.attention import shared_prefix
 from generator.attention.row_invariance import TriedSteps
+from generator.attention.shared_prefix import few_rows
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
@@ -36,12 +37,28 @@ def test_laws_do_not_depend_on_the_streams_beside(entries: int, streams: int, sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])
+@pytest.mark.parametrize(("savings", "streams"), [(ALL_SAVINGS, 3584), (FUSED, 448)], ids=["today", "fused"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("entries", [1000, 2048, 4096, 9000])
-def test_laws_do_not_depend_on_thousands_beside(entries: int, dtype: str, kind: str, savings: Savings) -> None:
-    assert deviation(random_model(kind, dtype), entries, 3584, savings) == 0.0
+def test_laws_do_not_depend_on_thousands_beside(
+    entries: int, dtype: str, kind: str, savings: Savings, streams: int
+) -> None:
+    assert deviation(random_model(kind, dtype), entries, streams, savings) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entries", [1000, 2048, 4096])
+def test_nor_do_those_of_fused_steps_of_all_numbers_of_rows(entries: int) -> None:
+    assert deviation(random_model("llama"), entries, 3584, FUSED) == 0.0
+
+
+def test_fused_steps_have_few_numbers_of_rows() -> None:
+    rows = [few_rows(streams, 8) for streams in range(1, 4097)]
+    assert all(0 <= own - streams < max(8, streams / 8) for streams, own in enumerate(rows, start=1))
+    assert all(own % 8 == 0 for own in rows)
+    assert rows == sorted(rows)
+    assert len(set(rows)) == 16 + 5 * 8  # multiples up to 128, then eight up to each double
 
 
 @pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])
