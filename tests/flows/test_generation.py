@@ -27,6 +27,7 @@ class Weights:
     """Stands for a model in memory."""
 
     device = "cpu"
+    network = None
 
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
