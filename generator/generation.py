@@ -116,9 +116,7 @@ def generate_together(
             for group in _groups(prepared, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
                 # and half as many where it was not enough
-                began = time.perf_counter()
-                decoded = _decode(group, estimator, horizon, savings)
-                seconds = time.perf_counter() - began
+                decoded, seconds = _decode(group, estimator, horizon, savings)
 
                 # 4) Record: one unit for each item, with its share of the time
                 laws = max(sum(steps.laws for steps in decoded.values()), 1)
@@ -183,8 +181,13 @@ def _groups(prepared: Sequence[_Prepared], estimator: str) -> list[list[_Prepare
     return [having] if having else []
 
 
-def _decode(group: Sequence[_Prepared], estimator: str, horizon: int, savings: Savings) -> dict[_Place, Any]:
-    """What was recorded of each item of an estimator, [replicates, H]."""
+def _decode(
+    group: Sequence[_Prepared], estimator: str, horizon: int, savings: Savings
+) -> tuple[dict[_Place, Any], float]:
+    """What was recorded of each item of an estimator, [replicates, H], and the seconds that its positions took.
+
+    Steps that a new size makes the model try before are not in the seconds.
+    """
     items = {
         (d, a): item
         for d, one in enumerate(group)
@@ -193,13 +196,16 @@ def _decode(group: Sequence[_Prepared], estimator: str, horizon: int, savings: S
     }
     # The reference of each document but the first takes no more room than another action does.
     at_once = group[0].caches.replicates_at_once(len(items) + len(group) - 1, estimator)
-    decode = _branch if estimator == SWRB else _couple
+    begin = _branching if estimator == SWRB else _coupling
+    seconds = 0.0
     numbers = sorted({replicate for item in items.values() for replicate in item.replicates})
     parts: dict[_Place, list[Any]] = {place: [] for place in items}
     while numbers:
         batch = _batch(items, numbers[:at_once])
         try:
-            decoded = decode(group, batch, horizon, savings)
+            decode = begin(group, batch, horizon, savings)
+            began = time.perf_counter()
+            decoded = decode()
         except (MemoryError, RuntimeError) as error:
             if not is_memory_shortage(error):
                 raise
@@ -207,10 +213,11 @@ def _decode(group: Sequence[_Prepared], estimator: str, horizon: int, savings: S
                 raise _too_large(group, len(items), horizon, error) from None
             at_once = min(at_once, len(numbers)) // 2
             continue
+        seconds += time.perf_counter() - began
         for place, part in zip(batch, decoded, strict=True):
             parts[place].append(part)  # [replicates of the batch, H]
         numbers = numbers[at_once:]
-    return {place: join_replicates(own) for place, own in parts.items()}
+    return {place: join_replicates(own) for place, own in parts.items()}, seconds
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
@@ -227,10 +234,13 @@ def _too_large(group: Sequence[_Prepared], actions: int, horizon: int, error: Ex
     )
 
 
-def _couple(
+def _coupling(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
-) -> list[CoupledSteps]:
-    """Coupled rollouts of the items; all actions of a document meet the same reference continuation of a replicate."""
+) -> Callable[[], list[CoupledSteps]]:
+    """What makes coupled rollouts of the items.
+
+    All actions of a document meet the same reference continuation of a replicate.
+    """
     documents, cache, streams = [], 0, 0
     for d, one in enumerate(group):
         own = {a: item for (place, a), item in items.items() if place == d}
@@ -247,13 +257,13 @@ def _couple(
             streams += 2 * pairs + (len(reference) if savings.share_reference else pairs)
         cache += 1 + len(one.items)
     kernels = group[0].caches.kernels(streams, savings, [one.caches for one in group[1:]])
-    return rollout_documents(kernels, documents, horizon, savings)
+    return partial(rollout_documents, kernels, documents, horizon, savings)
 
 
-def _branch(
+def _branching(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
-) -> list[ResidualBranches]:
-    """Residual branching of one document's items; their uniforms are not those of coupled rollouts."""
+) -> Callable[[], list[ResidualBranches]]:
+    """What branches one document's items; their uniforms are not those of coupled rollouts."""
     (one,) = group
     actions = []
     for (_, a), item in items.items():
@@ -261,7 +271,7 @@ def _branch(
         actions.append(ActionReplicates(a, tuple(item.replicates), table))
     pairs = sum(item.count for item in items.values())
     kernels = one.caches.kernels(3 * pairs, savings, parked=2 * pairs)
-    return branch_replicates(kernels, actions, horizon, savings)
+    return partial(branch_replicates, kernels, actions, horizon, savings)
 
 
 def _settings(

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -106,17 +107,17 @@ def test_where_memory_is_short_half_as_many_replicates_are_decoded_at_once(
     """Down to one; the events are the same."""
     tried: list[int] = []
 
-    def short(_group: Any, items: Mapping[Any, PendingUnit], *_: Any) -> list[Any]:
+    def short(items: Mapping[Any, PendingUnit]) -> list[Any]:
         tried.append(max(item.count for item in items.values()))
         if tried[-1] > most:
             raise error
         return [replicates_of(item) for item in items.values()]
 
-    monkeypatch.setattr(generation, "_couple", short)
+    monkeypatch.setattr(generation, "_coupling", lambda _group, items, *_: partial(short, items))
     monkeypatch.setattr(generation, "join_replicates", lambda parts: list(chain.from_iterable(parts)))
     group = [Prepared(items=ITEMS, document=WORK[1][0])]
     if most:
-        decoded = generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+        decoded, _ = generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
         assert list(decoded.values()) == [replicates_of(item) for item in ITEMS]
         assert tried == [6, 3, 1, 1, 1, 1, 1, 1]
     else:
@@ -154,7 +155,7 @@ def test_another_error_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
         message = "CUDA error: an illegal memory access was encountered"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(generation, "_couple", broken)
+    monkeypatch.setattr(generation, "_coupling", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         generation._decode([Prepared(ITEMS, WORK[1][0])], PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[list-item]
     assert tried == [1]
