@@ -44,8 +44,8 @@ from schema.tables import PLAIN, SWRB
 PRETEND = "pretend"
 LAYERS, SILENT = 2, 2  # of the shallower model, and what the deeper one has besides
 CASE = Case(
-    layers=LAYERS + SILENT, width=64, inner_width=96, heads=4, kv_heads=2, vocabulary=5000, entries=300, replicates=6,
-    horizon=8,
+    layers=LAYERS + SILENT, width=64, inner_width=96, heads=4, kv_heads=2, vocabulary=5000, entries=300, replicates=4,
+    horizon=7,
 )  # fmt: skip
 
 # Allocations, views that torch does not call so, and a copy.

@@ -26,7 +26,7 @@ from schema.study import Study
 from schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d197", 197)
-HORIZON = 12
+HORIZON = 8
 
 
 def two_device_model(head: torch.device) -> LoadedModel:
@@ -54,7 +54,7 @@ def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytes
         Action(name, name, selector(), Retention(None) if selector is Full else Retention.parse("1/2"))
         for name, selector in SELECTORS.items()
     ]
-    pending = [PendingUnit(action, 0, 3, PLAIN) for action in actions]
+    pending = [PendingUnit(action, 0, 2, PLAIN) for action in actions]
     pending += [PendingUnit(action, 0, 3, SWRB) for action in actions if action.name == "snapkv"]
     whole = generate_units(random_model("llama", layers=3), "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
@@ -71,7 +71,7 @@ def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pyte
     model = random_model("qwen2", dtype)
     network = copy.deepcopy(model.network)
     to_second_device(network)
-    pending = [PendingUnit(HALF_SNAPKV, 0, 5, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
+    pending = [PendingUnit(HALF_SNAPKV, 0, 3, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
     whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
