@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
     from distributed import Future
 
 _RETRIES = 1  # of a document with which Dask itself fails
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A part of the work, and the addresses of the workers that failed with it."""
+
+    part: NamedPart
+    failed: frozenset[str] = frozenset()
 
 
 class ClusterGenerator:
@@ -79,20 +88,24 @@ class ClusterGenerator:
         client, generate = self._cluster.client, partial(generate_document, assignment=assignment)
         given = [named([one]) for one in work]
         tasks = client.map(generate, given, key=f"generate-{token}", pure=False, retries=_RETRIES)
-        parts = {task.key: part for task, part in zip(tasks, given, strict=True)}
+        attempts = {task.key: _Attempt(part) for task, part in zip(tasks, given, strict=True)}
         under_way = as_completed(tasks, loop=client.loop)
         try:
             for task in under_way:
                 done = self._answer(task)
-                if isinstance(done, Failure):
-                    if task.key not in parts:
-                        raise done.error
-                    tasks.append(self._elsewhere(done.worker, generate, parts[task.key]))
-                    under_way.add(tasks[-1])
-                    continue
                 if isinstance(done, InputError):
                     raise done
-                yield int(done)
+                if isinstance(done, int):
+                    yield done
+                    continue
+                attempt = attempts[task.key]
+                if isinstance(done, Failure):
+                    if attempt.failed:
+                        raise done.error
+                    attempt = replace(attempt, failed=frozenset({done.worker}))
+                tasks.append(self._elsewhere(generate, attempt))
+                attempts[tasks[-1].key] = attempt
+                under_way.add(tasks[-1])
         finally:
             self._cluster.cancel(tasks)
         check_stored(store, study, work)
@@ -140,12 +153,17 @@ class ClusterGenerator:
             self._weights[key] = found
         return self._weights[key]
 
-    def _elsewhere(self, failed: str, generate: Callable[..., Any], part: NamedPart) -> Future:
-        """Have a part of the work that failed at a worker done by another one, or there where it is the only one."""
+    def _elsewhere(self, generate: Callable[..., Any], attempt: _Attempt) -> Future:
+        """Have work done by a worker that has not failed with it or, where there is none, by any.
+
+        Dask moves it to an idle worker while that one is busy, even to one that failed; such a worker declines it.
+        """
         client = self._cluster.client
-        others = [address for address in client.scheduler_info()["workers"] if address != failed]
-        restricted: dict[str, Any] = {"workers": others, "allow_other_workers": True} if others else {}
-        return client.submit(generate, part, pure=False, retries=_RETRIES, **restricted)
+        others = [address for address in client.scheduler_info()["workers"] if address not in attempt.failed]
+        limits: dict[str, Any] = (
+            {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True} if others else {}
+        )
+        return client.submit(generate, attempt.part, pure=False, retries=_RETRIES, **limits)
 
     def _answer(self, task: Any) -> Any:
         """Return the result of a task.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from distributed import get_worker
@@ -23,6 +24,8 @@ from generator.transformer.decoder import is_device_lost
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
 from schema.study import ModelSection, Study
+
+_DECLINED_SECONDS = 1.0  # which leaves the others time to come to the document
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,29 @@ class _Kept:
 _KEPT = _Kept()
 
 
-def generate_document(part: NamedPart, assignment: Assignment) -> int | InputError | Failure:
+def generate_document(
+    part: NamedPart, assignment: Assignment, declined_by: Collection[str] = ()
+) -> int | InputError | Failure | None:
     """Generate the units of a document and store them; runs on a worker.
 
     A worker whose GPU computes nothing more ends: Dask gives the document to another one, and starts a new one in its
     place.
 
+    Args:
+        part: The document, and its units.
+        assignment: What the tasks of the stage have in common.
+        declined_by: Addresses of the workers that failed with the document, while there are others.
+
     Returns:
         The number of new units. A mistake of the user's is returned and not raised, since Dask would try it again, and
-        so is a failure, since Dask would try it again here.
+        so is a failure, since Dask would try it again here. A worker that declines the document waits, and returns
+        None.
 
     """
     address = get_worker().address
+    if address in declined_by:
+        time.sleep(_DECLINED_SECONDS)
+        return None
     name = worker_name(address)
     try:
         store = _accepted(assignment, name)

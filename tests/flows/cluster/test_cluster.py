@@ -149,13 +149,14 @@ def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_
 
 
 def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster, tmp_path: Path) -> None:
-    """It fails at once, and so would get a document again while the one that is well needs its time."""
+    """It fails at once, so Dask gives it a document again while the one that is well is busy."""
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         well = dask_cluster.add_worker("before its units are stored")
-        dask_cluster.add_worker(sick=True)
+        sick = dask_cluster.add_worker(sick=True)
         developing = Background(stages.develop, run)
         well.wait_until_it_halts()
+        sick.wait_until_it_gets_a_document_again()
         well.let_go()
         developing.end()
         assert len(run.store.units()) == 8
