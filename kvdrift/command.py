@@ -16,6 +16,7 @@ from kvdrift.commands.compact import compact
 from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
+from kvdrift.commands.gate import gate
 from kvdrift.commands.ingest import ingest
 from kvdrift.commands.list import list_
 from kvdrift.commands.report import report
@@ -24,6 +25,7 @@ from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
+from kvdrift.program import failure_code
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
 
 _INTERRUPTED = 130  # as of a program that SIGINT ended
@@ -36,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, compact, drop, confirm, check):
+for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, gate, compact, drop, confirm, check):
     app.command()(function)
 app.command(name="list")(list_)
 
@@ -58,32 +60,34 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0, 1 for a failure, 2 for the user's mistake, 130 when interrupted."""
+    """Run the command and exit: 0, 1 for a failure (4 of ``gate``), 2 for the user's mistake, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    failure = failure_code(arguments)
     try:
         from kvdrift.shadowing import check_not_shadowed
 
         check_not_shadowed()
         code: Any = app(arguments, prog_name="kvdrift", standalone_mode=False)
     except KvdriftError as error:
-        _fail(str(error), error.exit_code, debug=debug)
+        mistaken = isinstance(error, InputError)
+        _fail(str(error), error.exit_code if mistaken else failure, debug=debug)
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED  # as Typer makes of Ctrl-C within a command
     except TyperException as error:
         _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(1)
+        sys.exit(failure)
     except OSError as error:  # a disk that is full or broken, a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
-        code = InputError.exit_code if is_forbidden(error) else 1
+        code = InputError.exit_code if is_forbidden(error) else failure
         _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
-        _fail(f"unexpected failure: {line} (--debug shows where)", 1, debug=debug)
+        _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)
     if code == _INTERRUPTED:
         _fail("interrupted; run the same command again to go on", _INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)

@@ -6,10 +6,19 @@ import atexit
 import gc
 import os
 import sys
+import traceback
 
 # Python's own 700 has it look through all objects of torch and Prefect, a million, every few seconds while they are
 # imported.
 _NEW_OBJECTS = 10_000
+
+_FAILURE = 1
+_NO_ANSWER = 4  # a failure of ``kvdrift gate``, where 1 is an answer
+
+
+def failure_code(arguments: list[str]) -> int:
+    """Return the exit code of a failure: 1, but of ``gate`` 4, since a failure is not the answer "worse"."""
+    return _NO_ANSWER if arguments[:1] == ["gate"] else _FAILURE
 
 
 def program() -> None:
@@ -32,10 +41,14 @@ def program() -> None:
         os._exit(code)
 
     atexit.register(leave)  # what is registered first is called last
-    from kvdrift.command import main  # now, since what it imports registers too
-
     try:
+        from kvdrift.command import main  # now, since what it imports registers too
+
         main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else None
         raise
+    except Exception:  # noqa: BLE001 - an installation that lacks something, before main can say so in a line
+        traceback.print_exc()
+        code = failure_code([argument for argument in sys.argv[1:] if argument != "--debug"])
+        sys.exit(code)

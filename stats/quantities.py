@@ -15,12 +15,14 @@ from schema.errors import InputError, nearest
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.registry import (
     Array,
+    Higher,
     Pooled,
     Quantity,
     Range,
     Scale,
     action_quantity,
     contrast_quantity,
+    difference_of,
     ratio,
     register_difference,
     registered,
@@ -30,60 +32,63 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PERCENT, POINTS, TOKENS = Scale.PERCENT, Scale.POINTS, Scale.TOKENS
+WORSE, BETTER = Higher.WORSE, Higher.BETTER
 
 # Decomposition (definitions, "Decomposition") -----------------------------------------------------------------------
 
 
-@action_quantity("R (token)", "positions with different tokens", PERCENT, "decomposition")
+@action_quantity("R (token)", "positions with different tokens", PERCENT, "decomposition", higher=WORSE)
 def mismatch(m: Pooled) -> Array:
     """R, token estimator: M(sum_t I_t / H)."""
     return m["mismatch"]
 
 
-@action_quantity("R (TV)", "mean total variation, own histories", PERCENT, "decomposition")
+@action_quantity("R (TV)", "mean total variation, own histories", PERCENT, "decomposition", higher=WORSE)
 def rollout_tv(m: Pooled) -> Array:
     """R, TV estimator: M(sum_t delta_t / H)."""
     return m["rollout_tv"]
 
 
-@action_quantity("F", "mean total variation along X", PERCENT, "decomposition")
+@action_quantity("F", "mean total variation along X", PERCENT, "decomposition", higher=WORSE)
 def fixed_history_tv(m: Pooled) -> Array:
     """F: M(sum_t f_t / H)."""
     return m["fixed_history_tv"]
 
 
-@action_quantity("O", "first mismatches per position", PERCENT, "decomposition", values=Range.PER_POSITION)
+@action_quantity(
+    "O", "first mismatches per position", PERCENT, "decomposition", values=Range.PER_POSITION, higher=WORSE
+)
 def occurrence(m: Pooled) -> Array:
     """O_H: M(1{tau <= H}) / H."""
     return m["diverged"] / m.windows.horizon
 
 
-@action_quantity("E", "positions after the first mismatch", PERCENT, "decomposition")
+@action_quantity("E", "positions after the first mismatch", PERCENT, "decomposition", higher=WORSE)
 def exposure(m: Pooled) -> Array:
     """E_H: M((H - tau) 1{tau <= H}) / H."""
     return m["exposure"]
 
 
-@action_quantity("Π", "mismatches after the first", PERCENT, "decomposition")
+@action_quantity("Π", "mismatches after the first", PERCENT, "decomposition", higher=WORSE)
 def occupation(m: Pooled) -> Array:
     """Pi_H: M(sum_{t > tau} I_t) / H."""
     return m["occupation"]
 
 
-@action_quantity("C", "mismatch rate while exposed", PERCENT, "decomposition")
+@action_quantity("C", "mismatch rate while exposed", PERCENT, "decomposition", higher=WORSE)
 def mismatch_rate(m: Pooled) -> Array:
     """C_H: Pi / E, 0 when E = 0, so that R = O + E C always holds."""
     rate = ratio(m["occupation"], m["exposure"])
     return np.where(m["exposure"] == 0, 0.0, rate)
 
 
-@action_quantity("P(τ\u00a0≤\u00a0H)", "continuations that diverge", PERCENT, "decomposition")
+@action_quantity("P(τ\u00a0≤\u00a0H)", "continuations that diverge", PERCENT, "decomposition", higher=WORSE)
 def divergence_probability(m: Pooled) -> Array:
     """P(tau <= H)."""
     return m["diverged"]
 
 
-@action_quantity("mean τ", "mean entry, given divergence", TOKENS, "decomposition")
+@action_quantity("mean τ", "mean entry, given divergence", TOKENS, "decomposition", higher=BETTER)
 def mean_entry(m: Pooled) -> Array:
     """M(tau 1{tau <= H}) / M(1{tau <= H}), in tokens."""
     return ratio(m["entry"], m["diverged"])
@@ -92,25 +97,25 @@ def mean_entry(m: Pooled) -> Array:
 # Saturation, branch cohort, local agreement (definitions, "Two clocks") ----------------------------------------------
 
 
-@action_quantity("S", "positions with saturated δ", PERCENT, "saturation")
+@action_quantity("S", "positions with saturated δ", PERCENT, "saturation", higher=WORSE)
 def saturation(m: Pooled) -> Array:
     """S: M(sum_t 1{delta_t > threshold}) / H."""
     return m["saturation"]
 
 
-@action_quantity("P(τ\u00a0≤\u00a0T)", "continuations in the cohort", PERCENT, "branch_windows")
+@action_quantity("P(τ\u00a0≤\u00a0T)", "continuations in the cohort", PERCENT, "branch_windows", higher=WORSE)
 def cohort_fraction(m: Pooled) -> Array:
     """M(1{tau <= T}): the fixed branch cohort as a fraction of all trajectories."""
     return m["cohort"]
 
 
-@action_quantity("early δ", "mean over early lags", PERCENT, "branch_windows")
+@action_quantity("early δ", "mean over early lags", PERCENT, "branch_windows", higher=WORSE)
 def early(m: Pooled) -> Array:
     """Mean over early lags of E[delta_{tau+j} | tau <= T]."""
     return ratio(m["early_delta"], m["cohort"])
 
 
-@action_quantity("late δ", "mean over late lags", PERCENT, "branch_windows")
+@action_quantity("late δ", "mean over late lags", PERCENT, "branch_windows", higher=WORSE)
 def late(m: Pooled) -> Array:
     """Mean over late lags of E[delta_{tau+j} | tau <= T]."""
     return ratio(m["late_delta"], m["cohort"])
@@ -122,13 +127,13 @@ def late_minus_early(m: Pooled) -> Array:
     return late(m) - early(m)
 
 
-@action_quantity("early, pre-EOS", "early lags before either EOS", PERCENT, "branch_windows")
+@action_quantity("early, pre-EOS", "early lags before either EOS", PERCENT, "branch_windows", higher=WORSE)
 def early_pre_eos(m: Pooled) -> Array:
     """Pre-EOS branch mean over the early lags: a ratio of summed moments."""
     return ratio(m["early_pre_eos_delta"], m["early_pre_eos_steps"])
 
 
-@action_quantity("late, pre-EOS", "late lags before either EOS", PERCENT, "branch_windows")
+@action_quantity("late, pre-EOS", "late lags before either EOS", PERCENT, "branch_windows", higher=WORSE)
 def late_pre_eos(m: Pooled) -> Array:
     """Pre-EOS branch mean over the late lags."""
     return ratio(m["late_pre_eos_delta"], m["late_pre_eos_steps"])
@@ -152,7 +157,7 @@ def late_pre_eos_fraction(m: Pooled) -> Array:
     return ratio(m["late_pre_eos_steps"], m.windows.late_lags * m["cohort"])
 
 
-@action_quantity("long agreement", "cohort with a long run of equal tokens", PERCENT, "local_agreement")
+@action_quantity("long agreement", "cohort with a long run of equal tokens", PERCENT, "local_agreement", higher=BETTER)
 def long_agreement(m: Pooled) -> Array:
     """Fraction of the branch cohort with a long run of agreements after tau, before EOS."""
     return ratio(m["long_agreement"], m["cohort"])
@@ -271,26 +276,26 @@ def branch_pre_eos_fraction(m: Pooled) -> Array:
 # Contrasts of action b against baseline a (definitions, "Contrast", "EOS partition") ---------------------------------
 
 
-@contrast_quantity("ΔR", "gap in R (token)", POINTS, "contrasts")
+@contrast_quantity("ΔR", "gap in R (token)", POINTS, "contrasts", of="mismatch")
 def gap(a: Pooled, b: Pooled) -> Array:
     """Delta R = R(b) - R(a), token estimator."""
     return mismatch(b) - mismatch(a)
 
 
-@contrast_quantity("ΔO", "occurrence term", POINTS, "contrasts")
+@contrast_quantity("ΔO", "occurrence term", POINTS, "contrasts", of="occurrence")
 def occurrence_term(a: Pooled, b: Pooled) -> Array:
     """Delta O; the three terms sum to the gap."""
     return occurrence(b) - occurrence(a)
 
 
-@contrast_quantity("ΔE · C̄", "exposure term", POINTS, "contrasts")
+@contrast_quantity("ΔE · C̄", "exposure term", POINTS, "contrasts", higher=WORSE)
 def exposure_term(a: Pooled, b: Pooled) -> Array:
     """Delta E times the mean C of the two."""
     term: Array = (exposure(b) - exposure(a)) * (mismatch_rate(a) + mismatch_rate(b)) / 2
     return term
 
 
-@contrast_quantity("ΔC · Ē", "rate term", POINTS, "contrasts")
+@contrast_quantity("ΔC · Ē", "rate term", POINTS, "contrasts", higher=WORSE)
 def rate_term(a: Pooled, b: Pooled) -> Array:
     """Delta C times the mean E of the two."""
     term: Array = (mismatch_rate(b) - mismatch_rate(a)) * (exposure(a) + exposure(b)) / 2
@@ -315,19 +320,19 @@ def rate_share(a: Pooled, b: Pooled) -> Array:
     return ratio(rate_term(a, b), gap(a, b))
 
 
-@contrast_quantity("ΔR (TV)", "gap in R (TV)", POINTS)
+@contrast_quantity("ΔR (TV)", "gap in R (TV)", POINTS, of="rollout_tv")
 def rollout_tv_gap(a: Pooled, b: Pooled) -> Array:
     """Delta R, TV estimator."""
     return rollout_tv(b) - rollout_tv(a)
 
 
-@contrast_quantity("ΔF", "gap in F", POINTS)
+@contrast_quantity("ΔF", "gap in F", POINTS, of="fixed_history_tv")
 def fixed_history_gap(a: Pooled, b: Pooled) -> Array:
     """Delta F."""
     return fixed_history_tv(b) - fixed_history_tv(a)
 
 
-@contrast_quantity("flat gap", "gap in R (token) of block 1, extrapolated flat", POINTS)
+@contrast_quantity("flat gap", "gap in R (token) of block 1, extrapolated flat", POINTS, higher=WORSE)
 def flat_extrapolation_gap(a: Pooled, b: Pooled) -> Array:
     """Delta of (H/W) M(sum_{t <= W} I_t / H): token mismatch of positions 1..W extrapolated flat."""
     # (H/W) prefix_mismatch is the mean of I_t over block 1, which is null where the window is empty.
@@ -393,16 +398,25 @@ for _name in (
 
 QUANTITIES: Mapping[str, Quantity] = registered()
 
+# By the quantity of an action that they are the difference of: the registered contrasts, and those that no analysis
+# estimates unless it is asked for them by name.
+DIFFERENCES: Mapping[str, Quantity] = {
+    **{name: difference_of(one) for name, one in QUANTITIES.items() if one.kind == "action"},
+    **{one.difference_of: one for one in QUANTITIES.values() if one.difference_of},
+}
+
 ALL_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **BRANCHING_QUANTITIES}
+
+_BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **QUANTITIES}
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return the registered quantity of coupled pairs.
+    """Return the quantity of coupled pairs that has a name: a registered one, or a difference of two actions' ones.
 
     Raises:
         InputError: no quantity has that name; the message names the nearest one.
 
     """
-    if name not in QUANTITIES:
+    if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, QUANTITIES)}")
-    return QUANTITIES[name]
+    return _BY_NAME[name]

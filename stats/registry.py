@@ -168,6 +168,14 @@ def _summed(kind: FeatureKind, profile: Array) -> Array:
     return np.cumsum(profile[..., ::-1], axis=-1)[..., ::-1]
 
 
+class Higher(Enum):
+    """What it says of an action to have more of a quantity than another one."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    NEITHER = "neither"
+
+
 @dataclass(frozen=True)
 class Quantity:
     """One reported quantity.
@@ -184,6 +192,8 @@ class Quantity:
         column: the column of that view.
         axis: what ``x`` counts, which is also the view's column of it; None for a scalar.
         profile: the profile moments that the function needs beyond the scalars.
+        higher: whether more of it is worse, better, or neither by itself.
+        difference_of: the quantity of an action whose difference a contrast is; None for every other quantity.
 
     """
 
@@ -198,6 +208,8 @@ class Quantity:
     column: str
     axis: Axis | None = None
     profile: tuple[str, ...] = ()
+    higher: Higher = Higher.NEITHER
+    difference_of: str | None = None
 
     def x(self, windows: Windows) -> tuple[int | None, ...]:
         """Return the values of ``x`` in order: positions, lags, blocks or EOS sets; (None,) for a scalar."""
@@ -253,6 +265,7 @@ def action_quantity(
     axis: Axis | None = None,
     profile: tuple[str, ...] = (),
     values: Range | None = None,
+    higher: Higher = Higher.NEITHER,
 ) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
     """Register the decorated function of an action's moments as the quantity of its own name; it stays as it is.
 
@@ -263,9 +276,8 @@ def action_quantity(
 
     def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
         name = function.__name__
-        _register(
-            Quantity(name, "action", function, label, meaning, scale, between, view, column or name, axis, profile)
-        )
+        own = column or name
+        _register(Quantity(name, "action", function, label, meaning, scale, between, view, own, axis, profile, higher))
         return function
 
     return add
@@ -279,13 +291,20 @@ def contrast_quantity(
     column: str | None = None,
     axis: Axis | None = None,
     values: Range | None = None,
+    higher: Higher = Higher.NEITHER,
+    of: str | None = None,
 ) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
-    """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does."""
+    """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does.
+
+    ``of`` is the registered quantity whose difference it is, which has said already what more of it means.
+    """
     between = values or IMPLIED_RANGES[scale]
+    higher = _REGISTERED[of].higher if of is not None else higher
 
     def add(function: Callable[[Pooled, Pooled], Array]) -> Callable[[Pooled, Pooled], Array]:
         name = function.__name__
-        _register(Quantity(name, "contrast", function, label, meaning, scale, between, view, column or name, axis))
+        own = column or name
+        _register(Quantity(name, "contrast", function, label, meaning, scale, between, view, own, axis, (), higher, of))
         return function
 
     return add
@@ -293,15 +312,22 @@ def contrast_quantity(
 
 def register_difference(name: str) -> None:
     """Register the contrast ``<name>_difference``: the registered action quantity of b less that of baseline a."""
-    of = _REGISTERED[name]
+    _register(difference_of(_REGISTERED[name]))
+
+
+def difference_of(quantity: Quantity) -> Quantity:
+    """Return the contrast ``<name>_difference`` of an action's quantity: that of b less that of baseline a."""
 
     def difference(a: Pooled, b: Pooled) -> Array:
-        return of.function(b) - of.function(a)
+        return quantity.function(b) - quantity.function(a)
 
-    full = f"{name}{DIFFERENCE}"
-    scale = Scale.TOKENS if of.scale is Scale.TOKENS else Scale.POINTS
-    between, meaning = of.range.of_difference, f"difference: {of.meaning}"
-    _register(Quantity(full, "contrast", difference, f"Δ {of.label}", meaning, scale, between, None, full))
+    full = f"{quantity.name}{DIFFERENCE}"
+    scale = Scale.TOKENS if quantity.scale is Scale.TOKENS else Scale.POINTS
+    between, meaning = quantity.range.of_difference, f"difference: {quantity.meaning}"
+    return Quantity(
+        full, "contrast", difference, f"Δ {quantity.label}", meaning, scale, between, None, full, quantity.axis,
+        quantity.profile, quantity.higher, quantity.name,
+    )  # fmt: skip
 
 
 def registered() -> Mapping[str, Quantity]:

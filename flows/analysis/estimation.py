@@ -28,7 +28,7 @@ from sql.catalog import Views
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
-from stats.moments import DocumentMoments, ReplicateMoments
+from stats.moments import DocumentMoments, Float, ReplicateMoments
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
 
@@ -114,7 +114,7 @@ def study_windows(views: Views, study: str, model: str) -> Windows:
 
 
 def document_moments(
-    views: Views, study: str, model: str, split: str, windows: Windows | None = None
+    views: Views, study: str, model: str, split: str, windows: Windows | None = None, *, profiles: bool = True
 ) -> DocumentMoments:
     """Read the moments of every document and action of a split, controls left out.
 
@@ -124,6 +124,7 @@ def document_moments(
         model: the model's id.
         split: the split.
         windows: the study's, None to read them.
+        profiles: whether those over positions and lags are wanted too.
 
     Raises:
         InputError: there are no complete trajectories.
@@ -135,17 +136,18 @@ def document_moments(
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = DocumentIndex(table)
     scalars = index.spread(table, SCALAR_MOMENTS)
-    profiles = {}
-    for view, names, axis, length in (
+    spread: dict[str, dict[str, Float]] = {"position_moments": {}, "lag_moments": {}}
+    sources = (
         ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
         ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
-    ):
+    )
+    for view, names, axis, length in sources if profiles else ():
         columns = ("doc", "action", axis, *names)
         rows = measured(views.rows(view, columns, study=study, model=model, split=split))
-        profiles[view] = index.spread(rows, names, axis, length)
+        spread[view] = index.spread(rows, names, axis, length)
     return DocumentMoments(
         index.documents, index.strata, index.clusters, index.actions, windows, scalars,
-        profiles["position_moments"], profiles["lag_moments"],
+        spread["position_moments"], spread["lag_moments"],
     )  # fmt: skip
 
 

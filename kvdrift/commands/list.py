@@ -10,10 +10,10 @@ from schema.errors import InputError, nearest
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models", help="What to list.")],
+    what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models|quantities", help="What to list.")],
 ) -> None:
     """List what can be named in a study file or a query."""
-    listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models}
+    listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models, "quantities": _quantities}
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
     rows = listers[what]()
@@ -82,3 +82,19 @@ def _models() -> list[tuple[str, str]]:
         rows.append((name, f"in the Hugging Face cache: {architecture}{missing}"))
     families = 'family = "mixture" with an alphabet, or tables = FILE'
     return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]
+
+
+def _quantities() -> list[tuple[str, str]]:
+    from stats.equivalence import decidable_quantities
+    from stats.quantities import QUANTITIES
+
+    decidable = decidable_quantities()
+    return [
+        (
+            one.name,
+            f"{one.meaning} ({one.scale.sign}"
+            + (f", one for each {one.axis}" if one.axis else "")
+            + (f"; gate: higher is {one.higher.value})" if one.name in decidable else ")"),
+        )
+        for one in QUANTITIES.values()
+    ]

@@ -1,0 +1,114 @@
+"""``kvdrift gate``: whether an action is at most a margin worse than a baseline, as an exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvdrift.options import StoreArgument
+from schema.errors import printable
+from schema.study import POOLED
+
+if TYPE_CHECKING:
+    from flows.analysis.gate import Verdict
+    from schema.store.store import Store
+
+
+def gate(
+    store: StoreArgument,
+    quantity: Annotated[
+        str, typer.Option("--quantity", metavar="NAME", help="Such as mismatch; kvdrift list quantities.")
+    ],
+    action: Annotated[str, typer.Option("--action", metavar="NAME", help="The action that is to pass.")],
+    baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="The action it is held against.")],
+    margin: Annotated[
+        float,
+        typer.Option(
+            "--margin", metavar="M", help="How much worse is still no worse: 0.02 is 2 percentage points; or tokens."
+        ),
+    ],
+    level: Annotated[float, typer.Option("--level", metavar="L", help="How sure an answer must be.")] = 0.95,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
+    stratum: Annotated[str, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")] = POOLED,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a line.")] = False,
+) -> None:
+    """Decide whether an action is at most a margin worse than a baseline, on a finished study.
+
+    Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. Without an answer nothing is on standard output, and the
+    code is 2 for a mistake or a study that is not finished, 4 for a failure.
+    """
+    from flows.analysis.gate import GateQuestion, gate_stored
+    from schema.store.store import Store
+    from stats.equivalence import Decision
+
+    opened = Store.open(store)
+    question = GateQuestion(quantity, action, baseline, margin, level, study, model, stratum)
+    verdict = gate_stored(opened, question)
+    code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
+    if as_json:
+        typer.echo(json.dumps({**_fields(verdict, opened), "exit_code": code}, ensure_ascii=False))
+    else:
+        typer.echo(printable(_line(verdict)))
+    raise typer.Exit(code)
+
+
+def _line(verdict: Verdict) -> str:
+    """The answer for people, in one line."""
+    from report.printing.numbers import MISSING, count, fixed, scaled
+    from report.printing.numbers import level as percent
+    from report.reading.estimates import FEW_CLUSTERS
+    from stats.registry import Higher
+
+    asked, contrast = verdict.question, verdict.contrast
+    shown = [verdict.estimate, verdict.low, verdict.high]
+    decimals = 2 if any(value is not None and abs(value) * contrast.scale.factor < 1 for value in shown) else 1
+    estimate, low, high = (scaled(value, contrast.scale, decimals) for value in shown)
+    between = "no interval" if low == MISSING else f"[{low}, {high}]"
+    where = "" if asked.stratum == POOLED else f" in {asked.stratum}"
+    few = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
+    difference = f"{asked.quantity}{where}, {asked.action} less {asked.baseline}"
+    margin = fixed(asked.margin * contrast.scale.factor, decimals)
+    parts = [f"{verdict.decision.value}: {difference}: {estimate} {contrast.scale.sign} {between}, margin {margin}"]
+    if contrast.higher is Higher.BETTER:
+        parts.append("higher is better")
+    parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
+    parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
+    return "; ".join([*parts, verdict.status])
+
+
+def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
+    """The answer for programs."""
+    import kvdrift
+    from report.reading.estimates import FEW_CLUSTERS
+
+    asked = verdict.question
+    return {
+        "decision": verdict.decision.value,
+        "quantity": asked.quantity,
+        "contrast": verdict.contrast.name,
+        "higher": verdict.contrast.higher.value,
+        "action": asked.action,
+        "baseline": asked.baseline,
+        "stratum": asked.stratum,
+        "estimate": verdict.estimate,
+        "low": verdict.low,
+        "high": verdict.high,
+        "margin": asked.margin,
+        "level": asked.level,
+        "interval_level": verdict.interval_level,
+        "method": verdict.interval,
+        "draws": verdict.draws,
+        "documents": verdict.documents,
+        "clusters": verdict.clusters,
+        "few_clusters": verdict.clusters < FEW_CLUSTERS,
+        "status": verdict.status,
+        "study": asked.study,
+        "model": asked.model,
+        "store": store.location,
+        "versions": {
+            "kvdrift": kvdrift.__version__, "events": verdict.events_version, "plan": verdict.plan_sha256,
+        },
+    }  # fmt: skip

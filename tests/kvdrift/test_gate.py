@@ -1,0 +1,237 @@
+"""``kvdrift gate``: its answers, its exit codes, what it refuses, and the workflow of ``docs/gate.md``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+from fixtures.command import call, mistake
+from fixtures.event_logs import LOG, documents_csv, write
+from fixtures.house import ROOT
+from fixtures.stored_units import make_unit
+
+import kvdrift
+from flows.analysis import gate as gating
+from flows.frozen_plan import find_plan
+from kvdrift.program import failure_code
+from schema.store.store import Store
+from schema.tables import ACTIONS
+
+PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+WORKFLOW = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
+STEPS = {step["name"]: step for step in WORKFLOW["jobs"]["gate"]["steps"] if "name" in step}
+BETTER, WORSE = ("--action", "snapkv-half", "--baseline", "recent-half"), (
+    "--action", "recent-half", "--baseline", "snapkv-half",
+)  # fmt: skip
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """The finished store of the small study, to write to."""
+    return Path(shutil.copytree(finished, tmp_path / "store"))
+
+
+def test_answers_are_exit_codes(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SnapKV is better by tens of points, and six documents do not decide on one point."""
+    cases = {
+        (0, "equivalent or better"): (*BETTER, "--margin", "0.02"),
+        (1, "worse"): (*WORSE, "--margin", "0.02"),
+        (3, "unresolved"): (*WORSE, "--margin", "0.4"),
+    }
+    for (code, decision), options in cases.items():
+        found, out, err = call(capsys, "gate", finished, "--quantity", "mismatch", *options)
+        assert (found, err, out.count("\n")) == (code, "", 1), out
+        assert out.startswith(f"{decision}: mismatch, ")
+        assert "6 documents in 6 clusters (few); prespecified\n" in out
+
+
+def test_the_interval_is_that_of_the_estimates_at_their_level(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = find_plan(Store.open(finished), "small", "kvdrift/tiny")
+    assert plan is not None
+    level = 1 - (1 - plan.family.level) / 2
+    options = ("--quantity", "gap", *WORSE, "--margin", "0", "--json", "--level", str(level))
+    code, out, _ = call(capsys, "gate", finished, *options)
+    answer = json.loads(out)
+    with kvdrift.open(finished) as views:
+        (row,) = views.rows(
+            "estimates",
+            split="evaluation",
+            stratum="pooled",
+            quantity="gap",
+            action="recent-half",
+            baseline="snapkv-half",
+        ).to_pylist()
+    for name in ("estimate", "draws", "documents", "clusters", "status"):
+        assert answer[name] == row[name]
+    assert [answer["low"], answer["high"]] == pytest.approx([row["low"], row["high"]], rel=1e-12)
+    assert (answer["method"], answer["few_clusters"], answer["exit_code"]) == (row["interval"], True, code)
+    assert answer["interval_level"] == pytest.approx(row["level"], abs=1e-12)
+    assert answer["versions"] == {
+        "kvdrift": kvdrift.__version__, "events": row["events_version"], "plan": plan.sha256,
+    }  # fmt: skip
+    assert {"decision", "store", "study", "model", "margin", "level", "stratum"} <= answer.keys()
+
+
+def test_higher_may_be_better_and_what_no_plan_names_is_exploratory(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--quantity", "mean_entry", *BETTER, "--margin", "1", "--stratum", "needle", "--json")
+    code, out, _ = call(capsys, "gate", finished, *options)
+    answer = json.loads(out)
+    assert (answer["higher"], answer["status"], answer["documents"]) == ("better", "exploratory", 3)
+    assert answer["exit_code"] == code
+    assert (code == 0) == (answer["low"] > -1)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--quantity", "mismach", *BETTER, "--margin", "0.02"), "no quantity is named 'mismach'; did you mean 'mismatch'?"),
+        (("--quantity", "entry_cdf", *BETTER, "--margin", "0.02"), "it has a value at each t"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "2"), "0.02 is 2 percentage points"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "-0.02"), "at least 0"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "nan"), "at least 0"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "95"), "above 0.5 and below 1"),
+        (("--quantity", "mismatch", *BETTER[:3], "recent-hal", "--margin", "0"), "did you mean 'recent-half'?"),
+        (("--quantity", "mismatch", *BETTER[:3], "snapkv-half", "--margin", "0"), "name two different actions"),
+        (("--quantity", "mismatch", *BETTER[:3], "full", "--margin", "0"), "the control, which never diverges"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0", "--stratum", "nedle"), "did you mean 'needle'?"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0", "--study", "smal"), "did you mean 'small'?"),
+        (("--quantity", "mismatch", *BETTER), "Missing option"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_no_answer(
+    finished: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], line: str
+) -> None:
+    assert line in mistake(capsys, "gate", finished, *options)
+
+
+def test_a_store_that_is_not_finished_says_what_to_run(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open(copied)
+    (row,) = [one for one in store.read("actions").to_pylist() if one["action"] == "recent-half"]
+    added = row | {"action": "recent-new", "prespecified": False}
+    store.append_rows("actions", pa.Table.from_pylist([added], schema=ACTIONS.schema))
+    asked = ("--quantity", "mismatch", "--baseline", "snapkv-half", "--margin", "0.02")
+    line = mistake(capsys, "gate", copied, *asked, "--action", "recent-new")
+    assert "recent-new has 0 of the 6 evaluation documents of the plan" in line
+    assert "kvdrift run STUDY.toml" in line
+    store.append_units([make_unit()])
+    line = mistake(capsys, "gate", copied, *asked, "--action", "recent-half")
+    assert f"are not derived: kvdrift derive {copied}" in line
+    assert "is not a kvdrift store" in mistake(capsys, "gate", copied / "nowhere", *asked, "--action", "recent-half")
+
+
+def test_a_failure_is_no_answer(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("gate", copied, "--quantity", "mismatch", *BETTER, "--margin", "0.02")
+    with monkeypatch.context() as patch:
+        patch.setattr(gating, "_estimated", lambda *_: 1 / 0)
+        code, out, err = call(capsys, *asked)
+        assert (code, out) == (4, "")
+        assert "ZeroDivisionError" in err
+    with monkeypatch.context() as patch:
+        moved = pa.table({"moved_pairs": [3]})
+        patch.setattr(gating, "_controls", lambda *_: moved)
+        code, out, err = call(capsys, *asked)
+        assert (code, out) == (4, "")
+        assert "3 pairs of the full-retention control moved" in err
+    (log, *_) = sorted((copied / "trajectories").rglob("*.parquet"))
+    log.write_bytes(log.read_bytes()[:-100])
+    code, out, err = call(capsys, *asked)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert failure_code(["gate"]) == 4
+    assert failure_code(["run"]) == 1
+
+
+def test_a_package_that_is_missing_is_no_answer(tmp_path: Path) -> None:
+    """Through the real command, whose own imports fail."""
+    (tmp_path / "typer.py").write_text("raise ImportError('no typer')\n")
+    for command, code in (("gate", 4), ("run", 1)):
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.program import program; program()"
+        done = subprocess.run([sys.executable, "-c", program, command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert "no typer" in done.stderr
+
+
+def test_another_generators_log_has_no_plan_and_may_have_no_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = pa.concat_tables([LOG, _renamed(LOG, "half", "other")])
+    store, documents = tmp_path / "store", documents_csv(tmp_path)
+    assert (
+        call(capsys, "ingest", write(tmp_path / "log.parquet", log), "--store", store, "--documents", documents)[0] == 0
+    )
+    assert call(capsys, "derive", store)[0] == 0
+    asked = ("--quantity", "mismatch", "--action", "other", "--baseline", "half", "--margin", "0.02", "--json")
+    code, out, err = call(capsys, "gate", store, *asked)
+    answer = json.loads(out)
+    assert (code, err, answer["decision"], answer["status"]) == (3, "", "unresolved", "exploratory")
+    assert (answer["estimate"], answer["low"], answer["high"], answer["documents"]) == (0.0, None, None, 2)
+    assert answer["versions"]["plan"] is None
+
+
+def test_the_workflow_gates(finished: Path, tmp_path: Path) -> None:
+    """Its last step as a shell runs it, through the real command, on a store with the page's names."""
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "gate").symlink_to(finished)
+    done = run_step(STEPS["Gate"]["run"].replace("mine", "recent-half"), tmp_path)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"], answer["decision"]) == (1, 1, "worse"), done.stderr
+
+
+@pytest.mark.parametrize(("code", "shown"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 4), (137, 137)])
+def test_the_workflow_passes_what_passes(tmp_path: Path, code: int, shown: int) -> None:
+    """An unresolved gate is a warning; what is no answer fails as what it is."""
+    program = tmp_path / "kvdrift" / ".venv" / "bin" / "kvdrift"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{{}}'\nexit {code}\n")
+    program.chmod(0o755)
+    done = run_step(STEPS["Gate"]["run"], tmp_path)
+    assert (done.returncode, "::warning::" in done.stdout) == (shown, code == 3)
+
+
+@pytest.mark.slow
+def test_the_workflow_works_from_nothing(tmp_path: Path) -> None:
+    """All its own steps but the installation, on the page's study: from nothing, again, and with an edited selector."""
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "gate.toml").write_text(text)
+    selector = (ROOT / "generator" / "selectors" / "knorm.py").read_text().replace("class Knorm", "class MySelector")
+    (tmp_path / "my_selector.py").write_text(selector)
+    decisions = []
+    for redo, edited in (("", selector), ("", selector), ("--redo mine", selector.replace("-length", "length"))):
+        (tmp_path / "my_selector.py").write_text(edited)
+        study = run_step(f"REDO='{redo}'\n{STEPS['Study']['run']}", tmp_path)
+        assert study.returncode == 0, study.stderr
+        done = run_step(STEPS["Gate"]["run"], tmp_path)
+        answer = json.loads(done.stdout.splitlines()[0])
+        assert (answer["documents"], answer["status"]) == (24, "seen" if redo else "prespecified")
+        decisions.append(answer)
+    assert decisions[0] == decisions[1]
+    assert decisions[2]["estimate"] != decisions[0]["estimate"]
+
+
+def run_step(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A step as GitHub runs it, in a folder with kvdrift beside."""
+    if not (folder / "kvdrift").exists():
+        (folder / "kvdrift").mkdir()
+        (folder / "kvdrift" / ".venv").symlink_to(Path(sys.executable).parents[1])
+    shell = ["/bin/bash", "-e", "-c", script]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def _renamed(log: pa.Table, old: str, new: str) -> pa.Table:
+    rows = log.filter(pa.compute.equal(log["action"], old))
+    at = rows.schema.get_field_index("action")
+    return rows.set_column(at, rows.schema.field(at), pa.array([new] * rows.num_rows, pa.string()))
