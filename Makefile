@@ -21,8 +21,8 @@ study: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# The long checks: coverage of intervals, means of both estimators, random edits of a study, a study on a cluster of the
-# command's own, a device map, which needs accelerate.
+# The long checks: coverage of intervals, means of both estimators, random edits of a study, everything under python -OO,
+# a study on a cluster of the command's own, a device map, which needs accelerate.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
 	$(BIN)/python -m pytest -m slow

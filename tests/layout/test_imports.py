@@ -131,6 +131,7 @@ def modules_after(commands: list[list[str]]) -> list[tuple[list[str], set[str]]]
     return [(command, set(modules)) for command, _, modules in found]
 
 
+@pytest.mark.slow
 def test_everything_works_without_docstrings_and_assertions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``python -OO`` drops both; models load and selectors are listed with their papers all the same.
 
