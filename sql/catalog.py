@@ -205,7 +205,8 @@ def write_catalog(store: Store) -> Path:
     """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions, absolute paths.
 
     The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it; the Parquet files must stay where they are.
+    client from 1.0 on opens it; the Parquet files must stay where they are. Queries to a copy of it elsewhere fail,
+    since they would read the rows of the store that was copied.
 
     Returns:
         The path of the catalogue.
@@ -226,7 +227,7 @@ def write_catalog(store: Store) -> Path:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
             for table, sources in files.items():
-                create_stored_view(connection, table, sources)
+                create_stored_view(connection, table, sources, _in_place(path))
             _insert_waiting(connection, moments)
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
@@ -234,6 +235,17 @@ def write_catalog(store: Store) -> Path:
     finally:
         aside.unlink(missing_ok=True)
     return path
+
+
+def _in_place(path: Path) -> str:
+    """A condition that holds where a client has opened the catalogue at its path, and raises elsewhere.
+
+    Clients before DuckDB 2.0 may show a relative path, of which nothing can be said.
+    """
+    here = str(path.resolve())
+    said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
+    known = f"from duckdb_databases() where path = {literal(here)} or path not like '/%'"
+    return f"case when exists ({known}) then true else error({literal(said)}) end"
 
 
 def catalog_fault(store: Store) -> str | None:

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from schema.store.store import Store
 
 
-def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
+def create_stored_view(
+    connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]], condition: str = "true"
+) -> None:
     """Create the view ``stored.TABLE`` in place of the empty table, which stays where there are no ``sources``.
 
-    ``stored_rows`` says what these are.
+    ``stored_rows`` says what these are. A ``condition`` that does not look at rows holds for all of them, or raises.
     """
     if not sources:
         return
+    rows = stored_rows(table, sources)
+    rows = rows if condition == "true" else f"from ({rows}) where {condition}"
     connection.execute(f"drop table stored.{quoted(table)}")
-    connection.execute(f"create view stored.{quoted(table)} as {stored_rows(table, sources)}")
+    connection.execute(f"create view stored.{quoted(table)} as {rows}")
 
 
 def stored_rows(table: str, sources: Mapping[str, Sequence[str]], *more: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -138,6 +141,20 @@ def test_a_plain_client_opens_the_catalogue_from_anywhere(store: Store, tmp_path
     assert comment == {one.view: one.description for one in describe_views()}["saturation"]
 
 
+def test_a_copied_catalogue_does_not_read_the_original(store: Store, tmp_path: Path) -> None:
+    write_catalog(store)
+    copy = Store.open(shutil.copytree(store.location, tmp_path / "copy"))
+    written_for = re.escape(
+        f"this catalogue was written for the store {store.location}; for a copy in FOLDER, run kvdrift derive"
+    )
+    with duckdb.connect(f"{copy.location}/catalog.duckdb", read_only=True) as client:
+        for view in ("events", "decomposition"):
+            with pytest.raises(duckdb.Error, match=written_for):
+                client.sql(f"from {view}").fetchall()
+    with duckdb.connect(str(write_catalog(copy)), read_only=True) as client:
+        assert client.sql("from decomposition").fetchall()
+
+
 def test_views_draw_no_progress_on_the_output(store: Store) -> None:
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
@@ -152,8 +169,6 @@ with open_views(Store({store.location!r})) as views:
 
 
 def test_the_catalogue_is_replaced_under_its_readers(store: Store) -> None:
-    import duckdb  # noqa: PLC0415 - the one test that is itself a client
-
     query = "select max(documents) from decomposition"
     with duckdb.connect(str(write_catalog(store)), read_only=True) as reader:
         append_document(store, DOCS[1])
