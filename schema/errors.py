@@ -14,7 +14,9 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache, wraps
+from typing import TypeVar
 
 
 class KvdriftError(Exception):
@@ -49,6 +51,8 @@ class ControlError(OperationError):
     """A full-retention control has delta or f other than 0, and must have exactly 0."""
 
 
+Tried = TypeVar("Tried", bound=Hashable)
+
 _DISK_FAULTS = re.compile("No space left on device|Disk quota exceeded|Input/output error")
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -61,6 +65,26 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
     return re.sub(r"\x1b\[\d*m", "", (causes or lines or [type(error).__name__])[-1 if causes else 0]).strip()
+
+
+def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | None]:
+    """Decorate a trial of what a machine may not have or cannot build: it is made once for each argument.
+
+    The trial returns what is wrong in a line, and None where nothing is; so does what is decorated, where a module that
+    is not installed and any other exception count as what is wrong.
+    """
+
+    @cache
+    @wraps(trial)
+    def fault(argument: Tried) -> str | None:
+        try:
+            return trial(argument)
+        except ModuleNotFoundError as error:
+            return f"{error.name} is not installed"
+        except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
+            return f"{type(error).__name__}: {first_line(error)}"
+
+    return fault
 
 
 def is_disk_fault(error: BaseException) -> bool:

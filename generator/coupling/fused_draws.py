@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generator.coupling.laws import BLOCK_TOKENS, block_sums, distance_of, draw_by_sums, fused_fault
+from generator.coupling.laws import BLOCK_TOKENS, block_sums, distance_of, draw_by_sums
 from generator.coupling.streams import Savings
+from schema.errors import tried_once
 
 ABSORBED, NOTHING = -1, -2  # rows: the point mass of an ended side, and no mass at all
 _BYTES = 2**28  # of laws that the plain form takes at once
@@ -84,6 +85,18 @@ def _on_cuda(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
     from generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
 
     return fused_sums.pair_sums(laws, rows, absorbed_token, BLOCK_TOKENS)
+
+
+@tried_once
+def fused_fault(device: torch.device) -> str | None:
+    """Why the kernel cannot be used on a device; None where it can. Tried once, with two small laws.
+
+    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    """
+    laws = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
+    apart, excess = _on_cuda(laws, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
+    exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
+    return None if exact else "the kernel's sums are wrong"
 
 
 def _taken(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:

@@ -1,19 +1,15 @@
 """Sums over pairs of laws in one pass over memory: a Triton kernel for CUDA.
 
-``generator.coupling.laws`` imports this module where Triton is installed and can build the kernel, and else computes
-the sums from copies of the laws.
+``generator.coupling.fused_draws`` uses it where Triton is installed and can build the kernel. Else
+``generator.coupling.laws`` computes the sums from copies of the laws.
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from schema.errors import first_line
 
 
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
@@ -37,22 +33,6 @@ def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Te
                 BLOCK=block, enable_fp_fusion=False,
             )  # fmt: skip
     return sums
-
-
-@cache
-def fault(device: torch.device) -> str | None:
-    """Why the sums cannot be computed on a device; None where they can. Tried once, with two small laws.
-
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
-    """
-    laws = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
-    rows = torch.tensor([[0, -1, -2], [1, 1, 1]], device=device)
-    try:
-        apart, excess = pair_sums(laws, rows, absorbed_token=2, block=4)
-    except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
-        return f"{type(error).__name__}: {first_line(error)}"
-    exact = apart.flatten().tolist() == [0.5, 1.5, 1.0] and excess.flatten().tolist() == [0.25, 0.75, 1.0]
-    return None if exact else "the kernel's sums are wrong"
 
 
 # Triton's front end evaluates annotations, and knows no others than its own.

@@ -7,22 +7,12 @@ vocabulary is large; blocks of tokens are then summed in float32, and everything
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
 _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of laws taken at once
-
-
-def fused_fault(device: torch.device) -> str | None:
-    """Why sums over pairs of laws are not computed in one pass on a CUDA device; None where they are."""
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    from generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
-
-    return fused_sums.fault(device)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:

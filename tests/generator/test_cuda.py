@@ -184,7 +184,7 @@ def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu
     units, line = pickle.loads(answer.read_bytes())  # noqa: S301 - our own
     for one, other in zip(units, on_the_cpu, strict=True):
         assert_near(one, other)
-    assert device.pretended or "Triton is not installed" in line
+    assert device.pretended or "triton is not installed" in line
 
 
 def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ stream gets does not depend on the streams beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from generator.attention.fused.tables import cache_table, tables, tile_queries
 from generator.attention.parts import CHUNK, PartialAttention, attend_prompt
-from schema.errors import first_line
+from schema.errors import tried_once
 
 
 def plain_prompt_attention(
@@ -76,14 +74,12 @@ def _on_cuda(*arguments: Any) -> PartialAttention:
     return launch(*arguments)
 
 
-@cache
+@tried_once
 def fault(device: torch.device) -> str | None:
     """Why the kernel cannot be used on a device; None where it can. Tried once, on two small caches.
 
     Triton builds a kernel when it is first used, which takes a C compiler on this machine.
     """
-    if find_spec("triton") is None:
-        return "Triton is not installed"
     query, *caches = (
         torch.linspace(-1, 1, streams * 2 * 16).sin().view(streams, 2, 16).to(device) for streams in (3, 70, 40)
     )
@@ -91,16 +87,9 @@ def fault(device: torch.device) -> str | None:
     packed, tiles, _, partials = tables(
         torch.tensor([0, 0, 1]), torch.tensor([2, 0, 1]), 3, torch.tensor([1, 1]), 1, tile_queries(query.dtype)
     )
-    try:
-        from generator.attention.fused.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
-
-        found, wanted = (
-            attend(
-                query, caches, caches, cache_table(caches, caches), packed.to(device), tiles.to(device), partials, 0.25
-            )
-            for attend in (launch, plain_prompt_attention)
-        )
-        near = all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
-    except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
-        return f"{type(error).__name__}: {first_line(error)}"
+    found, wanted = (
+        attend(query, caches, caches, cache_table(caches, caches), packed.to(device), tiles.to(device), partials, 0.25)
+        for attend in (_on_cuda, plain_prompt_attention)
+    )
+    near = all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
     return None if near else "the kernel's results are wrong"

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from generator.attention.fused.softmax_kernel import attend_entries
 from generator.attention.fused.tables import CACHE_COLUMNS, TILE_COLUMNS, tile_queries
 from generator.attention.parts import CHUNK, PartialAttention
 
@@ -108,19 +109,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     for start in range(0, count, KEYS):
         entry = start + tl.arange(0, KEYS)
         present = entry < count
-        where = entry[:, None] * SIZE + place[None, :]
-        some = present[:, None] & inside[None, :]
-        # Heads and entries begin at multiples of 16 bytes, which Triton cannot see.
-        k = tl.load(tl.multiple_of(key + where, [1, 16]), mask=some, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(tl.multiple_of(value + where, [1, 16]), mask=some, other=0.0)
-        sums = tl.dot(weights.to(number), v, sums * shrink[:, None], input_precision="ieee")
-        top = higher
+        top, total, sums = attend_entries(q, key, value, entry, present, place, inside, top, total, sums, scale, SIZE)
 
     partial = (tl.load(tiles + 5) + stream) * HEADS + head
     tl.store(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from generator.attention.fused.tables import cache_table, chunks_of
 from generator.attention.parts import attend_part, join_parts
-from schema.errors import first_line
+from schema.errors import tried_once
 
 
 def plain_suffix_attention(
@@ -67,14 +65,12 @@ def _on_cuda(*arguments: Any) -> Tensor:
     return launch(*arguments)
 
 
-@cache
+@tried_once
 def fault(device: torch.device) -> str | None:
     """Why the kernel cannot be used on a device; None where it can. Tried once, on two streams.
 
     Triton builds a kernel when it is first used, which takes a C compiler on this machine.
     """
-    if find_spec("triton") is None:
-        return "Triton is not installed"
     query, key, value, suffix_key, suffix_value, output = (
         torch.linspace(-1, phase, 2 * 2 * entries * 16).sin().view(2, 2, entries, 16).to(device)
         for phase, entries in enumerate((1, 1, 1, 40, 40, 1))
@@ -83,16 +79,11 @@ def fault(device: torch.device) -> str | None:
     length, mass = torch.tensor([37], device=device), output[:, :, 0].contiguous()
     places = torch.tensor([[0, 1, 2], [0, 0, 2]], device=device)
     caches = cache_table([suffix_key[0]], [suffix_value[0]])
-    try:
-        from generator.attention.fused.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
-
-        (found, *written), (wanted, *kept) = (
-            (attend(query, key, value, *suffix, length, output, mass, places, caches, 0.25), *suffix)
-            for attend in (launch, plain_suffix_attention)
-            for suffix in [(suffix_key.clone(), suffix_value.clone())]
-        )
-        exact = all(torch.equal(one, other) for one, other in zip(written, kept, strict=True))
-        near = exact and torch.allclose(found, wanted, atol=1e-5)
-    except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
-        return f"{type(error).__name__}: {first_line(error)}"
+    (found, *written), (wanted, *kept) = (
+        (attend(query, key, value, *suffix, length, output, mass, places, caches, 0.25), *suffix)
+        for attend in (_on_cuda, plain_suffix_attention)
+        for suffix in [(suffix_key.clone(), suffix_value.clone())]
+    )
+    exact = all(torch.equal(one, other) for one, other in zip(written, kept, strict=True))
+    near = exact and torch.allclose(found, wanted, atol=1e-5)
     return None if near else "the kernel's results are wrong"

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from generator.attention.fused.softmax_kernel import attend_entries
 from generator.attention.fused.tables import CACHE_COLUMNS, PLACE_COLUMNS
 from generator.attention.parts import CHUNK
 
@@ -118,19 +119,9 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
     for start in range(0, before, KEYS):
         entry = start + tl.arange(0, KEYS)
         present = entry < before
-        where = entry[:, None] * SIZE + place[None, :]
-        read = present[:, None] & inside[None, :]
-        # Heads and entries begin at multiples of 16 bytes, which Triton cannot see.
-        k = tl.load(tl.multiple_of(suffix_key + where, [1, 16]), mask=read, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(tl.multiple_of(suffix_value + where, [1, 16]), mask=read, other=0.0)
-        sums = tl.dot(weights.to(number), v, sums * shrink[:, None], input_precision="ieee")
-        top = higher
+        top, total, sums = attend_entries(
+            q, suffix_key, suffix_value, entry, present, place, inside, top, total, sums, scale, SIZE
+        )
 
     entries = tl.load(caches + cache * CACHE_COLUMNS + 2)
     partial, next_chunk = tl.load(places + 1), tl.load(places + 2)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from generator.attention.fused.attention import attention_fault
-from generator.coupling.laws import fused_fault
+from generator.coupling.fused_draws import fused_fault
 from generator.transformer.fused.layers import layers_fault
 
 

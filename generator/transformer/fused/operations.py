@@ -7,25 +7,22 @@ weights' dtype.
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from schema.errors import first_line
+from schema.errors import tried_once
 
 
-@cache
+@tried_once
 def fault(device: torch.device) -> str | None:
     """Why the operations cannot be launched on a CUDA device; None where they can. Tried once, with small rows.
 
     Triton builds a kernel when it is first used, which takes a C compiler on this machine.
     """
-    try:
-        near = all(torch.allclose(one.cpu(), own, atol=1e-5) for one, own in zip(_tried(device), _tried(), strict=True))
-    except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
-        return f"{type(error).__name__}: {first_line(error)}"
+    near = all(torch.allclose(one.cpu(), own, atol=1e-5) for one, own in zip(_tried(device), _tried(), strict=True))
     return None if near else "the kernels' values are wrong"
 
 
@@ -105,30 +102,14 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-@add_norm.register_kernel("cuda")
-def _(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
+def _launch_on_cuda(name: str) -> Any:
+    def launch(*arguments: Any) -> Any:
+        from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
 
-    return triton_kernels.add_norm(residual, added, weight, epsilon)
+        return getattr(triton_kernels, name)(*arguments)
 
-
-@rotate.register_kernel("cuda")
-def _(
-    projected: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-    epsilon: float,
-) -> None:
-    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
-
-    triton_kernels.rotate(projected, cos, sin, heads, query_weight, key_weight, epsilon)
+    return launch
 
 
-@silu_times.register_kernel("cuda")
-def _(projected: Tensor) -> Tensor:
-    from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
-
-    return triton_kernels.silu_times(projected)
+for name, operation in {"add_norm": add_norm, "rotate": rotate, "silu_times": silu_times}.items():
+    operation.register_kernel("cuda")(_launch_on_cuda(name))

@@ -17,6 +17,7 @@ from fixtures.random_models import random_document, random_model
 
 from generator.attention import parts
 from generator.attention.fused import attention, prompt_attention, suffix_attention, tables
+from generator.coupling.fused_draws import fused_fault
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_units
 from schema.tables import PLAIN, SWRB
@@ -144,5 +145,21 @@ def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.Monke
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_attention, "find_spec", lambda _: None)
-    assert prompt_attention.fault.__wrapped__(torch.device("cpu")) == "Triton is not installed"
+    monkeypatch.setattr(prompt_attention, "_on_cuda", lambda query, *_: (query, query))
+    assert prompt_attention.fault.__wrapped__(torch.device("cpu")) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "fault"),
+    [
+        ("generator.attention.fused.prompt_kernel", prompt_attention.fault),
+        ("generator.attention.fused.suffix_kernel", suffix_attention.fault),
+        ("generator.coupling.fused_sums", fused_fault),
+    ],
+)
+def test_without_triton_none_is_used(module: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    parent, _, name = module.rpartition(".")
+    monkeypatch.delattr(f"{parent}.{name}", raising=False)
+    assert fault.__wrapped__(torch.device("cpu")) == "triton is not installed"

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from generator.coupling import fused_sums
+from generator.coupling import fused_draws, fused_sums
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -40,8 +40,8 @@ def test_a_machine_that_cannot_build_it_does_without(monkeypatch: pytest.MonkeyP
         raise RuntimeError(message)
 
     monkeypatch.setattr(fused_sums, "pair_sums", broken)
-    fused_sums.fault.cache_clear()
-    assert fused_sums.fault(torch.device("cpu")) == (
+    fused_draws.fused_fault.cache_clear()
+    assert fused_draws.fused_fault(torch.device("cpu")) == (
         "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
     )
-    fused_sums.fault.cache_clear()
+    fused_draws.fused_fault.cache_clear()
