@@ -10,22 +10,22 @@ import typer
 from typer.exceptions import TyperException
 
 import kvdrift
-from kvdrift.commands.analyze import analyze
 from kvdrift.commands.check import check
 from kvdrift.commands.compact import compact
 from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
-from kvdrift.commands.gate import gate
 from kvdrift.commands.ingest import ingest
 from kvdrift.commands.list import list_
-from kvdrift.commands.report import report
+from kvdrift.commands.results.analyze import analyze
+from kvdrift.commands.results.gate import gate
+from kvdrift.commands.results.report import report
 from kvdrift.commands.run import run
 from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
-from kvdrift.program import failure_code
+from kvdrift.exit_codes import failure_code
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
 
 _INTERRUPTED = 130  # as of a program that SIGINT ended

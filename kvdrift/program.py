@@ -8,17 +8,11 @@ import os
 import sys
 import traceback
 
+from kvdrift.exit_codes import failure_code
+
 # Python's own 700 has it look through all objects of torch and Prefect, a million, every few seconds while they are
 # imported.
 _NEW_OBJECTS = 10_000
-
-_FAILURE = 1
-_NO_ANSWER = 4  # a failure of ``kvdrift gate``, where 1 is an answer
-
-
-def failure_code(arguments: list[str]) -> int:
-    """Return the exit code of a failure: 1, but of ``gate`` 4, since a failure is not the answer "worse"."""
-    return _NO_ANSWER if arguments[:1] == ["gate"] else _FAILURE
 
 
 def program() -> None:

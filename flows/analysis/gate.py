@@ -22,8 +22,7 @@ from schema.store.store import Store
 from schema.study import CONTROL_ACTION, POOLED
 from sql.catalog import Views, open_views
 from stats.bootstrap import estimate
-from stats.endpoints import Endpoint
-from stats.equivalence import Decision, decidable_quantity, decide
+from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.intervals import EXPLORATORY, STUDENTIZED, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.registry import Quantity

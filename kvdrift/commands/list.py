@@ -85,7 +85,7 @@ def _models() -> list[tuple[str, str]]:
 
 
 def _quantities() -> list[tuple[str, str]]:
-    from stats.equivalence import decidable_quantities
+    from stats.endpoints import decidable_quantities
     from stats.quantities import QUANTITIES
 
     decidable = decidable_quantities()

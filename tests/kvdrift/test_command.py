@@ -25,7 +25,7 @@ import kvdrift
 from flows import pages, stages
 from flows.pages import write_report
 from generator.transformer import tokenizer
-from kvdrift.commands.report import report_pages
+from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError

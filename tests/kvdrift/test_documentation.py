@@ -37,7 +37,7 @@ def test_the_readme_lists_every_command() -> None:
 
 
 def test_every_command_is_in_the_file_of_its_name() -> None:
-    files = {path.stem for path in (ROOT / "kvdrift" / "commands").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (ROOT / "kvdrift" / "commands").rglob("*.py")} - {"__init__"}
     assert files == set(OPTIONS)
 
 

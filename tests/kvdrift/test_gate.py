@@ -21,7 +21,7 @@ from fixtures.stored_units import make_unit
 import kvdrift
 from flows.analysis import gate as gating
 from flows.frozen_plan import find_plan
-from kvdrift.program import failure_code
+from kvdrift.exit_codes import failure_code
 from schema.store.store import Store
 from schema.tables import ACTIONS
 

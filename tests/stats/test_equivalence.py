@@ -8,7 +8,7 @@ from fixtures.refusals import refused
 from fixtures.simulated_studies import PAIRS, exact_truth, simulated_study
 
 from stats.bootstrap import estimate, observed
-from stats.equivalence import Decision, decidable_quantities, decidable_quantity, decide
+from stats.endpoints import Decision, decidable_quantities, decidable_quantity, decide
 from stats.intervals import Request
 from stats.quantities import DIFFERENCES, QUANTITIES
 from stats.registry import Higher

@@ -9,7 +9,6 @@ import typer
 
 from kvdrift.options import StoreArgument
 from schema.errors import printable
-from schema.study import POOLED
 
 if TYPE_CHECKING:
     from flows.analysis.gate import Verdict
@@ -32,7 +31,9 @@ def gate(
     level: Annotated[float, typer.Option("--level", metavar="L", help="How sure an answer must be.")] = 0.95,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
-    stratum: Annotated[str, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")] = POOLED,
+    stratum: Annotated[
+        str | None, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a line.")] = False,
 ) -> None:
     """Decide whether an action is at most a margin worse than a baseline, on a finished study.
@@ -42,10 +43,11 @@ def gate(
     """
     from flows.analysis.gate import GateQuestion, gate_stored
     from schema.store.store import Store
-    from stats.equivalence import Decision
+    from schema.study import POOLED
+    from stats.endpoints import Decision
 
     opened = Store.open(store)
-    question = GateQuestion(quantity, action, baseline, margin, level, study, model, stratum)
+    question = GateQuestion(quantity, action, baseline, margin, level, study, model, stratum or POOLED)
     verdict = gate_stored(opened, question)
     code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
     if as_json:
@@ -60,6 +62,7 @@ def _line(verdict: Verdict) -> str:
     from report.printing.numbers import MISSING, count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
+    from schema.study import POOLED
     from stats.registry import Higher
 
     asked, contrast = verdict.question, verdict.contrast
