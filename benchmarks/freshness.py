@@ -2,15 +2,16 @@
 
     python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
     python -m benchmarks.freshness --seconds 20 --no-peer --json
-    python -m benchmarks.freshness --commits 10000 --no-peer    # memory: one unit a commit, about 7 minutes
+    python -m benchmarks.freshness --commits 10000              # memory: one unit a commit, about 4 minutes
 
 Three kinds of processes work at once, as they do beside a real run:
 
 - writers commit units at a stated rate in all; a commit is two transactions with fsync, so each writer commits several
   units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
   ``Store`` open;
-- ``kvdrift derive --watch`` derives them, and its resident memory is read at 100 commits and at the end; that of the
-  process which it starts now and then for moments and catalogue, and which ends each time, is read apart;
+- ``kvdrift derive --watch`` derives them, and its resident memory is read five times a second: around the 100th commit
+  and at the last 100, and the most until then; that of the process which it starts now and then for larger files,
+  moments and catalogue, and which ends each time, is read apart;
 - a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
   ``Store`` anew, and asks ``trajectories`` which units it has.
 
@@ -22,12 +23,18 @@ them, imports left out: beside other work, delays are of that work too, and the 
 
 The peer is the plain way: ``kvdrift derive`` again and again in place of ``--watch``, with the same writers and reader
 on a store of its own. Its ratio is how many times as late 95% of the units are.
+
+With ``--commits``, memory is what is measured. One writer then makes commits of one unit by hand
+(``benchmarks.written_log``), which leaves the processors to the derivation; no delay of a durable commit is in it, the
+reader looks once a second, and there is no peer.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -41,21 +48,30 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
-from schema.store.store import Store
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from benchmarks.written_log import write_commit
+from schema.store.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
+from schema.store.delta.table_log import CHECKPOINT_EVERY
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
+from schema.store.store import Store, Unit
+from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views
 
 EARLY_COMMITS = 100  # after which memory is to stay what it is
 LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the last units
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
+
+Transaction: TypeAlias = tuple[str, int]
+Reading: TypeAlias = tuple[float, int, int]
+"""When it was, the resident memory then and the most until then, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,7 @@ class Load:
         replicates: Of a unit.
         horizon: Of a unit.
         looks: Of the reader, per second, at most.
+        by_hand: Whether the log is written by hand; for one writer.
 
     """
 
@@ -80,6 +97,7 @@ class Load:
     replicates: int
     horizon: int
     looks: float
+    by_hand: bool = False
 
     @property
     def sizes(self) -> Sizes:
@@ -94,8 +112,9 @@ class Seen:
     Attributes:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
-        early, late: Resident bytes of the derivation after 100 commits and at the end, medians of ten readings, since
-            some of them fall amid a batch; 0 where it is many processes.
+        early, late: Resident bytes of the derivation from the 50th to the 150th commit and at the last 100, medians,
+            since some readings fall amid a batch; 0 where it is many processes.
+        early_peak, peak: The most until the 150th commit, and until the end.
         beside: Most resident bytes of what it starts for moments and catalogue.
         cpu: CPU seconds by kind of process, of the writers together.
 
@@ -105,8 +124,15 @@ class Seen:
     writing: float = 0.0
     early: int = 0
     late: int = 0
+    early_peak: int = 0
+    peak: int = 0
     beside: int = 0
     cpu: dict[str, float] = field(default_factory=dict)
+
+
+def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
+    """Return what memory is measured under: commits of one unit."""
+    return Load(commits, 1, rate, 1, replicates, horizon, 1.0, by_hand=True)
 
 
 def prepare(location: str, load: Load) -> None:
@@ -131,9 +157,36 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
-        store.append_units(units)
+        if load.by_hand:
+            append_by_hand(Path(location), units, number + 1)
+        else:
+            store.append_units(units)
         told[document["doc"]] = time.time()
     return told, time.process_time() - cpu
+
+
+def append_by_hand(store: Path, units: list[Unit], version: int) -> None:
+    """Append units as ``Store.append_units`` does, durably or not, at a version of the tables or later."""
+    files, rows, groups, spans = list[StoredFile](), list[dict[str, Any]](), list[Transaction](), list[Transaction]()
+    for record, events in map(conform_unit, units):
+        span, data = span_of_record(record), encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
+        path = unit_path(record, content_digest(data))
+        replace_file(store / "events" / path, data)
+        files.append(StoredFile(path, len(data), events.num_rows))
+        rows.append({**record, "path": path})
+        groups.append((span.group, span.first + span.count))
+        spans.append((span.app_id, span.count))
+    commit_by_hand(store / "events", version, files, [*groups, *spans])
+    data = encode_parquet(pa.Table.from_pylist(rows, schema=UNITS.schema))
+    file = StoredFile(f"{content_digest(data)}.parquet", len(data), len(rows))
+    replace_file(store / "units" / file.path, data)
+    commit_by_hand(store / "units", version, [file], spans)
+
+
+def commit_by_hand(table: Path, version: int, files: list[StoredFile], transactions: list[Transaction]) -> None:
+    """Commit, and put the log together as often as a store does."""
+    if write_commit(table, version, files, transactions) % CHECKPOINT_EVERY == 0:
+        DeltaTable(table).create_checkpoint()
 
 
 def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float]:
@@ -203,15 +256,11 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
         seconds = load.commits * load.units / load.rate
         reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
-        log = Path(location, "events", "_delta_log")
-        before, readings = cpu_seconds(process), list[int]()
+        before, readings = cpu_seconds(process), list[Reading]()
         while process and not reading.done():
-            found.beside = max([found.beside, *map(resident, children(process))])
-            if (log / f"{EARLY_COMMITS:020d}.json").exists():
-                readings.append(resident(process))
+            found.beside = max([found.beside, *(resident(child)[0] for child in children(process))])
+            readings.append((time.time(), *resident(process)))
             time.sleep(0.2)
-        if readings:
-            found.early, found.late = (int(statistics.median(part)) for part in (readings[:10], readings[-10:]))
         found.cpu["watch"] = cpu_seconds(process) - before
         seen, found.cpu["reader"] = reading.result()
         found.cpu["writers"] = sum(cpu for _, cpu in (part.result() for part in writing))
@@ -219,17 +268,31 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
     found.writing = max(told.values()) - begin
+    remember(found, readings, sorted(told.values()))
     found.delays = [max(0.0, seen[doc] - told[doc]) for doc in sorted(told) for _ in range(load.units)]
     return found
 
 
-def resident(process: int) -> int:
-    """Return the resident memory of a process in bytes; 0 where it has ended."""
+def remember(found: Seen, readings: list[Reading], commits: list[float]) -> None:
+    """Enter what the derivation held when so many commits had been made, given when each was."""
+    made = [(bisect.bisect(commits, when), now, most) for when, now, most in readings]
+    around = range(EARLY_COMMITS // 2, EARLY_COMMITS * 3 // 2)
+    early = [(now, most) for count, now, most in made if count in around]
+    late = [(now, most) for count, now, most in made if count > len(commits) - EARLY_COMMITS]
+    if early and late:
+        found.early, found.late = (int(statistics.median(now for now, _ in part)) for part in (early, late))
+        found.early_peak, found.peak = early[-1][1], late[-1][1]
+
+
+def resident(process: int) -> tuple[int, int]:
+    """Return the resident memory of a process and the most that it ever was, in bytes; 0 where it has ended."""
     try:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return 0, 0
+    fields = dict(line.split(":", 1) for line in lines)
+    now, most = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, most
 
 
 def children(process: int) -> list[int]:
@@ -253,7 +316,7 @@ def main() -> None:
     parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
     parser.add_argument("--rate", type=float, default=50.0, metavar="N", help="units per second; 50 by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long units are committed; 60 by default")
-    parser.add_argument("--commits", type=int, metavar="N", help="commits of one unit each, however long they take")
+    parser.add_argument("--commits", type=int, metavar="N", help="memory: commits of one unit each, written by hand")
     parser.add_argument("--units-per-commit", type=int, default=5, metavar="N", help="5 by default")
     parser.add_argument("--writers", type=int, default=2, metavar="N", help="processes that commit; 2 by default")
     parser.add_argument("--replicates", type=int, default=8, metavar="N", help="of a unit; 8 by default")
@@ -262,24 +325,28 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     options = parser.parse_args()
-    units = 1 if options.commits else options.units_per_commit
-    commits = options.commits or max(1, round(options.rate * options.seconds / units))
-    load = Load(commits, units, options.rate, options.writers, options.replicates, options.horizon, options.looks)
+    sizes = (options.replicates, options.horizon)
+    if options.commits:
+        load = memory_load(options.commits, options.rate, *sizes)
+    else:
+        commits = max(1, round(options.rate * options.seconds / options.units_per_commit))
+        load = Load(commits, options.units_per_commit, options.rate, options.writers, *sizes, options.looks)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         live = observe(Path(folder), load, watched=True)
-        peer = None if options.no_peer else observe(Path(folder), load, watched=False)
+        peer = None if options.no_peer or load.by_hand else observe(Path(folder), load, watched=False)
     rows = list[BenchmarkRow]()
-    facts: dict[str, Any] = {"commits": commits, "units_per_commit": units, "writers": load.writers}
+    facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
     for name, seen in itertools.chain([("derive --watch", live)], [("derive again and again", peer)] if peer else []):
         for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
             delay, other = (float(np.percentile(one.delays, share)) if one else None for one in (seen, peer))
             against = ("derive again and again", other / delay) if other and delay and seen is live else (None, None)
-            rows.append(BenchmarkRow(f"{name}, {label}", delay or 0.0, rate=commits * units / seen.writing,
+            rows.append(BenchmarkRow(f"{name}, {label}", delay or 0.0, rate=load.commits * load.units / seen.writing,
                                      peer=against[0], ratio=against[1]))  # fmt: skip
     memory: dict[str, Any] = {
         f"mib_at_{EARLY_COMMITS}_commits": round(mib(live.early), 1), "mib_at_the_end": round(mib(live.late), 1),
         "growth": round(live.late / live.early - 1, 4) if live.early else None,
-        "mib_of_moments_and_catalogue": round(mib(live.beside), 1),
+        f"peak_mib_until_{EARLY_COMMITS}_commits": round(mib(live.early_peak), 1), "peak_mib": round(mib(live.peak), 1),
+        "mib_of_upkeep": round(mib(live.beside), 1),
     }  # fmt: skip
     facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
     facts["seconds_of_writing"] = round(live.writing, 1)

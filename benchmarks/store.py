@@ -21,10 +21,9 @@ own for each unit.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,13 @@ from deltalake import DeltaTable
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
+from benchmarks.written_log import write_commit
 from kvdrift.commands.status import status_lines
 from schema.store.appends import DERIVED, conform_unit, unit_path
 from schema.store.compaction.members import Member
 from schema.store.compaction.packs import put_pack, rewriting
 from schema.store.delta.folder import DeltaFolder
-from schema.store.parquet_files import content_digest, encode_parquet
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, PLAIN, STUDIES, UNITS
 from sql.catalog import open_views, write_catalog
@@ -111,7 +111,7 @@ class WrittenStore:
             data = encode_parquet(part)
             path = f"{content_digest(data)}.parquet"
             (self.folder / "units" / path).write_bytes(data)
-            self._write_commit("units", version, [path], len(data), part.num_rows)
+            write_commit(self.folder / "units", version, [StoredFile(path, len(data), part.num_rows)])
         for table in ("events", "units", *DERIVED[PLAIN]):
             DeltaTable(str(self.folder / table)).create_checkpoint()
 
@@ -124,18 +124,10 @@ class WrittenStore:
                 target = self.folder / table / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(file, target)
-            self._write_commit(table, version, paths, len(data), rows)
+            write_commit(self.folder / table, version, (StoredFile(path, len(data), rows) for path in paths))
             if version % 20 == 0:
                 file.unlink()
                 file.write_bytes(data)  # a file has so many names at most
-
-    def _write_commit(self, table: str, version: int, paths: list[str], size: int, rows: int) -> None:
-        stats = json.dumps({"numRecords": rows})
-        fixed = {"partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True, "stats": stats}
-        actions: list[Mapping[str, Any]] = [{"commitInfo": {"operation": "WRITE"}}]
-        actions += [{"add": fixed | {"path": path}} for path in paths]
-        log = self.folder / table / "_delta_log" / f"{version:020d}.json"
-        log.write_text("".join(json.dumps(action) + "\n" for action in actions))
 
     def compact(self) -> None:
         """Put all units in one file; everything else is done as ``kvdrift compact`` does it."""

@@ -13,6 +13,7 @@ from schema.errors import OperationError
 from schema.location import join
 from schema.progress import SILENT, Progress
 from schema.store.appends import DERIVED, derived_tables
+from schema.store.compaction.packs import GATHERED_ROWS, LIVE_ROWS
 from schema.tables import TABLES
 from transforms.segments import Segment, commit, derive_segment
 
@@ -94,7 +95,7 @@ def put_together(store: Store, segments: Sequence[Segment]) -> tuple[list[Segmen
     """
     whole = [segment.path for segment in segments if segment.tables == derived_tables(segment.path)]
     found, gone = list[Segment](), set[str]()
-    for pack in store.rewriting.packs_of(set(whole)) if len(whole) > 1 else ():
+    for pack in store.rewriting.packs_of(set(whole), LIVE_ROWS) if len(whole) > 1 else ():
         packed = store.rewriting.pack_events(pack)
         if packed.file is not None:
             path, replaced = packed.file.path, {file.path for file in packed.replaced}
@@ -104,18 +105,22 @@ def put_together(store: Store, segments: Sequence[Segment]) -> tuple[list[Segmen
     return found, gone
 
 
-def gather(store: Store) -> None:
+def gather(store: Store, rows: int = GATHERED_ROWS) -> None:
     """Put files together of which there are many, small ones first; the cost is that of what came since.
 
     What reads a growing store then opens some hundred files at most, however many units it has. Files that are damaged
     or not derived stay as they are.
 
+    Args:
+        store: The store.
+        rows: Of what is put together at once; files of half of it stay as they are.
+
     Raises:
         InputError: The store cannot be written, or another program has rewritten a table.
 
     """
-    store.rewriting.gather_rows("units", FILES_OF_A_SIZE)
-    for pack in store.rewriting.plan_tiers(FILES_OF_A_SIZE):
+    store.rewriting.gather_rows("units", FILES_OF_A_SIZE, rows)
+    for pack in store.rewriting.plan_tiers(FILES_OF_A_SIZE, rows):
         store.rewriting.pack_events(pack)
         _align(store)
 

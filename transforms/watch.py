@@ -3,9 +3,10 @@
 It calls what the pipeline's workers call, without a runner: runners that work offline pass nothing on before the end
 of their input, so each micro-batch would pay for a whole pipeline.
 
-A micro-batch of many units is put together first, and is derived at the cost of one. The files that this leaves are
-put together again as they become many, in a thread beside: neither time nor memory grows with the units that have come,
-and views read few files.
+A micro-batch of many units is put together first, and is derived at the cost of one. The small files that this leaves
+are put together again as they become many, in a thread beside; whoever calls has larger ones put together elsewhere
+(``transforms.compaction.gather``). So neither time nor memory grows with the units that have come, and views read few
+files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from schema.store.compaction.packs import LIVE_ROWS
 from schema.store.store import Store
 from transforms.compaction import gather, put_together
 from transforms.segments import DerivationReport, commit, derive_segment, pending
@@ -81,7 +83,7 @@ def watch(
 
 
 class _Gathering:
-    """Puts files together in a thread beside the derivation, which does not wait for it."""
+    """Puts small files together in a thread beside the derivation, which does not wait for it."""
 
     def __init__(self, store: Store, thread: Executor) -> None:
         self._store, self._thread = store, thread
@@ -98,7 +100,7 @@ class _Gathering:
         self._batches += 1
         if self._batches >= BATCHES_PER_GATHERING and (self._running is None or self._running.done()):
             self.end()
-            self._running, self._batches = self._thread.submit(gather, self._store), 0
+            self._running, self._batches = self._thread.submit(gather, self._store, LIVE_ROWS), 0
 
     def end(self) -> None:
         """Wait for what is under way. Raises what ``batch_done`` does."""

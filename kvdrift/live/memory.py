@@ -13,7 +13,7 @@ from contextlib import suppress
 # Arrow allocates as C does; delta-rs, which has a jemalloc of its own, keeps one pool and nothing in it.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0",
+    "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0,tcache:false",
 }
 # Of mallopt, malloc.h: two pools of glibc; what is larger than 64 KiB is mapped, and unmapped when it is freed.
 _GLIBC = {-8: 2, -3: 1 << 16}  # M_ARENA_MAX, M_MMAP_THRESHOLD

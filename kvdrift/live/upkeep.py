@@ -1,6 +1,6 @@
-"""Moments and catalogue of a store that is derived live, for which fresh rows do not wait.
+"""What is kept up in a store that is derived live, and what fresh rows do not wait for: files, moments and catalogue.
 
-They are made in a process of their own, which yields to all others, and which gives its memory back when it is done.
+It is done in a process of its own, which yields to all others, and which gives its memory back when it is done.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SHARE = 29  # how much longer than it last took it is left alone while rows com
 
 
 class Upkeep:
-    """Keeps up what a derivation does not: moments and catalogue, in a small part of the time.
+    """Keeps up what a derivation does not, in a small part of the time: larger files, moments and catalogue.
 
-    A store behind a URL has neither.
+    A store behind a URL has neither moments nor catalogue.
 
     Args:
         location: The store.
@@ -29,14 +29,13 @@ class Upkeep:
 
     def __init__(self, location: str) -> None:
         self._location = absolute(location)
-        self._local = is_local(self._location)
         self._process: subprocess.Popen[str] | None = None
-        self._behind = self._local  # as far as is known
+        self._behind = True  # as far as is known
         self._begun = self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
 
     def rows_came(self) -> None:
         """Take note of new rows."""
-        self._behind = self._local
+        self._behind = True
 
     def begin_if_due(self) -> None:
         """Begin if there are new rows, unless this was done just now or is under way.
@@ -84,11 +83,11 @@ class Upkeep:
         self._cost = self._ended - self._begun
         if process.returncode:
             line = next(reversed(said.strip().splitlines()), f"ended with exit code {process.returncode}")
-            raise OperationError(f"moments and catalogue: {line}")
+            raise OperationError(f"upkeep: {line}")
 
 
 def keep_up(location: str) -> None:
-    """Store the moments of documents that wait for theirs, and write the catalogue.
+    """Put many files together, store the moments of documents that wait for theirs, and write the catalogue.
 
     Raises:
         InputError: The store is damaged or cannot be written.
@@ -98,10 +97,13 @@ def keep_up(location: str) -> None:
     from schema.store.store import Store
     from sql.catalog import refresh_catalog
     from sql.materialization import materialize_moments
+    from transforms.compaction import gather
 
     store = Store.open(location)
-    materialize_moments(store)
-    refresh_catalog(store)
+    gather(store)
+    if is_local(store.location):
+        materialize_moments(store)
+        refresh_catalog(store)
 
 
 if __name__ == "__main__":

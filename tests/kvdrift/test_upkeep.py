@@ -7,12 +7,13 @@ from pathlib import Path
 import duckdb
 import pytest
 from fixtures.refusals import refused
-from fixtures.stored_units import make_unit
+from fixtures.stored_units import derive, make_unit
 
 from kvdrift.live import upkeep
 from kvdrift.live.upkeep import Upkeep
 from schema.errors import OperationError
 from schema.store.store import Store
+from transforms.compaction import FILES_OF_A_SIZE
 
 
 def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,12 +43,27 @@ def test_it_is_left_alone_for_long_after_it_took_long(tmp_path: Path) -> None:
 def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
     kept = Upkeep(str(tmp_path / "nowhere"))
     line = refused(kept.finish, error=OperationError)
-    assert line == f"moments and catalogue: {tmp_path}/nowhere is not a kvdrift store: it has no 'events' table"
+    assert line == f"upkeep: {tmp_path}/nowhere is not a kvdrift store: it has no 'events' table"
 
 
-def test_a_store_behind_a_url_has_nothing_to_keep_up() -> None:
-    kept = Upkeep("s3://bucket/store")
-    kept.rows_came()
-    kept.begin_if_due()
-    assert kept._process is None
-    kept.finish()
+def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path / "store")
+    monkeypatch.setattr(upkeep, "is_local", lambda _: False)
+    called = []
+    monkeypatch.setattr("transforms.compaction.gather", called.append)
+    upkeep.keep_up(str(tmp_path / "store"))
+    assert len(called) == 1
+    assert not (tmp_path / "store" / "catalog.duckdb").exists()
+
+
+def test_files_that_a_derivation_left_are_put_together(tmp_path: Path) -> None:
+    """Those that are too large for the derivation's own process, too."""
+    store = Store.create(tmp_path / "store")
+    for number in range(FILES_OF_A_SIZE + 1):
+        store.append_units([make_unit(f"d{number}")])
+    derive(store)
+    upkeep.keep_up(store.location)
+    assert [len(store.paths(table)) for table in ("events", "units", "trajectories", "steps")] == [1, 1, 1, 1]
+    assert store.units().num_rows == FILES_OF_A_SIZE + 1

@@ -467,7 +467,7 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     small, large, few = (
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 5), (90, 4), (2, 3))
     )
-    assert tiers([*large, *few, *small], 3) == [small, large]
+    assert tiers([*large, *few, *small], 3, 1 << 18) == [small, large]
 
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:

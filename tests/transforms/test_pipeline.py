@@ -453,7 +453,7 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
 
 
 def test_a_watch_puts_no_more_together_than_it_may_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schema.store.compaction.packs.LIVE_ROWS", 100)  # of 40 units of 30 rows
+    monkeypatch.setattr("transforms.compaction.LIVE_ROWS", 100)  # of 40 units of 30 rows
     watch(store.location, 0.0, iter([False, True]).__next__)
     assert [file.rows for file in store.stored_files("events")] == [90] * 13 + [30]
     assert_derived_once(store)

@@ -26,7 +26,8 @@ from schema.store.parquet_files import StoredFile, content_digest, encode_parque
 from schema.tables import EVENTS, GROUP_KEY
 
 PACK_ROWS = 1 << 22  # of one file: what is sorted in memory at once
-LIVE_ROWS = 1 << 18  # beside a live derivation, which holds no more and waits no longer than these take
+GATHERED_ROWS = 1 << 18  # of one file that many become while a store is derived live
+LIVE_ROWS = 1 << 15  # the same within the live derivation, which holds no more and waits no longer than these take
 UNIT_KEY = (*GROUP_KEY, "action_revision", "first_replicate")
 _WORDS = (*GROUP_KEY, "kind")  # dictionaries in memory; files of older versions lack the last
 
@@ -82,23 +83,22 @@ def plan_packs(folder: DeltaFolder, order: Mapping[str, int]) -> list[Pack]:
     return found
 
 
-def packs_of(folder: DeltaFolder, paths: Collection[str]) -> list[Pack]:
-    """Make packs of some files of ``events``, of ``LIVE_ROWS`` at most; those that are not visible are left out."""
+def packs_of(folder: DeltaFolder, paths: Collection[str], rows: int) -> list[Pack]:
+    """Make packs of some files of ``events``, of so many rows at most; those that are not visible are left out."""
     files = [file for file in folder.load("events").files() if file.path in paths]
     by_estimator = {
         estimator: [file for file in files if estimator_of(file.path) == estimator] for estimator in DERIVED
     }
-    return [
-        Pack(estimator, cut) for estimator, own in by_estimator.items() for cut in _cut(own, LIVE_ROWS) if len(cut) > 1
-    ]
+    return [Pack(estimator, cut) for estimator, own in by_estimator.items() for cut in _cut(own, rows) if len(cut) > 1]
 
 
-def plan_tiers(folder: DeltaFolder, most: int) -> list[Pack]:
+def plan_tiers(folder: DeltaFolder, most: int, rows: int) -> list[Pack]:
     """Find out which files of ``events`` of one size are too many; those that are not derived do not count.
 
     Args:
         folder: The store's tables.
         most: How many files of one size there may be; see ``tiers``.
+        rows: Of a pack, at most.
 
     Raises:
         InputError: Another program has rewritten the table.
@@ -109,22 +109,23 @@ def plan_tiers(folder: DeltaFolder, most: int) -> list[Pack]:
         return []
     derived = [set.intersection(*(set(folder.load(table).paths()) for table in tables)) for tables in DERIVED.values()]
     own = [
-        [file.path for file in files if any(file.path in of for of in derived)] for files in tiers(events.files(), most)
+        [file.path for file in files if any(file.path in of for of in derived)]
+        for files in tiers(events.files(), most, rows)
     ]
-    return [pack for paths in own for pack in packs_of(folder, paths)]
+    return [pack for paths in own for pack in packs_of(folder, paths, rows)]
 
 
-def tiers(files: Iterable[StoredFile], most: int) -> list[list[StoredFile]]:
+def tiers(files: Iterable[StoredFile], most: int, rows: int) -> list[list[StoredFile]]:
     """Choose the files of each size that more than ``most`` have, small ones first; sizes are powers of it, in rows.
 
-    Files of half of ``LIVE_ROWS`` and more are large enough.
+    Files of half of ``rows`` and more are large enough.
 
     Where these are put together whenever there are some, each row is rewritten once for each size, and the files that
     are left are few.
     """
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:
-        if file.rows < LIVE_ROWS // 2:
+        if file.rows < rows // 2:
             sizes[int(math.log(max(file.rows, 1), most))].append(file)
     return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > most]
 

@@ -31,23 +31,23 @@ class Rewriting:
         units = units.sort_by([(name, "ascending") for name in UNIT_KEY])
         return plan_packs(self._folder, {path: place for place, path in enumerate(units["path"].to_pylist())})
 
-    def packs_of(self, paths: Collection[str]) -> list[Pack]:
-        """Make packs of some files of ``events``.
+    def packs_of(self, paths: Collection[str], rows: int) -> list[Pack]:
+        """Make packs of some files of ``events``, of so many rows at most.
 
         Raises:
             InputError: The table is damaged.
 
         """
-        return packs_of(self._folder, paths)
+        return packs_of(self._folder, paths, rows)
 
-    def plan_tiers(self, most: int) -> list[Pack]:
-        """Find out which files of ``events``, of one size and derived, are more than ``most``.
+    def plan_tiers(self, most: int, rows: int) -> list[Pack]:
+        """Find out which files of ``events``, of one size and derived, are more than ``most``; packs have ``rows``.
 
         Raises:
             InputError: Another program has rewritten the table, or it is damaged.
 
         """
-        return plan_tiers(self._folder, most)
+        return plan_tiers(self._folder, most, rows)
 
     def pack_events(self, pack: Pack) -> Packed:
         """Put the files of a pack together by one commit; see ``schema.store.compaction.packs``.
@@ -76,14 +76,16 @@ class Rewriting:
         """
         return compact_rows(self._folder, table)
 
-    def gather_rows(self, table: str, most: int) -> bool:
+    def gather_rows(self, table: str, most: int, rows: int) -> bool:
         """Put the files of such a table together of which there are more than ``most`` of one size; tell of any.
+
+        Those of half of ``rows`` and more are left as they are.
 
         Raises:
             InputError: A file is damaged, or the store cannot be written.
 
         """
-        return gather_rows(self._folder, table, most)
+        return gather_rows(self._folder, table, most, rows)
 
     def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
         """Delete the files of a table that compactions replaced before a time; return how many, and bytes.

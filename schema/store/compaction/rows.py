@@ -35,8 +35,10 @@ def compact_rows(folder: DeltaFolder, table: str) -> bool:
     return len(sources) > 1 and _put_together(folder, loaded, sources)
 
 
-def gather_rows(folder: DeltaFolder, table: str, most: int) -> bool:
+def gather_rows(folder: DeltaFolder, table: str, most: int, rows: int) -> bool:
     """Put the files of a table together of which there are more than ``most`` of one size; see ``tiers``.
+
+    Those of half of ``rows`` and more are left as they are.
 
     Returns:
         Whether they were; another compaction may have been quicker.
@@ -46,7 +48,7 @@ def gather_rows(folder: DeltaFolder, table: str, most: int) -> bool:
 
     """
     loaded = folder.load(table)
-    done = [_put_together(folder, loaded, sources) for sources in tiers(loaded.files(), most)]
+    done = [_put_together(folder, loaded, sources) for sources in tiers(loaded.files(), most, rows)]
     return any(done)
 
 

@@ -23,8 +23,15 @@ _ADDED = ("path", "size_bytes", "num_records")  # what is taken of each visible 
 ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
 
+# A table that goes on from commit to commit holds what it has read of each, some kilobytes; opening it anew takes as
+# long as ten commits.
+_VERSIONS_HELD = 200
+
+
 class OpenTables:
     """Tables that delta-rs has opened. One that was opened goes on to a later version by the commits that came since.
+
+    After many of them it is opened anew, since it would hold all that it has read.
 
     A table is with one user at a time, who gives it back unless something went wrong with it; another user opens it
     anew meanwhile.
@@ -33,6 +40,7 @@ class OpenTables:
     def __init__(self, location: str, logs: Mapping[str, TableLog] | None) -> None:
         self._location, self._logs = location, logs  # no logs are looked at behind a URL
         self._free: dict[str, tuple[DeltaTable, LogState | int | None]] = {}
+        self._opened_at: dict[str, int] = {}  # version by table
 
     def take(self, table: str, version: int | None = None) -> DeltaTable:
         """Take a table at a version, by default the latest.
@@ -45,12 +53,15 @@ class OpenTables:
         if loaded is not None and state is not None and state == self.state(table, loaded.version()):
             if version == loaded.version():
                 return loaded
-            if version is None:
+            if version is None and loaded.version() < self._opened_at[table] + _VERSIONS_HELD:
                 if self._logs is None or self._logs[table].newest() != loaded.version():
                     loaded.update_incremental()
                 return loaded
-            self._free[table] = loaded, state
-        return DeltaTable(join(self._location, table), version=version)
+            if version is not None:
+                self._free[table] = loaded, state
+        opened = DeltaTable(join(self._location, table), version=version)
+        self._opened_at[table] = opened.version()
+        return opened
 
     def give_back(self, table: str, loaded: DeltaTable) -> None:
         """Give a table back, which the next user takes unless a later version of it is there."""
