@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from flows.frozen_plan import FrozenPlan
+    from schema.store.compaction.counts import Holdings, Place
     from schema.store.store import Store
 
 Row = dict[str, Any]
-_OF_UNITS = ("study", "model", "doc", "action", "estimator", "replicates", "weights_sha256")
-_UNKNOWN = "unknown"  # the split of a unit whose document has no row
 
 
 def status(
@@ -51,24 +51,38 @@ def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
     version = store.version("events")
     underived = store.unit_paths_in(store.pending_segments(version))
-    units = store.units(columns=(*_OF_UNITS, "path") if underived else _OF_UNITS, coded=True)
+    actions = store.read("actions")  # first: a revision is declared before its units are there
+    held, places = store.unit_counts(), store.document_counts()
+    left = _underived(store, underived) if underived else Counter()
+    there = sorted({(place.study, place.model) for place in places})
+    current = _current(held, actions)
     yield f"store: {store.location}"
-    yield f"events: version {version}, {len(units)} units; {len(underived)} still to derive"
-    documents = store.read("documents", columns=["study", "model", "doc", "split", "stratum"])
-    there = sorted((row["study"], row["model"]) for row in _counts(documents, "study", "model"))
+    yield f"events: version {version}, {_count_units(current)} units; {len(underived)} still to derive"
     for study, model in there:
         yield f"study {study}, model {model}:"
-        own, listed = (_rows(table, study=study, model=model) for table in (units, documents))
+        own = Counter({place: count for place, count in places.items() if place[:2] == (study, model)})
+        of_all, of_current = (
+            Counter({item: count for item, count in counts.items() if item[0][:2] == (study, model)})
+            for counts in (held, current)
+        )
         several = len({other for name, other in there if name == study}) > 1
-        yield from _study_lines(store, study, model, listed, own, underived, several=several)
+        yield from _study_lines(
+            store, study, model, actions, own, of_all, of_current, left[study, model], several=several
+        )
 
 
 def _study_lines(
-    store: Store, study: str, model: str, documents: pa.Table, units: pa.Table, underived: set[str], *, several: bool
+    store: Store,
+    study: str,
+    model: str,
+    stored: pa.Table,
+    places: Counter[Place],
+    held: Holdings,
+    current: Holdings,
+    left: int,
+    *,
+    several: bool,
 ) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     from flows.analysis.current import estimated_version
     from flows.frozen_plan import find_plan
     from flows.pages import report_folder, report_is_current
@@ -76,17 +90,7 @@ def _study_lines(
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
-    summed = _summed(units, documents)
-    by_split = summed.group_by("split").aggregate([("doc", "count_distinct"), ("count_all", "sum")])
-    generated = {row["split"] or _UNKNOWN: row for row in by_split.to_pylist()}
-    for row in sorted(_counts(documents, "split"), key=lambda row: str(row["split"])):
-        split = row["split"]
-        wanted = row["count_all"] if split != "evaluation" or plan is None else plan.documents
-        of_split = generated.get(split, {"doc_count_distinct": 0, "count_all_sum": 0})
-        yield (
-            f"  {split}: {of_split['doc_count_distinct']} of {wanted} documents generated, "
-            f"{of_split['count_all_sum']} units"
-        )
+    yield from _split_lines(places, current, plan)
     revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
     seen = "; seen" if plan is not None and plan.seen else ""
     yield (
@@ -94,24 +98,23 @@ def _study_lines(
         f"  plan: {plan.sha256[:12]}, {revision}frozen {plan.frozen_at:%Y-%m-%d %H:%M} UTC, K = {plan.replicates}, "
         f"N = {plan.documents_per_stratum} documents of each stratum{seen}"
     )  # fmt: skip
-    stored = store.read("actions")
     actions = current_actions(stored, study)
-    pending = _pending(actions, documents, summed, plan) if ours else []
+    pending = _pending(actions, places, current, plan) if ours else []
     for line in pending:
         yield f"  pending: {line}"
     if ours and not pending:
         evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
         yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
-    left = pc.sum(pc.is_in(units["path"], pa.array(underived, pa.string()))).as_py() or 0 if underived else 0
-    yield f"  derived: {len(units) - left} of {len(units)} units"
+    units = _count_units(current)
+    yield f"  derived: {units - left} of {units} units"
     estimated = estimated_version(store, study, model)
     yield (
         f"  estimates: none yet{' under this plan' if revision else ''}" if estimated is None else
         f"  estimates: from events version {estimated} ({'current' if estimated == version else f'now {version}'})"
     )  # fmt: skip
     if any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study):
-        yield from _superseded(store, study, model, actions)
-    if unknown := units["weights_sha256"].null_count:
+        yield from _superseded(held, actions)
+    if unknown := sum(one.unknown * count for (_, own), count in current.items() for one in own):
         yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
     generate = ours and (bool(pending) or plan is None)
     if generate:
@@ -125,18 +128,34 @@ def _study_lines(
     yield f"  next: {command}"
 
 
-def _pending(actions: dict[str, Row], documents: pa.Table, summed: pa.Table, plan: FrozenPlan | None) -> list[str]:
+def _split_lines(places: Counter[Place], current: Holdings, plan: FrozenPlan | None) -> Iterator[str]:
+    """How many documents of each split are generated."""
+    documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
+    for place, count in places.items():
+        documents[place.split] += count
+    for (place, own), count in current.items():
+        generated[place.split] += count
+        units[place.split] += count * sum(one.units for one in own)
+    for split, there in sorted(documents.items(), key=str):
+        wanted = there if split != "evaluation" or plan is None else plan.documents
+        yield f"  {split}: {generated[split]} of {wanted} documents generated, {units[split]} units"
+
+
+def _pending(
+    actions: Mapping[str, Row], places: Counter[Place], current: Holdings, plan: FrozenPlan | None
+) -> list[str]:
     """What the present actions lack, by split and action."""
-    import pyarrow.compute as pc
+    from flows.planning.work import Cell, planned_work
 
-    from flows.planning.work import planned_work
-
-    known = set(pc.unique(summed["action"]).to_pylist())
-    cell = ("action", "estimator", "split", "stratum", "replicates_sum")
-    covered = {tuple(row[name] for name in cell): row["count_all"] for row in _counts(summed, *cell) if row["split"]}
-    places = {(row["split"], row["stratum"]): row["count_all"] for row in _counts(documents, "split", "stratum")}
+    covered = Counter[Cell]()
+    for ((_, _, split, stratum), own), count in current.items():
+        if split and stratum:
+            for one in own:
+                covered[one.action, one.estimator, split, stratum, one.replicates] += count
+    known = {one.action for _, own in current for one in own}
+    wanted = {(split, stratum): count for (_, _, split, stratum), count in places.items() if split and stratum}
     lines = []
-    for work in planned_work(actions, places, covered, plan):
+    for work in planned_work(actions, wanted, covered, plan):
         if lacking := work.wanted - work.done:
             reason = (
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
@@ -145,46 +164,37 @@ def _pending(actions: dict[str, Row], documents: pa.Table, summed: pa.Table, pla
     return lines
 
 
-def _summed(units: pa.Table, documents: pa.Table) -> pa.Table:
-    """Units and replicates of each document, action and estimator, with the document's split and stratum.
+def _current(held: Holdings, actions: pa.Table) -> Holdings:
+    """Leave superseded units out, and documents that have no others."""
+    from schema.store.revisions import current_revision
 
-    These are null without a row of the document. What texts are compared for is done once a text, not once a unit.
-    """
+    is_current, found = current_revision(actions), Counter[Any]()
+    for (place, own), count in held.items():
+        if kept := tuple(one for one in own if is_current((place.study, one.action, one.action_revision))):
+            found[place, kept] += count
+    return found
+
+
+def _count_units(held: Holdings) -> int:
+    return sum(one.units * count for (_, own), count in held.items() for one in own)
+
+
+def _underived(store: Store, paths: set[str]) -> Counter[tuple[str, str]]:
+    """Count the current units at some paths by study and model."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    counted: list[Any] = [("replicates", "sum"), ([], "count_all")]
-    summed = units.group_by(["doc", "action", "estimator"]).aggregate(counted)
-    docs = summed["doc"].combine_chunks()
-    found = pc.index_in(docs.dictionary, value_set=documents["doc"].combine_chunks())
-    for name in ("split", "stratum"):
-        values = documents[name].combine_chunks().dictionary_encode()
-        summed = summed.append_column(name, values.take(found).take(docs.indices))
-    return summed
+    units = store.units(columns=("study", "model", "path"), coded=True)
+    units = units.filter(pc.is_in(units["path"], pa.array(paths, pa.string())))
+    return Counter(zip(units["study"].to_pylist(), units["model"].to_pylist(), strict=True))
 
 
-def _rows(table: pa.Table, **equal: str) -> pa.Table:
-    """The rows whose columns have given values."""
-    import pyarrow.compute as pc
-
-    for name, value in equal.items():
-        same = pc.equal(table[name], value)
-        if not pc.all(same, skip_nulls=False).as_py():
-            table = table.filter(same)
-    return table
-
-
-def _counts(table: pa.Table, *names: str) -> list[Row]:
-    """How often each combination of values of some columns is there (``count_all``)."""
-    rows: list[Row] = table.group_by(list(names)).aggregate([([], "count_all")]).to_pylist()
-    return rows
-
-
-def _superseded(store: Store, study: str, model: str, actions: dict[str, Row]) -> Iterator[str]:
+def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[str]:
     """The revisions whose units no view shows."""
-    rows = _rows(store.read("units", columns=["study", "model", "action", "action_revision"]), study=study, model=model)
-    revisions = {
-        (row["action"], row["action_revision"]): row["count_all"] for row in _counts(rows, "action", "action_revision")
-    }
+    revisions = Counter[tuple[str, int]]()
+    for (_, own), count in held.items():
+        for one in own:
+            revisions[one.action, one.action_revision] += count * one.units
     for (name, revision), count in sorted(revisions.items()):
         if name not in actions or revision < actions[name]["action_revision"]:
             why = f"revision {actions[name]['action_revision']} is current" if name in actions else "dropped"

@@ -7,6 +7,7 @@ Likewise the row of ``plans`` with the highest revision is the plan of its study
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -48,16 +49,28 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
         actions: All rows of ``actions``.
 
     """
-    if not pc.any(pc.or_(pc.greater(actions["action_revision"], 0), actions["dropped"])).as_py():
+    if not _are_revised(actions):
         return units
+    names = zip(*(units[name].to_pylist() for name in ("study", "action", "action_revision")), strict=True)
+    return units.filter(pa.array(map(current_revision(actions), names), pa.bool_()))
+
+
+def current_revision(actions: pa.Table) -> Callable[[tuple[str, str, int]], bool]:
+    """Return what tells of the study, action and revision of a unit whether no later revision supersedes it.
+
+    Args:
+        actions: All rows of ``actions``.
+
+    """
+    if not _are_revised(actions):
+        return lambda _: True
     newest = newest_revisions(actions)
     dropped = {(row["study"], row["action"], row["action_revision"]) for row in actions.to_pylist() if row["dropped"]}
-    names = zip(*(units[name].to_pylist() for name in ("study", "action", "action_revision")), strict=True)
-    kept = [
-        revision == newest.get((study, action), 0) and (study, action, revision) not in dropped
-        for study, action, revision in names
-    ]
-    return units.filter(pa.array(kept, pa.bool_()))
+    return lambda named: named[2] == newest.get(named[:2], 0) and named not in dropped
+
+
+def _are_revised(actions: pa.Table) -> bool:
+    return bool(pc.any(pc.or_(pc.greater(actions["action_revision"], 0), actions["dropped"])).as_py())
 
 
 def newest_plans(plans: pa.Table) -> dict[tuple[str, str], dict[str, Any]]:

@@ -40,22 +40,22 @@ class Member:
 
 def units_footer(members: Sequence[Member]) -> dict[str, str]:
     """Return the footer of a compacted file of events."""
-    return {UNITS_FOOTER: _packed([[member.path, member.rows, member.record] for member in members])}
+    return {UNITS_FOOTER: packed([[member.path, member.rows, member.record] for member in members])}
 
 
 def files_footer(paths: Sequence[str]) -> dict[str, str]:
     """Return the footer of a compacted file of a table that is not derived from events."""
-    return {FILES_FOOTER: _packed(list(paths))}
+    return {FILES_FOOTER: packed(list(paths))}
 
 
 def members_in(path: str, rows: int, footer: Mapping[bytes, bytes]) -> list[Member] | None:
     """Return the units in a file of events, which has ``rows`` rows; None where its footer does not say."""
     try:
         if is_compacted(path):
-            found = _unpacked(footer[UNITS_FOOTER.encode()])
+            found = unpacked(footer[UNITS_FOOTER.encode()])
             return [Member(str(name), int(count), with_defaults(record)) for name, count, record in found]
         return [Member(path, rows, with_defaults(json.loads(footer[UNIT_FOOTER.encode()])))]
-    except (KeyError, ValueError, TypeError, zlib.error):
+    except (KeyError, ValueError, TypeError):
         return None
 
 
@@ -88,8 +88,8 @@ def originals(folder: DeltaFolder, table: str, paths: Iterable[str]) -> set[str]
         else:
             _, footer = folder.footer(table, path)
             try:
-                found.update(_unpacked(footer[FILES_FOOTER.encode()]))
-            except (KeyError, ValueError, zlib.error):
+                found.update(unpacked(footer[FILES_FOOTER.encode()]))
+            except (KeyError, ValueError):
                 raise InputError(f"{folder.location}: {table}/{path} is damaged (its footer lists no files)") from None
     return found
 
@@ -132,9 +132,19 @@ class UnitEvents:
         return found
 
 
-def _packed(value: Any) -> str:
+def packed(value: Any) -> str:
+    """Write a value as text for a footer."""
     return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
-def _unpacked(text: bytes) -> Any:
-    return json.loads(zlib.decompress(base64.b64decode(text)))
+def unpacked(text: bytes) -> Any:
+    """Read such a text.
+
+    Raises:
+        ValueError: It is none.
+
+    """
+    try:
+        return json.loads(zlib.decompress(base64.b64decode(text)))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from schema.store.appends import compacted_name
 from schema.store.commits import Commit
+from schema.store.compaction.counts import footer_of_counts
 from schema.store.compaction.members import files_footer, originals
 from schema.store.compaction.packs import rewriting, tiers
 from schema.store.delta.folder import DeltaFolder
@@ -32,7 +33,7 @@ def compact_rows(folder: DeltaFolder, table: str) -> bool:
         if file.size < FILE_BYTES // 2 and size + file.size <= FILE_BYTES:
             sources.append(file)
             size += file.size
-    return len(sources) > 1 and _put_together(folder, loaded, sources)
+    return len(sources) > 1 and _put_together(folder, loaded, sources, counted=True)
 
 
 def gather_rows(folder: DeltaFolder, table: str, most: int, rows: int) -> bool:
@@ -52,13 +53,18 @@ def gather_rows(folder: DeltaFolder, table: str, most: int, rows: int) -> bool:
     return any(done)
 
 
-def _put_together(folder: DeltaFolder, loaded: Snapshot, sources: Sequence[StoredFile]) -> bool:
+def _put_together(
+    folder: DeltaFolder, loaded: Snapshot, sources: Sequence[StoredFile], *, counted: bool = False
+) -> bool:
     table = loaded.table
     declared = TABLES[table]
     replaced = [file.path for file in sources]
     rows = folder.read(loaded, declared.columns, paths=replaced)
     rows = rows.sort_by([(name, "ascending") for name in declared.key])
-    data = encode_parquet(rows, files_footer(sorted(originals(folder, table, replaced))), row_group=ROW_GROUP_ROWS)
+    footer = files_footer(sorted(originals(folder, table, replaced)))
+    if counted:
+        footer |= footer_of_counts(folder, table, rows)
+    data = encode_parquet(rows, footer, row_group=ROW_GROUP_ROWS)
     file = StoredFile(compacted_name(content_digest(data)), len(data), rows.num_rows)
     folder.put(table, file.path, data)
 

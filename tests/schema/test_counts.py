@@ -1,0 +1,156 @@
+"""What documents have, counted: the same from the rows, from a compacted file's footer, and from both."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from fixtures.refusals import refused
+from fixtures.stored_units import make_unit
+
+from schema.errors import DamagedStoreError
+from schema.store.compaction import counts
+from schema.store.compaction.members import packed
+from schema.store.compaction.rows import compact_rows
+from schema.store.store import Store
+from schema.tables import DOCUMENTS
+
+DOCUMENTS_OF_A_SPLIT = 24
+
+
+def document(number: int) -> dict[str, str]:
+    split = "development" if number % 2 else "evaluation"
+    return {
+        "study": "s", "model": "org/model", "doc": f"d{number:02}", "split": split, "stratum": f"S{number % 3}",
+        "cluster": f"d{number:02}",
+    }  # fmt: skip
+
+
+def append_documents(store: Store, *numbers: int) -> None:
+    store.append_rows("documents", pa.Table.from_pylist([document(number) for number in numbers], DOCUMENTS.schema))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents that all have one action, and some a revision of another one, in several files of each table."""
+    store, numbers = Store.create(tmp_path_factory.mktemp("made") / "store"), range(2 * DOCUMENTS_OF_A_SPLIT)
+    append_documents(store, *numbers[::2])
+    append_documents(store, *numbers[1::2])
+    store.append_units([make_unit(f"d{number:02}") for number in numbers])
+    store.append_units([make_unit(f"d{number:02}", first=4, weights_sha256="ab") for number in numbers])
+    store.append_units([make_unit(f"d{number:02}", "h2o", action_revision=1) for number in numbers[:30]])
+    return Path(store.location)
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Store:
+    """A copy of it."""
+    return Store.open(shutil.copytree(made, tmp_path / "store"))
+
+
+def counted(store: Store) -> Counter[tuple[str | None, ...]]:
+    """Documents and what they have, by plain loops over rows."""
+    documents = {row["doc"]: row for row in store.read("documents").to_pylist()}
+    held = defaultdict[str, dict[tuple[str, int, str], list[int]]](dict)
+    for row in store.units().to_pylist():  # no action has a row, so that all are current
+        kind = (row["action"], row["action_revision"], row["estimator"])
+        sums = held[row["doc"]].setdefault(kind, [0, 0, 0])
+        for at, value in enumerate((row["replicates"], 1, row["weights_sha256"] is None)):
+            sums[at] += value
+    found = Counter[tuple[str | None, ...]]()
+    for doc, kinds in held.items():
+        own = documents.get(doc, {"split": None, "stratum": None})
+        found[own["split"], own["stratum"], str(sorted((*kind, *sums) for kind, sums in kinds.items()))] += 1
+    return found
+
+
+def check_counts(store: Store) -> None:
+    """The same by plain loops and as the store counts; and so for a process that opens it anew."""
+    for opened in (store, Store.open(store.location)):
+        found = Counter[tuple[str | None, ...]]()
+        for ((_, _, split, stratum), own), count in opened.unit_counts().items():
+            found[split, stratum, str(sorted(map(tuple, own)))] += count
+        assert found == counted(store)
+        rows = store.read("documents").to_pylist()
+        assert opened.document_counts() == Counter(
+            (row["study"], row["model"], row["split"], row["stratum"]) for row in rows
+        )
+
+
+def compact_both(store: Store) -> None:
+    assert all(compact_rows(store._folder, table) for table in ("documents", "units"))
+
+
+def test_counts_are_those_of_the_rows_before_and_after_a_compaction(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_counts(store)
+    before = store.unit_counts(), store.document_counts()
+    compact_both(store)
+    check_counts(store)
+    with monkeypatch.context() as patch:
+        for name in ("count_units", "count_documents"):
+            patch.delattr(counts, name)  # no row is counted
+        assert (store.unit_counts(), store.document_counts()) == before
+
+
+def test_later_rows_are_counted_once_beside_the_counts_of_earlier_ones(store: Store) -> None:
+    """Of new documents, of those that have been counted, and of a document that has no row yet."""
+    compact_both(store)
+    append_documents(store, 90, 91)
+    store.append_units([make_unit("d90"), make_unit("d47", "h2o", action_revision=1)])
+    check_counts(store)
+    store.append_units([make_unit("d03", first=8, replicates=2), make_unit("d92")])
+    check_counts(store)
+    append_documents(store, 92)
+    check_counts(store)
+    compact_both(store)
+    check_counts(store)
+
+
+def test_rows_that_a_killed_writer_left_out_are_counted(store: Store) -> None:
+    compact_both(store)
+    store.append_units([make_unit("d03", first=8, replicates=2)])
+    late = next(file.path for file in store.stored_files("units") if file.rows == 1)
+    store._folder.remove("units", {late})
+    assert store.row_count("units") == store.units().num_rows - 1
+    check_counts(store)
+
+
+def test_a_document_without_a_row_is_counted_where_it_belongs_once_it_has_one(store: Store) -> None:
+    """Although the units were compacted before."""
+    store.append_units([make_unit("d92")])
+    compact_both(store)
+    check_counts(store)
+    append_documents(store, 92)
+    check_counts(store)
+
+
+def test_counts_that_are_no_fewer_than_rows_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "_WORTHWHILE", 1000)
+    compact_both(store)
+    (file,) = store.stored_files("units")
+    assert b"kvdrift.counts" not in store.read_bytes("units", file.path)
+    check_counts(store)
+
+
+def test_counts_that_are_not_those_of_the_rows_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number below zero is believed: the file is not as it was written."""
+    with monkeypatch.context() as patch:
+        wrong = [[["s", "org/model", "evaluation", "S0"], [["other", 0, "plain", 4, 1, 1]]], 48]
+        patch.setattr(counts, "packed", lambda _: packed([wrong]))
+        assert compact_rows(store._folder, "units")
+    store.append_units([make_unit("d03", first=8, replicates=2)])
+    line = refused(store.unit_counts, error=DamagedStoreError)
+    assert "the counts of compacted-" in line
+    assert line.endswith("--repair")
+
+
+def test_a_footer_that_cannot_be_read_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(counts, "packed", lambda _: "no counts")
+        assert compact_rows(store._folder, "documents")
+    assert "no counts in its footer" in refused(store.document_counts, error=DamagedStoreError)
