@@ -9,6 +9,15 @@ A mean over an empty window is null; a sum over one is 0, and so is the indicato
 
 from __future__ import annotations
 
+COMPENSATORS: dict[str, str] = {
+    "occupation_compensator": "sum_{t > tau} delta_t / H",
+    "exposure_compensator": "sum_{t <= tau} (H - t) delta_t / H, over all t without divergence",
+}
+"""What occupation and exposure are compared with: sums of the same weights with delta_t in place of I_t.
+
+With these moments every control variate of the definitions is a difference of moments; no quantity reads them.
+"""
+
 SCALAR_MOMENTS: dict[str, str] = {
     "mismatch": "sum_t I_t / H",
     "rollout_tv": "sum_t delta_t / H",
@@ -44,6 +53,7 @@ SCALAR_MOMENTS: dict[str, str] = {
     "prefix_diverged": "1{tau <= W}",
     "prefix_eos_x": "1{e_X <= W}",
     "prefix_eos_y": "1{e_Y <= W}",
+    **COMPENSATORS,
 }
 
 POSITION_MOMENTS: dict[str, str] = {"delta": "delta_t", "f": "f_t", "mismatch": "I_t", "first_mismatch": "1{tau = t}"}

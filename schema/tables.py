@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
@@ -20,7 +20,8 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 5: revisions of plans, moments of documents
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
-SCHEMA_VERSION = 7
+# 8: moments that control variates are made of, and reduced estimates
+SCHEMA_VERSION = 8
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -314,12 +315,17 @@ DOCUMENT_MOMENTS = _table(
     _revision(),
     _column("moments_version", pa.int64(), "version of this table that the row came with; the newest row counts"),
     _column("replicates", pa.int32(), "replicates behind the means"),
-    *(_column(f"scalar_{name}", pa.float64(), text, null=True) for name, text in SCALAR_MOMENTS.items()),
+    *(
+        _column(f"scalar_{name}", pa.float64(), text, null=True)
+        for name, text in SCALAR_MOMENTS.items()
+        if name not in COMPENSATORS
+    ),
     *(_column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H") for name, text in POSITION_MOMENTS.items()),
     _column("cohort_paths", pa.int64(), "replicates in the cohort"),
     *(_column(f"lag_{name}", _PROFILE, f"{text}, at j = 1..T") for name, text in LAG_MOMENTS.items()),
     _column("depth_observed", _PROFILE, "Z_L at L = 1..H"),
     _column("depth_capacity", _PROFILE, "W_L at L = 1..H"),
+    *(_column(f"scalar_{name}", pa.float64(), text, null=True, since=8) for name, text in COMPENSATORS.items()),
     since=5,
 )
 
@@ -391,6 +397,9 @@ RESULTS = _table(
     _inputs(since=4),
     _INTERVAL,
     _column("clusters", pa.int32(), "clusters of documents behind the estimate", null=True, since=7),
+    _column("estimate_reduced", pa.float64(), "the same less control variates; null where none is", null=True, since=8),
+    _column("low_reduced", pa.float64(), "lower end of the reduced estimate's interval", null=True, since=8),
+    _column("high_reduced", pa.float64(), "upper end of the reduced estimate's interval", null=True, since=8),
 )
 
 CALIBRATION = _table(

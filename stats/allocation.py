@@ -20,6 +20,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from schema.errors import InputError
+from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.endpoints import Family
 from stats.moments import Float, ReplicateMoments
@@ -183,7 +184,7 @@ def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
     moments = development.document_means()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
     pooling = Pooling.of(moments, pairs)
-    names = list(moments.scalars)
+    names = [name for name in moments.scalars if name not in COMPENSATORS]
     stacked = np.stack([moments.scalars[name] for name in names], axis=-1)
     pooled = pooling.means(stacked, np.ones((1, len(moments.documents))))
     row = pooling.rows.index(endpoint.stratum)

@@ -20,7 +20,15 @@ from schema.study import POOLED
 from stats.bootstrap import BLOCK
 from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
-from stats.intervals import COLUMNS, EXPLORATORY, PERCENTILE, Estimates, nullable, percentile_intervals
+from stats.intervals import (
+    COLUMNS,
+    EXPLORATORY,
+    PERCENTILE,
+    REDUCED_COLUMNS,
+    Estimates,
+    nullable,
+    percentile_intervals,
+)
 from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
 from stats.registry import Support
@@ -136,7 +144,7 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
             ("level", level), ("draws", draws), ("status", EXPLORATORY), ("interval", PERCENTILE),
         ):  # fmt: skip
             columns[constant] += [value] * count
-        for absent in ("baseline", "x", "family"):
+        for absent in ("baseline", "x", "family", *REDUCED_COLUMNS):
             columns[absent] += [None] * count
     return Estimates(columns)
 

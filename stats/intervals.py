@@ -20,7 +20,7 @@ from stats.quantities import quantity_named
 from stats.standard_errors import ClusterBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from stats.moments import DocumentMoments, Float
     from stats.registry import Between
@@ -38,9 +38,10 @@ PERCENTILE: Final = "percentile"
 _FEWEST_CLUSTERS = 5  # that an interval is studentized over
 _VANISHING = 0.01  # share of the draws whose standard error may vanish
 
+REDUCED_COLUMNS = ("estimate_reduced", "low_reduced", "high_reduced")  # what ``Estimates.with_reduced`` fills
 COLUMNS = (
     "stratum", "action", "baseline", "quantity", "x", "estimate", "low", "high", "level", "draws", "documents",
-    "family", "status", "interval", "clusters",
+    "family", "status", "interval", "clusters", *REDUCED_COLUMNS,
 )  # fmt: skip
 
 
@@ -114,7 +115,8 @@ class Estimates:
     """Estimates as columns of equal length, in the ``results`` table's names and types, null as None.
 
     Columns: stratum, action, baseline, quantity, x, estimate, low, high, level, draws, documents, family, status,
-    interval, clusters. The caller adds the study, the model, the split and the versions.
+    interval, clusters, estimate_reduced, low_reduced, high_reduced. The caller adds the study, the model, the split and
+    the versions.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
@@ -127,6 +129,19 @@ class Estimates:
     def __len__(self) -> int:
         return len(self.columns["quantity"])
 
+    def with_reduced(self, reduced: Estimates) -> Estimates:
+        """Put reduced estimates, given as estimates, beside those of the same numbers that are defined themselves."""
+        numbers = zip(*(reduced.columns[name] for name in ("estimate", "low", "high")), strict=True)
+        found, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
+        own = zip(self._keys(), self.columns["estimate"], strict=True)
+        beside = [none if estimate is None else found.get(key, none) for key, estimate in own]
+        columns = {name: [row[place] for row in beside] for place, name in enumerate(REDUCED_COLUMNS)}
+        return Estimates({**self.columns, **columns})
+
+    def _keys(self) -> Iterator[tuple[Any, ...]]:
+        names = ("quantity", "action", "baseline", "stratum", "x")
+        return zip(*(self.columns[name] for name in names), strict=True)
+
     def row(self, endpoint: Endpoint) -> dict[str, Any]:
         """Return one row by its endpoint.
 
@@ -135,8 +150,7 @@ class Estimates:
 
         """
         columns = self.columns
-        keys = zip(*(columns[name] for name in ("quantity", "action", "baseline", "stratum", "x")), strict=True)
-        for i, key in enumerate(keys):
+        for i, key in enumerate(self._keys()):
             if Endpoint(*key) == endpoint:
                 return {name: values[i] for name, values in columns.items()}
         raise InputError(f"no estimate of {endpoint}; {nearest(endpoint.quantity, set(columns['quantity']))}")
@@ -226,6 +240,8 @@ def summarize(
         ]
         columns["interval"] += methods.tolist()
         columns["clusters"] += counted.tolist()
+        for column in REDUCED_COLUMNS:
+            columns[column] += [None] * len(keys)
     return Estimates(columns)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
+from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.moments import DocumentMoments, Float
 from stats.registry import Array, Feature, Pooled, Quantity
@@ -128,8 +129,9 @@ class Pooling:
             InputError: a profile that a quantity needs is missing.
 
         """
-        stacked = self.means(np.stack(list(self.moments.scalars.values()), axis=-1), counts)
-        scalars: dict[str, Array] = {name: stacked[..., i] for i, name in enumerate(self.moments.scalars)}
+        read = [name for name in self.moments.scalars if name not in COMPENSATORS]
+        stacked = self.means(np.stack([self.moments.scalars[name] for name in read], axis=-1), counts)
+        scalars: dict[str, Array] = {name: stacked[..., i] for i, name in enumerate(read)}
         needed = {name for quantity in quantities for name in quantity.profile}
         source: Mapping[str, Float] = {**self.moments.positions, **self.moments.lags}
         for name in sorted(needed - source.keys()):

@@ -29,6 +29,7 @@ from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
+from stats.reduction.control_variates import NO_COEFFICIENTS
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
 
@@ -58,6 +59,7 @@ def estimate_study(
     events_version: int,
     moments: DocumentMoments,
     run: Runner = in_sequence,
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
 ) -> StudyEstimates:
     """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
 
@@ -70,16 +72,18 @@ def estimate_study(
         events_version: the version of ``events`` that the views show.
         moments: those of the documents of the analysis.
         run: estimates the parts of an analysis.
+        coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
+            estimates.
 
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
     revisions = action_revisions(views, analysis.study)
-    inputs = inputs_of(analysis, moments, branching, revisions)
+    inputs = inputs_of(analysis, moments, branching, revisions, coefficients)
     standing = standing_rows(store, "results", inputs.values(), events_version)
     there = set(standing["inputs_sha256"].unique().to_pylist())
     lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
-    parts = parts_of(analysis, moments, lacking)
+    parts = parts_of(analysis, moments, lacking, coefficients)
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
     new = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])

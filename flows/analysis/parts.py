@@ -17,8 +17,9 @@ from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
 from stats.intervals import STUDENTIZED, Estimates, Request
-from stats.moments import DocumentMoments
+from stats.moments import DocumentMoments, Float
 from stats.quantities import QUANTITIES
+from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
 EXPLORATORY_LEVEL = 0.95
@@ -88,7 +89,10 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnalysisPart:
-    """Some quantities of some actions, or of some contrasts (baseline, action): what one task estimates."""
+    """Some quantities of some actions, or of some contrasts (baseline, action): what one task estimates.
+
+    ``reduced`` are the moments less control variates, of the actions that have coefficients of them.
+    """
 
     moments: DocumentMoments
     quantities: tuple[str, ...]
@@ -96,6 +100,7 @@ class AnalysisPart:
     seed: int
     request: Request
     contrasts: tuple[tuple[str, str], ...] = ()
+    reduced: DocumentMoments | None = None
 
 
 Runner = Callable[[Sequence[AnalysisPart]], Sequence[Estimates]]
@@ -107,11 +112,20 @@ def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part."""
-    return estimate(
+    """Estimate the quantities of one part, and from reduced moments those that are functions of these alone."""
+    estimates = estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
         pairs=part.contrasts,
     )  # fmt: skip
+    reduced = part.reduced
+    if reduced is None:
+        return estimates
+    names = [name for name in part.quantities if is_reduced(QUANTITIES[name], reduced)]
+    pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
+    request = part.request.of(reduced.actions, pairs)
+    return estimates.with_reduced(
+        estimate(reduced, draws=part.draws, seed=part.seed, request=request, quantities=names, pairs=pairs)
+    )
 
 
 def subjects_of(moments: DocumentMoments) -> list[Subject]:
@@ -122,8 +136,21 @@ def subjects_of(moments: DocumentMoments) -> list[Subject]:
     return [*map(Subject, actions), *(Subject(b, a) for a, b in pairs)]
 
 
-def parts_of(analysis: Analysis, moments: DocumentMoments, subjects: Collection[Subject]) -> list[AnalysisPart]:
-    """Cut the estimates of some subjects into parts; those of residual branching are none of them."""
+def parts_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    subjects: Collection[Subject],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+) -> list[AnalysisPart]:
+    """Cut the estimates of some subjects into parts; those of residual branching are none of them.
+
+    Args:
+        analysis: what is estimated, and how.
+        moments: the moments of its documents.
+        subjects: what estimates are wanted of.
+        coefficients: those of control variates, by action.
+
+    """
     actions = [subject.action for subject in subjects if subject.baseline is None and not subject.branched]
     contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
     compared = {action for pair in contrasts for action in pair}
@@ -132,10 +159,11 @@ def parts_of(analysis: Analysis, moments: DocumentMoments, subjects: Collection[
         if not own:
             continue
         some, request = moments.of_actions(own), analysis.request.of(own, pairs)
+        reduced = reduced_documents(some, coefficients)
         for quantities, draws in analysis.draws:
             names = [name for name in quantities if QUANTITIES[name].kind == kind]
             parts += [
-                AnalysisPart(some, group, draws, analysis.seed, request, pairs)
+                AnalysisPart(some, group, draws, analysis.seed, request, pairs, reduced)
                 for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)
             ]
     return parts
@@ -146,6 +174,7 @@ def inputs_of(
     moments: DocumentMoments,
     branching: BranchingMoments | None,
     revisions: Mapping[str | None, int],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
 ) -> dict[Subject, str]:
     """Return every subject of an analysis with the SHA-256 of all that decides its estimates.
 
@@ -154,6 +183,7 @@ def inputs_of(
         moments: the moments of its documents.
         branching: those of residual branching; None where nothing was branched.
         revisions: the revision of each action.
+        coefficients: those of control variates, by action.
 
     """
     seen = analysis.request.seen
@@ -166,6 +196,6 @@ def inputs_of(
         own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
         for subject in subjects:
             names = [name for name in (subject.baseline, subject.action) if name is not None]
-            traits = [(own[name], revisions[name], name in seen) for name in names]
+            traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
             found[subject] = inputs_sha256(subject.branched, traits)
     return found

@@ -75,7 +75,10 @@ def _add(digest: Any, value: Any) -> None:
 
 @cache
 def _code_sha256() -> str:
-    texts = {file.name: file.read_bytes() for file in resources.files("stats").iterdir() if file.name.endswith(".py")}
+    stats = resources.files("stats")
+    folders = [stats, *(one for one in stats.iterdir() if one.is_dir())]
+    files = [(f"{folder.name}/{file.name}", file) for folder in folders for file in folder.iterdir()]
+    texts = {name: file.read_bytes() for name, file in files if name.endswith(".py")}
     versions = " ".join(f"{name} {version(name)}" for name in ("numpy", "scipy"))
     digest = hashlib.sha256(versions.encode())
     for name in sorted(texts):

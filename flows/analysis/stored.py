@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.current import estimates_are_current
-from flows.analysis.estimation import analyzed_splits, document_moments, estimate_study, study_windows
+from flows.analysis.estimation import (
+    analyzed_splits,
+    document_moments,
+    estimate_study,
+    replicate_moments,
+    study_windows,
+)
 from flows.analysis.parts import Analysis, Runner, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
-from sql.catalog import MOMENT_VIEWS, open_views, refresh_catalog
+from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
+from stats.moments import Float
+from stats.reduction.coefficients import fit_coefficients
+from stats.reduction.control_variates import NO_COEFFICIENTS
 
 
 def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequence, progress: Progress = SILENT) -> int:
@@ -52,12 +63,14 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
             raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
         progress.begin("bootstrap", len(analyses), "analyses")
         windows = study_windows(views, study, model)
+        coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
         count = calibrate_study(store, views, frozen, version, moments, seen) if frozen is not None else 0
         rows = []
         for analysis in analyses:
-            estimates = estimate_study(store, views, analysis, version, moments[analysis.split], run)
+            fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
+            estimates = estimate_study(store, views, analysis, version, moments[analysis.split], run, fitted)
             if not estimates.new:
                 progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
             elif estimates.made < estimates.subjects:
@@ -70,3 +83,13 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         store.append_rows("results", pa.concat_tables(rows))
     refresh_catalog(store)
     return count
+
+
+def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
+    """Fit the coefficients of control variates on the development documents, as they are now.
+
+    No plan has them: they are a function of documents that no estimate of evaluation documents is made from, so that
+    these stay unbiased whichever the coefficients are. Plans that were frozen before there were any, and actions that
+    were added to a plan or redone, have them like all others.
+    """
+    return fit_coefficients(replicate_moments(views, study, model, "development"))

@@ -35,6 +35,8 @@ select
     scalar_prefix_mismatch as prefix_mismatch,
     scalar_prefix_diverged as prefix_diverged,
     scalar_prefix_eos_x as prefix_eos_x,
-    scalar_prefix_eos_y as prefix_eos_y
+    scalar_prefix_eos_y as prefix_eos_y,
+    scalar_occupation_compensator as occupation_compensator,
+    scalar_exposure_compensator as exposure_compensator
 from main.document_moments
 inner join main.documents using (study, model, doc)

@@ -78,7 +78,9 @@ select
     prefix_eos_y as scalar_prefix_eos_y,
     position_delta, position_f, position_mismatch, position_first_mismatch,
     cohort_paths, lag_cohort_delta, lag_cohort_mismatch, lag_cohort_pre_eos,
-    depth_observed, depth_capacity
+    depth_observed, depth_capacity,
+    occupation_compensator as scalar_occupation_compensator,
+    exposure_compensator as scalar_exposure_compensator
 from computed.moments
 inner join revisions using (study, model, doc, action)
 inner join positions using (study, model, doc, action)

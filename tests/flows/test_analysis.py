@@ -34,6 +34,8 @@ from stats import bootstrap
 from stats.bootstrap import estimate
 from stats.intervals import COLUMNS, Estimates, Request
 from stats.quantities import QUANTITIES
+from stats.reduction.coefficients import fit_coefficients
+from stats.reduction.control_variates import is_reduced, reduced_documents
 from transforms.pipeline import run_derivation
 
 DRAWS = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
@@ -265,6 +267,51 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
         assert Analysis.exploratory(views, STUDY, MODEL, "evaluation").seed == 0
     with open_views(source) as views:
         assert Analysis.exploratory(views, STUDY, MODEL, "evaluation").seed == 5
+
+
+def test_evaluation_documents_are_reduced_by_coefficients_of_development_documents(tmp_path: Path) -> None:
+    """Beside the estimates as they are without development documents; of a development document there is none."""
+    sizes = Sizes(strata=1, documents=6, actions=2, replicates=8, horizon=8)
+    source = Store.open(write_study(str(tmp_path / "source"), sizes, seed=5).location)
+    rows, splits = document_rows(sizes), ["development"] * 3 + ["evaluation"] * 3
+    found = {}
+    for name, kept in (("all", {"development", "evaluation"}), ("evaluation", {"evaluation"})):
+        store = Store.create(tmp_path / name)
+        own = [row | {"split": split} for row, split in zip(rows, splits, strict=True) if split in kept]
+        store.append_rows("documents", pa.Table.from_pylist(own, schema=DOCUMENTS.schema))
+        names = {row["doc"] for row in own}
+        store.append_units([unit for unit in _units_of(source) if unit.record["doc"] in names])
+        run_derivation(store.location)
+        analyze_stored(store, STUDY, MODEL)
+        found[name] = store.read("results").to_pylist()
+    plain, reduced = ([name for name in COLUMNS if name.endswith("_reduced") is after] for after in (False, True))
+    evaluated = [row for row in found["all"] if row["split"] == "evaluation"]
+    assert [[row[name] for name in plain] for row in evaluated] == [
+        [row[name] for name in plain] for row in found["evaluation"]
+    ]
+    lacking = [row for row in [*found["all"], *found["evaluation"]] if row["estimate_reduced"] is None]
+    assert {row["split"] for row in found["all"] if row not in lacking} == {"evaluation"}
+    assert all(row[name] is None for row in lacking for name in reduced)
+
+    with open_views(Store.open(tmp_path / "all")) as views:
+        beta = fit_coefficients(replicate_moments(views, STUDY, MODEL, "development"))
+        documents = document_moments(views, STUDY, MODEL, "evaluation")
+    moments = reduced_documents(documents, beta)
+    assert moments is not None
+    assert moments.actions == documents.actions
+    names = [name for name, one in QUANTITIES.items() if is_reduced(one, moments)]
+    again = estimate(moments, draws=2_000, seed=0, quantities=names)
+    keys = ("quantity", "action", "baseline", "stratum", "x")
+    numbers = zip(*(again.columns[name] for name in ("estimate", "low", "high")), strict=True)
+    expected = dict(zip(zip(*(again.columns[name] for name in keys), strict=True), numbers, strict=True))
+    got = {tuple(row[name] for name in keys): row for row in evaluated}
+    assert {key for key, row in got.items() if row["estimate_reduced"] is not None} == {
+        key for key, numbers in expected.items() if numbers[0] is not None and got[key]["estimate"] is not None
+    }
+    for key, row in got.items():
+        if row["estimate_reduced"] is not None:
+            assert tuple(row[name] for name in reduced) == expected[key], key
+    assert all(abs(got[key]["estimate"] - numbers[0]) > 1e-6 for key, numbers in expected.items() if key[0] == "gap")
 
 
 def test_nothing_to_estimate_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

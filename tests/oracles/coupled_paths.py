@@ -365,6 +365,9 @@ def scalar_moments(path: Path, windows: WindowRanges) -> dict[str, float | None]
     moments["prefix_diverged"] = float(any(path.mismatch(t) for t in observed_positions))
     for side in ("x", "y"):
         moments[f"prefix_eos_{side}"] = float(any(path.at[t][f"{side}_eos"] for t in observed_positions))
+    entered = h if path.tau is None else path.tau
+    moments["occupation_compensator"] = math.fsum(path.delta(t) for t in range(entered + 1, h + 1)) / h
+    moments["exposure_compensator"] = math.fsum((h - t) * path.delta(t) for t in range(1, entered + 1)) / h
     return moments
 
 

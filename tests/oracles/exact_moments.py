@@ -53,6 +53,8 @@ def _whole(paths: PairPaths, windows: Windows) -> Functionals:
         "prefix_diverged": (tau <= prefix).astype(np.float64),
         "prefix_eos_x": paths.x_ended[:, :prefix].any(axis=1).astype(np.float64),
         "prefix_eos_y": paths.y_ended[:, :prefix].any(axis=1).astype(np.float64),
+        "occupation_compensator": (delta * after).sum(axis=1) / horizon,
+        "exposure_compensator": (delta * ~after * (horizon - t)).sum(axis=1) / horizon,
         "evaluations": paths.evaluated.sum(axis=1).astype(np.float64),
     }
 

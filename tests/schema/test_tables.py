@@ -59,6 +59,7 @@ def test_what_later_versions_added() -> None:
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "studies": {"revision": None, "settings": None},
+        "document_moments": dict.fromkeys(f"scalar_{name}_compensator" for name in ("occupation", "exposure")),
         "plans": {"plan_revision": 0},
         "results": {
             **REVISION,
@@ -66,6 +67,7 @@ def test_what_later_versions_added() -> None:
             "inputs_sha256": None,
             "interval": "percentile",
             "clusters": None,
+            **dict.fromkeys(("estimate_reduced", "low_reduced", "high_reduced")),
         },
         "calibration": {**REVISION, "baseline_revision": 0, "inputs_sha256": None, "interval": "percentile"},
     }

@@ -17,6 +17,8 @@ placed as (
         t <= first_block_last as in_block_1,
         t > first_block_last and t <= second_block_last as in_block_2,
         t > second_block_last as in_block_3,
+        lag >= 1 as after_entry,
+        horizon - t as remaining,
         t - lag <= cohort_bound and lag between 1 and early_last as early,
         t - lag <= cohort_bound and lag between late_first and cohort_bound as late
     from main.steps
@@ -43,7 +45,9 @@ sums as (
         sum(case when in_block_3 then f else 0 end) as block_3_f,
         sum(case when in_block_1 then mismatch else 0 end) as block_1_mismatch,
         sum(case when in_block_2 then mismatch else 0 end) as block_2_mismatch,
-        sum(case when in_block_3 then mismatch else 0 end) as block_3_mismatch
+        sum(case when in_block_3 then mismatch else 0 end) as block_3_mismatch,
+        sum(case when after_entry then delta else 0 end) as delta_after_entry,
+        sum(case when after_entry then 0 else remaining * delta end) as exposed_delta
     from placed
     group by study, model, doc, action, replicate
 ),
@@ -106,7 +110,9 @@ select
     coalesce(sums.block_1_mismatch, 0) / horizon as prefix_mismatch,
     cast(coalesce(tau <= lengths.first_block_last, false) as double) as prefix_diverged,
     cast(coalesce(eos_x <= lengths.first_block_last, false) as double) as prefix_eos_x,
-    cast(coalesce(eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y
+    cast(coalesce(eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y,
+    coalesce(sums.delta_after_entry, 0) / horizon as occupation_compensator,
+    coalesce(sums.exposed_delta, 0) / horizon as exposure_compensator
 from trajectories
 inner join sums using (study, model, doc, action, replicate)
 left join pre_eos using (study, model, doc, action, replicate)

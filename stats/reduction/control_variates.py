@@ -1,0 +1,104 @@
+"""Control variates of a coupled pair, and moments that are reduced by them.
+
+Given the histories up to t - 1 the tokens at t differ with probability delta_t. So D = sum_t a_t (I_t - delta_t) has
+mean 0 where a_t depends on these histories alone, whatever the model, the document and the action are. Five weights
+are here:
+
+    1/H over block 1, over block 2 and over block 3;  1{t > tau}/H;  1{tau >= t} (H - t)/H.
+
+Every other weight of the definitions is a combination of them: 1/H is the sum of the three blocks', and 1{tau >= t} is
+H times what 1{t > tau}/H leaves of that. Each D is a difference of two moments, so means of documents give it.
+
+For any functional g of a replicate and any fixed beta, M(g - beta . D) has the expectation of M(g). What is reduced are
+functionals of I_t alone; moments of total variation stay as they are. delta_t is stored in 32 bits, which moves the
+mean of a D by less than 1e-7 of the sum of its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from stats.standard_errors import features_read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from schema.windows import Windows
+    from stats.moments import DocumentMoments, Float
+    from stats.registry import Quantity
+
+CONTROLS: Final = ("block 1", "block 2", "block 3", "after divergence", "exposure")
+
+REDUCED: Final = (
+    "mismatch", "diverged", "entry", "exposure", "occupation", "cohort", "long_agreement", "mismatch_after_agreement",
+    "block_1_mismatch", "block_2_mismatch", "block_3_mismatch", "prefix_mismatch", "prefix_diverged",
+)  # fmt: skip
+"""The moments that are reduced: functionals of where the tokens differ."""
+
+NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
+"""Of no action."""
+
+
+def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
+    """Compute the control variates of replicates, or their means over a document's replicates.
+
+    Args:
+        scalars: moments by name, float64 [...] each.
+        windows: the study's windows.
+
+    Returns:
+        float64 [..., 5] in the order of ``CONTROLS``. NaN where there is no replicate; 0 of a block without positions.
+
+    """
+    found = []
+    for block, (first, last) in enumerate(windows.blocks, start=1):
+        share = max(last - first + 1, 0) / windows.horizon
+        difference = scalars[f"block_{block}_mismatch"] - scalars[f"block_{block}_delta"]
+        found.append(difference * share if share else np.zeros_like(difference))
+    found.append(scalars["occupation"] - scalars["occupation_compensator"])
+    found.append(scalars["exposure"] - scalars["exposure_compensator"])
+    return np.stack(found, axis=-1)
+
+
+def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
+    """Take beta . D off the moments that are reduced.
+
+    Args:
+        scalars: moments by name, float64 [...] each.
+        controls: D, [..., 5].
+        coefficients: beta, [..., 5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
+
+    """
+    part = np.einsum("...c,...cm->...m", controls, coefficients)
+    return {**scalars, **{name: scalars[name] - part[..., place] for place, name in enumerate(REDUCED)}}
+
+
+def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float]) -> DocumentMoments | None:
+    """Reduce the moments of documents.
+
+    Args:
+        moments: of documents that the coefficients were not fitted on.
+        coefficients: beta by action.
+
+    Returns:
+        The moments of the actions that have coefficients, without profiles; None where none has.
+
+    """
+    actions = [action for action in moments.actions if action in coefficients]
+    if not actions:
+        return None
+    own = moments.of_actions(actions)
+    beta = np.stack([coefficients[action] for action in own.actions])
+    scalars = reduced_scalars(own.scalars, control_variates(own.scalars, own.windows), beta)
+    return replace(own, scalars=scalars, positions={}, lags={})
+
+
+def is_reduced(quantity: Quantity, moments: DocumentMoments) -> bool:
+    """Whether a quantity is a function of moments that are reduced, and of nothing else."""
+    if quantity.profile:
+        return False
+    return all(feature.kind == "scalar" and feature.name in REDUCED for _, feature in features_read(quantity, moments))
