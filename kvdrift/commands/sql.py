@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvdrift.options import StoreArgument
-from schema.errors import InputError, KvdriftError, nearest
+from schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from sql.catalog import Views
 
 QUERY_FORMATS = ("table", "csv", "json", "parquet", "latex")
+_ENDINGS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".tex": "latex", ".txt": "table"}
 _SHOWN_ROWS = 200
 
 
@@ -26,8 +26,13 @@ def sql(
     store: StoreArgument,
     query: Annotated[str | None, typer.Argument(metavar="QUERY", help="A select; without it, a prompt.")] = None,
     output_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="table, csv, json, parquet or latex.")
-    ] = "table",
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="table, csv, json, parquet or latex; by default what the ending of -o FILE says, or table.",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
     checked: Annotated[
         bool, typer.Option("--checked", help="Check first that no file is damaged, once a file.")
@@ -37,16 +42,18 @@ def sql(
 
     Queries read: what writes, or reaches a file outside the store or the network, is refused.
     """
+    from kvdrift.queries.prompt import Prompt
     from schema.store.store import Store
     from sql.catalog import open_views
     from sql.read_only import read_only
 
+    output_format = output_format or _format_of(output)
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     opened = Store.open(store)
     with read_only(open_views(opened, threads=os.cpu_count() or 1, checked=checked), opened) as views:
         if query is None:
-            prompt(views)
+            Prompt(views, _show).read_all()
         else:
             answer(views, query, output_format, output)
 
@@ -58,9 +65,10 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
         InputError: DuckDB refuses the query, or the file cannot be written.
 
     """
-    from kvdrift import formats
+    from kvdrift.queries import formats
+    from kvdrift.queries.running import rows_of
 
-    rows = views.table(query)
+    rows = rows_of(views, query)
     if output_format == "parquet":
         if output is None:
             raise InputError("--format parquet needs -o FILE")
@@ -75,34 +83,17 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
             _write(output, lambda: output.write_text(text, encoding="utf-8"))
 
 
-def prompt(views: Views) -> None:
-    """Read queries, each ended by a semicolon, until end of input; print errors and go on."""
-    typer.echo("tables as they are now; end a query with ';', leave with Ctrl-D", err=True)
-    pending = ""
-    while True:
-        try:
-            line = input("kvdrift> " if not pending else "      -> ") if sys.stdin.isatty() else next(sys.stdin, None)
-        except EOFError:
-            line = None
-        if line is None:
-            break
-        pending += line.rstrip("\n") + "\n"
-        if pending.rstrip().endswith(";"):
-            _try(views, pending)
-            pending = ""
-    if pending.strip():
-        _try(views, pending)
-
-
-def _try(views: Views, query: str) -> None:
-    try:
-        _show(views.table(query))
-    except KvdriftError as error:
-        typer.echo(f"kvdrift: {error}", err=True)
+def _format_of(output: Path | None) -> str:
+    """Return the format that a file's ending names."""
+    if output is None:
+        return "table"
+    if output.suffix.lower() not in _ENDINGS:
+        raise InputError(f"-o {output}: its ending names no format; give --format, or one of {', '.join(_ENDINGS)}")
+    return _ENDINGS[output.suffix.lower()]
 
 
 def _show(rows: pa.Table) -> None:
-    from kvdrift import formats
+    from kvdrift.queries import formats
 
     formats.print_table(rows.slice(0, _SHOWN_ROWS))
     if rows.num_rows > _SHOWN_ROWS:

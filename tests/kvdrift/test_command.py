@@ -236,17 +236,6 @@ class TestSql:
         mistake(capsys, "sql", finished, "select 1", "--format", "tabel")
         mistake(capsys, "sql", finished, "select 1", "--format", "csv", "-o", "/no/such/folder/x.csv")
 
-    def test_prompt_answers_and_survives_errors(self, finished: Path) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvdrift", "sql", str(finished)],
-            input="select 40 +\n2 as answer;\nselec;\nselect 7 as seven;\n",
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0
-        assert "42" in done.stdout
-        assert "seven" in done.stdout
-        assert "syntax error" in done.stderr
-
 
 def test_status_and_derive_and_report(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,1 @@
+"""Ad hoc SQL as people meet it: the formats of its rows, and the prompt."""

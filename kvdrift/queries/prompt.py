@@ -1,0 +1,179 @@
+"""The prompt of ``kvdrift sql``: queries that end with a semicolon, and a few commands that begin with a dot.
+
+A terminal has history, kept between calls, completion and colours, which are prompt_toolkit's; from a pipe, lines are
+read as they come.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import typer
+
+from kvdrift.queries.running import rows_of
+from schema.errors import InputError, KvdriftError, nearest
+from sql.catalog import Contract, describe_views
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer
+
+    from sql.catalog import Views
+
+_LEAVE = (".quit", ".exit", "quit", "exit")
+_HELP = """\
+a query ends with ';'
+.views          the views, and what each has a row of
+.schema VIEW    a view's columns, their types and meanings
+.help           this
+.quit           leave, as Ctrl-D does"""
+_KEYWORDS = (
+    "select", "from", "where", "group by", "order by", "limit", "join", "using", "with", "as", "distinct", "having",
+    "avg", "sum", "count", "min", "max", "median", "describe", "summarize", "pivot", "desc", "asc", "and", "or", "not",
+)  # fmt: skip
+
+
+class Prompt:
+    """Reads queries and commands until end of input, and answers them; after an error it goes on.
+
+    Args:
+        views: What is asked.
+        show: Shows the rows of an answer.
+
+    """
+
+    def __init__(self, views: Views, show: Callable[[pa.Table], None]) -> None:
+        self._views, self._show = views, show
+        self._described = {one.view: one for one in describe_views()}
+
+    def read_all(self) -> None:
+        """Read and answer."""
+        typer.echo("tables as they are now; end a query with ';', .help says more, leave with Ctrl-D", err=True)
+        for text in self._typed() if sys.stdin.isatty() and sys.stdout.isatty() else _piped():
+            if text.strip().rstrip(";").lower() in _LEAVE:
+                break
+            try:
+                self._answer(text.strip())
+            except KvdriftError as error:
+                typer.echo(f"kvdrift: {error}", err=True)
+            except KeyboardInterrupt:
+                typer.echo("interrupted", err=True)
+
+    def _answer(self, text: str) -> None:
+        command, *arguments = text.rstrip(";").split()
+        if not command.startswith("."):
+            began = time.monotonic()
+            rows = rows_of(self._views, text)
+            self._show(rows)
+            counted = f"{rows.num_rows:,} {'row' if rows.num_rows == 1 else 'rows'}"
+            typer.echo(f"{counted}, {time.monotonic() - began:.2f} s", err=True)
+        elif command in {".views", ".tables"}:
+            described = self._described.values()
+            self._show(pa.table({"view": [*self._described], "one row": [one.description for one in described]}))
+        elif command == ".schema":
+            self._show(self._columns(arguments))
+        elif command == ".help":
+            typer.echo(_HELP)
+        else:
+            raise InputError(f"{command}: no such command; {nearest(command, ('.views', '.schema', '.help', '.quit'))}")
+
+    def _columns(self, arguments: list[str]) -> pa.Table:
+        """A view's columns, their types in SQL and what each means."""
+        if len(arguments) != 1:
+            raise InputError(".schema takes one view, as in: .schema decomposition")
+        view = self._known(arguments[0])
+        types = self._views.sql(f"from {view.view}").types
+        names, meanings = [*view.columns], [*view.columns.values()]
+        return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
+
+    def _known(self, name: str) -> Contract:
+        if name not in self._described:
+            raise InputError(f".schema {name}: no such view; {nearest(name, self._described)}")
+        return self._described[name]
+
+    def _typed(self) -> Iterator[str]:
+        """What a person types, entry by entry; Ctrl-C drops what was begun."""
+        session = _session([*self._described], [*{name for one in self._described.values() for name in one.columns}])
+        while True:
+            try:
+                text = session.prompt()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            if text.strip():
+                yield text
+
+
+def is_whole(text: str) -> bool:
+    """Whether an entry can be answered: a query has its semicolon, a command its line."""
+    text = text.strip()
+    return not text or text.endswith(";") or text.startswith(".") or text.lower() in _LEAVE
+
+
+def history_file() -> Path | None:
+    """Return where the prompt keeps its history, in the user's own state folder; None where that takes no file."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser(), "kvdrift")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "sql_history"
+        with file.open("a"):
+            return file
+    except (OSError, RuntimeError):
+        return None
+
+
+def _piped() -> Iterator[str]:
+    pending = ""
+    for line in sys.stdin:
+        pending += line
+        if pending.strip() and is_whole(pending):
+            yield pending
+            pending = ""
+    if pending.strip():
+        yield pending
+
+
+def _session(views: list[str], columns: list[str]) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.lexers import PygmentsLexer
+    from pygments.lexers.sql import SqlLexer
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _enter(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_whole(buffer.text):
+            buffer.validate_and_handle()
+        else:
+            buffer.insert_text("\n")
+
+    file = history_file()
+    return PromptSession(
+        "kvdrift> ",
+        multiline=True,
+        key_bindings=keys,
+        prompt_continuation="      -> ",
+        history=InMemoryHistory() if file is None else FileHistory(file),
+        completer=completer(views, columns),
+        complete_while_typing=False,  # with Tab
+        lexer=PygmentsLexer(SqlLexer),
+    )
+
+
+def completer(views: list[str], columns: list[str]) -> Completer:
+    """Return what completes names of views and columns, and words of SQL."""
+    from prompt_toolkit.completion import WordCompleter
+
+    return WordCompleter(
+        [*views, *sorted(columns), *_KEYWORDS, ".views", ".schema", ".help", ".quit"], ignore_case=True
+    )
