@@ -10,8 +10,16 @@ import pyarrow as pa
 
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan
-from flows.generation.pending import Work, pending_development, pending_of_plan, pending_work, stored_units
+from flows.generation.pending import (
+    Work,
+    pending_development,
+    pending_of_plan,
+    pending_work,
+    stored_units,
+    wanted_documents,
+)
 from flows.generation.storing import stored_gpus
+from flows.looks import LooksTaken
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
@@ -43,7 +51,7 @@ class SplitForecast:
 
     @property
     def bounded(self) -> bool:
-        """Whether the plan, which is still to be made, may ask for less."""
+        """Whether less may be asked for: by a plan that is still to be made, or where a sequential study stops."""
         return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
 
     @property
@@ -63,6 +71,7 @@ class Forecast:
         underived: how many stored units are still to be derived.
         estimated: whether the estimates are those of the present events.
         reported: whether the page is that of the present tables.
+        looked: whether a sequential study has stopped, or the study is none.
 
     """
 
@@ -72,6 +81,7 @@ class Forecast:
     underived: int = 0
     estimated: bool = False
     reported: bool = False
+    looked: bool = True
 
     @property
     def finished(self) -> bool:
@@ -83,6 +93,7 @@ class Forecast:
             and not self.underived
             and self.estimated
             and self.reported
+            and self.looked
         )
 
 
@@ -114,6 +125,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         underived=len(store.pending_segments(store.version("events"))),
         estimated=estimates_are_current(store, run.study.name, run.study.model.id),
         reported=report_is_current(store, page_of(run).parent),
+        looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
     )
 
 
@@ -164,7 +176,14 @@ def _evaluation(
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
-        documents = {stratum: (min(plan.documents_per_stratum, most),) * 2 for stratum, most in available.items()}
+        taken = None if store is None else LooksTaken.in_store(store, plan)
+        by_now = dict.fromkeys(available, plan.documents_per_stratum) if taken is None else taken.documents
+        at_most = (
+            by_now if taken is not None and taken.stopped else dict.fromkeys(available, plan.documents_per_stratum)
+        )
+        documents = {
+            stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()
+        }
         replicates = plan.replicates, plan.replicates
     else:
         evaluated = NOTHING if store is None else evaluated_size(store, material)
@@ -172,7 +191,8 @@ def _evaluation(
         documents = dict.fromkeys(available, per_stratum)
     wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
     if plan is not None and store is not None:
-        work = pending_of_plan(store, material, plan, redone, units)
+        wanted = wanted_documents(store, material, plan, at_most=True)
+        work = pending_of_plan(store, material, plan, redone, units, at_most=True)
     else:
         branched = material.measured_actions if planned.estimator != PLAIN else ()
         work = pending_work(store, material, wanted, replicates[1], branched, redone, units)

@@ -19,8 +19,12 @@ from schema.store.store import Store
 from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
 from stats.intervals import PERCENTILE
+from stats.sequential.resolution import Resolution
 
 PRIMARY_FAMILY = "primary"
+
+# Keys of [plan] that came later: settings and hashes of plans have them where they are not at their default.
+_LATER = ("stopping", "looks", "resolve", "margin")
 
 # What of [plan] may grow, and where a plan has what was chosen for it.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
@@ -48,9 +52,10 @@ class FrozenPlan:
         return int(self.content["documents_per_stratum"])
 
     @property
-    def documents(self) -> int:
-        """How many evaluation documents the plan takes in all strata."""
-        return self.documents_per_stratum * len(self.content["strata"])
+    def looks(self) -> Looks | None:
+        """The looks of a sequential study; None of one that goes to N."""
+        sequential = self.content.get("sequential")
+        return None if sequential is None else Looks.of(sequential)
 
     @property
     def seen(self) -> bool:
@@ -108,6 +113,40 @@ class FrozenPlan:
             for entry in self.content["primary_endpoints"]
         )
         return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks of a sequential plan (definitions, "Sequential studies").
+
+    Attributes:
+        order: the evaluation documents of each stratum, in the order in which they are taken.
+        documents: how many of each stratum every look has, from the first one on.
+        shares: of the information, by look.
+        constants: critical constants in standard errors, by look.
+        resolution: what resolves an endpoint.
+
+    """
+
+    order: dict[str, list[str]]
+    documents: list[dict[str, int]]
+    shares: list[float]
+    constants: list[float]
+    resolution: Resolution
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Looks:
+        """Return the looks that a plan's ``sequential`` says."""
+        looks = content["looks"]
+        documents, shares, constants = ([look[name] for look in looks] for name in ("documents", "share", "constant"))
+        return cls(content["order"], documents, shares, constants, Resolution(content["resolve"], content["bound"]))
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def names(self, look: int) -> set[str]:
+        """Return the documents of a look, counted from 1."""
+        return {doc for stratum, count in self.documents[look - 1].items() for doc in self.order[stratum][:count]}
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
@@ -213,7 +252,7 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     defaults = {"plan": {key: field.default for key, field in PlanSection.model_fields.items()}, "windows": {}}
     return methods + [
         PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
-        for section, values in plan_settings(study).items()
+        for section, values in _all_settings(study).items()
         for key, asked in values.items()
         if (held := frozen[section].get(key, defaults[section].get(key, asked))) != asked
     ]
@@ -235,6 +274,7 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
     settings = plan.content["settings"]
     asked = {one.what.removeprefix("plan."): one.asked for one in growing}
     content = plan.content | {_SIZES[one.what]: one.asked for one in growing}
+    content.pop("sequential", None)  # the looks are those of the frozen size
     grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | asked}})
     check_plan_agrees(grown, study)
     return grown
@@ -243,8 +283,14 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
 def plan_settings(study: Study) -> dict[str, dict[str, Any]]:
     """Return what in the study file decides the plan, as JSON holds it: ``[plan]``, and ``[windows]`` with defaults.
 
-    Without the method of intervals, which the plan has itself.
+    Without the method of intervals, which the plan has itself, and without later keys at their default.
     """
+    settings = _all_settings(study)
+    left_out = set(_LATER) - values_of(study.plan, _LATER).keys()
+    return settings | {"plan": {key: value for key, value in settings["plan"].items() if key not in left_out}}
+
+
+def _all_settings(study: Study) -> dict[str, dict[str, Any]]:
     return {
         "plan": study.plan.model_dump(mode="json", exclude={"interval"}),
         "windows": dict(study.window_values.without_horizon),
@@ -253,7 +299,7 @@ def plan_settings(study: Study) -> dict[str, dict[str, Any]]:
 
 def plan_section_sha256(study: Study) -> str:
     """SHA-256 of what in the study file decides the plan, as ``plan_settings`` has it, without later defaults."""
-    plan = values_of(study.plan.model_copy(update={"interval": None}), ("estimator", "interval"))
+    plan = values_of(study.plan.model_copy(update={"interval": None}), ("estimator", "interval", *_LATER))
     deciding = {"plan": plan, "windows": study.window_values.without_horizon}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

@@ -8,14 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.analysis.estimation import replicate_moments
+from flows.analysis.looks import take_look
 from flows.analysis.parts import Runner, in_sequence
 from flows.analysis.stored import analyze_stored
 from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
-from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences
+from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
 from flows.generation.pending import Work, pending_development, pending_evaluation
 from flows.generation.storing import generate
+from flows.looks import LooksTaken, look_line
 from flows.material import record_identities, record_material
 from flows.pages import page_of, report_is_current, write_report
 from flows.planning.plan import decides_the_same, freeze_plan, make_plan
@@ -24,7 +26,7 @@ from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
-from sql.catalog import Views, open_views, refresh_catalog
+from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments
 from stats.intervals import STUDENTIZED
 
@@ -136,6 +138,24 @@ def check(run: StudyRun) -> None:
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
     run.progress.say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
+
+
+def look(run: StudyRun) -> bool:
+    """Take the look of a sequential study whose documents are all there; whether another one is to follow.
+
+    Raises:
+        OperationError: documents of the look are missing.
+
+    """
+    plan = require_plan(run.store, run.study)
+    taken = LooksTaken.in_store(run.store, plan)
+    if taken is None or taken.stopped:
+        return False
+    with open_views(run.store, kept=MOMENT_VIEWS, checked=True) as views:
+        taken = take_look(run.store, views, plan)
+    refresh_catalog(run.store)
+    run.progress.say(look_line(taken))
+    return not taken.stopped
 
 
 def analyze(run: StudyRun, estimate: Runner = in_sequence) -> int:

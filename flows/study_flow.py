@@ -22,6 +22,7 @@ from flows.pages import page_of, report_is_current
 from flows.revisions import begun_revisions, redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
+from schema.study import FIXED
 from stats.intervals import Estimates
 
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
@@ -143,6 +144,15 @@ def _report(run: StudyRun) -> bool:
     return not current
 
 
+def _take_looks(run: StudyRun, stages_of_look: Sequence[Callable[[StudyRun], object]], look: Any) -> None:
+    """Evaluate until a sequential study stops, or what there is of another one in one go."""
+    while True:
+        for stage in stages_of_look:
+            stage(run)
+        if run.limit.left_over or run.study.plan.stopping == FIXED or not look(run):
+            return
+
+
 def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
     from prefect import flow  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
@@ -151,7 +161,7 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
     derive = _stage(stages.derive, "all units are derived")
     plan = _stage(_plan, "the plan is frozen")
     evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for")
-    check = _task(stages.check)
+    check, look = _task(stages.check), _task(stages.look)
     analyze = _stage(_analyze, "the estimates are those of the present moments")
     report = _stage(_report, "the page is that of the present tables")
     threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
@@ -165,9 +175,7 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
             if not run.limit.left_over:
                 plan(run)
             if not (run.limit.left_over or plan_only):
-                evaluate(run)
-                derive(run)
-                check(run)
+                _take_looks(run, (evaluate, derive, check), look)
         if left := runs[0].limit.left_over:
             return Outcome(store, [], left, did_something=True)
         if plan_only:

@@ -11,7 +11,9 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Collection, Iterable
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -28,6 +30,7 @@ CONTROL_REPLICATES = 2
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
 POOLED = "pooled"
+FIXED: Final = "fixed"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
@@ -143,6 +146,9 @@ class PlanSection(_Section):
     ``estimator`` "swrb" adds K replicates of residual branching to the K coupled ones of every action; "hybrid" does so
     on evaluation documents only for actions where the development documents say that it pays.
     ``interval`` is how intervals are made; a plan that is made without it has studentized ones.
+    ``stopping`` "sequential" looks at the evaluation at the ``looks``, shares of N, and stops when every primary
+    endpoint is resolved as ``resolve`` says: its interval is as narrow as the target, excludes 0, or lies inside or
+    wholly outside +-``margin``.
     """
 
     baseline: str
@@ -156,9 +162,45 @@ class PlanSection(_Section):
     target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     interval: Literal["studentized", "percentile"] | None = None
+    stopping: Literal["fixed", "sequential"] = FIXED
+    looks: Annotated[list[str], Field(min_length=1)] = ["1/4", "1/2", "3/4", "1"]
+    resolve: Literal["half_width", "sign", "equivalence"] = "half_width"
+    margin: Annotated[float, Field(gt=0)] | None = None
     family_size: Positive | None = None
     draws: Annotated[int, Field(ge=100)] = 10_000
     exploratory_draws: Annotated[int, Field(ge=100)] = 2_000
+
+    @property
+    def shares(self) -> list[Fraction]:
+        """The looks as shares of N.
+
+        Raises:
+            InputError: One is not a fraction.
+
+        """
+        try:
+            return [Fraction(look) for look in self.looks]
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
+
+    def check_stopping(self) -> None:
+        """Check that what looks need is there, and nothing of them where there are none.
+
+        Raises:
+            InputError: A key does not go with the others.
+
+        """
+        given = [name for name in ("looks", "resolve", "margin") if name in self.model_fields_set]
+        if self.stopping == FIXED and given:
+            raise InputError(f'plan.{given[0]}: belongs to looks; write stopping = "sequential" with it')
+        if any(one >= other for one, other in pairwise([Fraction(0), *self.shares])) or self.shares[-1] != 1:
+            raise InputError(f"plan.looks = {self.looks}: shares of the documents must grow to 1")
+        if self.resolve == "equivalence" and self.margin is None:
+            raise InputError('plan.margin: missing; resolve = "equivalence" is inside or wholly outside +-margin')
+        if self.resolve != "equivalence" and self.margin is not None:
+            raise InputError(f'plan.margin: belongs to resolve = "equivalence", not to "{self.resolve}"')
+        if self.stopping == "sequential" and self.interval == "percentile":
+            raise InputError('plan.interval = "percentile": the intervals of looks are studentized; remove it')
 
 
 class WindowsSection(_Section):
@@ -252,6 +294,7 @@ class Study(_Section):
         low, high = self.plan.replicates_between
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")
+        self.plan.check_stopping()
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 5: revisions of plans, moments of documents
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
-# 8: moments that control variates are made of, and reduced estimates
+# 8: moments that control variates are made of, reduced estimates, and looks of sequential studies
 SCHEMA_VERSION = 8
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -113,7 +113,11 @@ _ESTIMATED_FROM = (
 
 
 _INTERVAL = _column(
-    "interval", pa.string(), "how it was made: studentized, expanded or percentile", since=7, default="percentile"
+    "interval",
+    pa.string(),
+    "how it was made: studentized, expanded, percentile, or repeated as that of its look",
+    since=7,
+    default="percentile",
 )
 
 
@@ -402,6 +406,44 @@ RESULTS = _table(
     _column("high_reduced", pa.float64(), "upper end of the reduced estimate's interval", null=True, since=8),
 )
 
+LOOKS = _table(
+    "looks",
+    "one primary endpoint at one look of a sequential study",
+    (
+        "study",
+        "model",
+        "plan_sha256",
+        "look",
+        "quantity",
+        "stratum",
+        "action",
+        "baseline",
+        "action_revision",
+        "baseline_revision",
+    ),
+    *_GROUP[:2],
+    _column("look", pa.int32(), "number of the look, from 1"),
+    _column("stratum", pa.string(), "stratum, or pooled"),
+    _ACTION,
+    _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
+    _column("quantity", pa.string(), "column name of the quantity in its view"),
+    _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
+    _column("low", pa.float64(), "lower end of the repeated interval; null where there is none yet", null=True),
+    _column("high", pa.float64(), "upper end of the repeated interval", null=True),
+    _column("level", pa.float64(), "probability with which the intervals of all looks hold together"),
+    _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
+    _column("interval", pa.string(), "how it was made: studentized, student or expanded", null=True),
+    _column("draws", pa.int32(), "bootstrap draws"),
+    _column("documents", pa.int32(), "documents of the look behind the estimate"),
+    _column("clusters", pa.int32(), "clusters of documents behind the estimate"),
+    _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),
+    _revision(),
+    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("plan_sha256", pa.string(), "the plan whose look it is"),
+    since=8,
+)
+
 CALIBRATION = _table(
     "calibration",
     "one candidate predictor of a contrast, judged on evaluation documents",
@@ -437,6 +479,6 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, DOCUMENT_MOMENTS,
-        EXACT_VALUES, STUDIES, IDENTITIES, PLANS, RESULTS, CALIBRATION,
+        EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

@@ -46,8 +46,8 @@ _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_ST
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
-    "results", "calibration", "plans", "document_moments", "branching_depths", "branchings", "steps", "trajectories",
-    "units", "events", "exact_values", "identities", "actions", "documents", "studies",
+    "results", "calibration", "looks", "plans", "document_moments", "branching_depths", "branchings", "steps",
+    "trajectories", "units", "events", "exact_values", "identities", "actions", "documents", "studies",
 )  # fmt: skip
 
 # What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).

@@ -113,6 +113,7 @@ def allocate(
     documents: tuple[int, int],
     alpha: float = 0.05,
     family_size: int = 0,
+    constant: float | None = None,
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
@@ -122,6 +123,7 @@ def allocate(
     ``target`` is the half-width wanted, one for all endpoints or one for each; costs are of a document (averaged over
     strata) and of one replicate of it, for all actions together; ``replicates`` and ``documents`` are the least and the
     largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
+    ``constant`` is z where that is not the normal quantile: the last look's critical constant in a sequential study.
 
     Raises:
         InputError: bounds, targets or costs are out of range, or a stratum has fewer than two documents or replicates.
@@ -133,7 +135,7 @@ def allocate(
     _check_costs(document_seconds, replicate_seconds)
     level = Family("plan", tuple(endpoints), alpha, family_size).level
     linearized = tuple(linearize(development, endpoint) for endpoint in endpoints)
-    z = float(ndtri((1 + level) / 2))
+    z = float(ndtri((1 + level) / 2)) if constant is None else constant
     strata = len(np.unique(development.strata))
     curve = tuple(
         _least_documents(

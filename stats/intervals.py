@@ -308,10 +308,15 @@ def expanded_intervals(
         strata: S, [N].
 
     """
-    free = np.maximum(clusters - strata, 1)
-    tail = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
-    low, high = percentile_intervals(sample, 1 - 2 * tail)
+    low, high = percentile_intervals(sample, 1 - 2 * expanded_tails(levels, clusters, strata))
     return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
+
+
+def expanded_tails(levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64]) -> Float:
+    """The lower percentiles of ``expanded_intervals``."""
+    free = np.maximum(clusters - strata, 1)
+    tails: Float = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
+    return tails
 
 
 def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:

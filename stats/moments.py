@@ -122,6 +122,20 @@ class DocumentMoments(MeasuredDocuments):
             {name: value[order] for name, value in self.lags.items()},
         )
 
+    def of_documents(self, names: Collection[str]) -> DocumentMoments:
+        """Return the moments of some of the documents."""
+        chosen = np.isin(self.documents, list(names))
+        return DocumentMoments(
+            self.documents[chosen],
+            self.strata[chosen],
+            self.clusters[chosen],
+            self.actions,
+            self.windows,
+            {name: value[chosen] for name, value in self.scalars.items()},
+            {name: value[chosen] for name, value in self.positions.items()},
+            {name: value[chosen] for name, value in self.lags.items()},
+        )
+
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
         """Return the moments of some of the actions, of all documents: these alone decide what is drawn."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]

@@ -112,7 +112,7 @@ def check_plans(
 
 
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Check:
-    """Rows of ``results`` or ``calibration`` name events versions that are there, and no plan but their study's.
+    """Rows of ``looks``, ``results`` or ``calibration`` name events versions and plans of their study that are there.
 
     None that was made under a seen plan is called prespecified.
     """
@@ -121,7 +121,8 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
     for plan in sorted(plans.rows.to_pylist(), key=lambda plan: plan["plan_revision"]):
         plans_of[plan["study"], plan["model"]][plan["plan_sha256"]] = _is_seen(plan)
     faults = list(table.check.faults)
-    cited = table.rows.group_by(list(_CITING)).aggregate([([], "count_all")])
+    citing = [name for name in _CITING if name in table.rows.column_names]
+    cited = table.rows.group_by(citing).aggregate([([], "count_all")])
     for row in cited.to_pylist():
         name = f"{row_name(subject, {key: row[key] for key in ('study', 'model')})}, {counted(row['count_all'], 'row')}"
         if wrong := _unknown_version(row["events_version"], events_version):
@@ -130,7 +131,7 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
         if plans.readable and cites is not None and cites not in known:
             must = f"must be {' or '.join(known)} as in plans" if known else "must be null: the study has no plan"
             faults.append(Fault(name, f"plan_sha256 is {cites}, {must}"))
-        if known.get(cites) and row["status"] == "prespecified":
+        if known.get(cites) and row.get("status") == "prespecified":
             faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
     holds = "of events versions and plans that are there"
     return Check(subject, counted(table.rows.num_rows, "row"), holds, tuple(faults))

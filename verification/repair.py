@@ -153,7 +153,7 @@ def _cited_version(store: Store) -> int:
     for table in DERIVED_TABLES:
         with suppress(KvdriftError):  # it is made again, or the check after the repair names it
             cited += [store.covered_version(table, app) or -1 for app in (COVERED, PARTIAL)]
-    for table in ("plans", "results", "calibration"):
+    for table in ("plans", "looks", "results", "calibration"):
         with suppress(KvdriftError):
             newest = pc.max(store.read(table, columns=["events_version"])["events_version"]).as_py()
             cited.append(-1 if newest is None else newest)

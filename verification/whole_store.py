@@ -25,8 +25,8 @@ from verification.references import check_citations, check_owners, check_plans, 
 from verification.segments import check_segments, covered_versions
 
 _SMALL = (
-    "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "results",
-    "calibration",
+    "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
+    "results", "calibration",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
         yield check_identities(small["identities"], segments.records, actions)
 
     yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
-    for table in ("results", "calibration"):
+    for table in ("looks", "results", "calibration"):
         yield check_citations(small[table], small["plans"], versions["events"])
     readable = segments.readable and all(table.readable for table in small.values())
     if readable:

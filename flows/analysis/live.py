@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import find_plan
+from flows.looks import LooksTaken, wanted_by_stratum
 from flows.planning.work import Cell, Row, Work, planned_work
 from schema.store.revisions import current_actions
 from schema.store.store import Store
@@ -56,6 +57,7 @@ class StudyLook:
         split: The split that ``divergence`` is of; None where nothing is derived.
         divergence: By action.
         finished: Whether all is generated and estimated as planned.
+        taken: The looks that were taken of a sequential study; None of another one.
 
     """
 
@@ -69,6 +71,7 @@ class StudyLook:
     split: str | None
     divergence: tuple[Divergence, ...]
     finished: bool
+    taken: LooksTaken | None = None
 
     @property
     def done(self) -> int:
@@ -130,7 +133,9 @@ class LiveStore:
         groups = dict(_present(self._sums, current, documents))
         places = Counter((row["split"], row["stratum"]) for row in documents.values())
         plan = find_plan(self._store, study, model)
-        work = planned_work(actions, places, covered, plan) if ours else []
+        taken = None if plan is None else LooksTaken.in_store(self._store, plan)
+        by_now = {} if plan is None else wanted_by_stratum(plan, taken)
+        work = planned_work(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, once it is there
         done = sum(one.done for one in work) if ours else self._units[study, model]
@@ -139,7 +144,9 @@ class LiveStore:
             study, model, tuple(work), plan is not None, self._units[study, model],
             sum(sums[0] for sums in groups.values()), self._rate((study, model), done), split,
             tuple(_divergence(actions, documents, groups, split)),
-            finished=ours and plan is not None and not left and estimates_are_current(self._store, study, model),
+            finished=ours and plan is not None and not left and (taken is None or taken.stopped)
+            and estimates_are_current(self._store, study, model),
+            taken=taken,
         )  # fmt: skip
 
     def _rate(self, of: tuple[str, str], done: int) -> float | None:

@@ -15,6 +15,7 @@ from flows.analysis.estimation import (
     replicate_moments,
     study_windows,
 )
+from flows.analysis.looks import with_looks
 from flows.analysis.parts import Analysis, Runner, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
@@ -77,7 +78,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
                 what = f"{estimates.made} of {estimates.subjects} actions and contrasts"
                 progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
             count += estimates.new
-            rows.append(estimates.rows)
+            rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
             progress.advance(1)
         # One commit for all of it: a row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))

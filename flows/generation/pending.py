@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from flows.frozen_plan import FrozenPlan, require_plan
+from flows.looks import LooksTaken
 from flows.material import Material, replicates_of
 from generator.generation import PendingUnit
 from schema.document import Document
@@ -45,15 +46,27 @@ def pending_evaluation(store: Store, material: Material) -> Work:
 
 
 def pending_of_plan(
-    store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None
-) -> Work:
-    """Return what a plan asks of the evaluation documents and the store lacks.
+    store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None,
+    *, at_most: bool = False,
+) -> Work:  # fmt: skip
+    """Return what a plan asks of the evaluation documents by now and the store lacks.
 
-    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
+    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are. ``at_most``
+    takes a sequential study that has not stopped to its N.
     """
     branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
-    documents = material.of_split("evaluation", plan.documents_per_stratum)
+    documents = wanted_documents(store, material, plan, at_most=at_most)
     return pending_work(store, material, documents, plan.replicates, branched, redone, units)
+
+
+def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
+    """Return the evaluation documents that a plan asks for by now, in its order."""
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None or (at_most and not taken.stopped):
+        return material.of_split("evaluation", plan.documents_per_stratum)
+    named = {document.doc: document for document in material.of_split("evaluation")}
+    order = taken.looks.order
+    return [named[doc] for stratum, count in taken.documents.items() for doc in order[stratum][:count]]
 
 
 def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -> set[str]:

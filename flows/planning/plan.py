@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from flows.frozen_plan import (
+    PRIMARY_FAMILY,
     FrozenPlan,
     check_plan_agrees,
     find_plan,
@@ -20,6 +21,7 @@ from flows.frozen_plan import (
     require_plan,
 )
 from flows.material import Material
+from flows.planning.looks import last_constant, plan_looks
 from flows.planning.seen import SeenDocuments, generated_documents
 from flows.planning.size import NOTHING, EvaluatedSize, size_bounds
 from schema.errors import InputError, OperationError, PlanError
@@ -29,13 +31,16 @@ from schema.study import Study
 from schema.tables import PLAIN, PLANS, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
-from stats.endpoints import Endpoint
+from stats.endpoints import Endpoint, Family
 from stats.intervals import PERCENTILE, STUDENTIZED
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
 
 # What says how a plan came about; two that differ in nothing else decide the same.
-_CIRCUMSTANCES = (MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve")
+# Looks follow from the settings and from what was evaluated before.
+_CIRCUMSTANCES = (
+    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential",
+)  # fmt: skip
 
 
 def make_plan(
@@ -80,6 +85,7 @@ def make_plan(
     else:
         replicates, documents = (grown.replicates,) * 2, (grown.documents_per_stratum,) * 2
         branched = grown.branched_actions
+    level = Family(PRIMARY_FAMILY, tuple(endpoints), planned.alpha, planned.family_size or 0).level
     allocation = allocate(
         development,
         endpoints,
@@ -90,7 +96,9 @@ def make_plan(
         documents=documents,
         alpha=planned.alpha,
         family_size=planned.family_size or 0,
+        constant=last_constant(planned, level),
     )
+    looks = plan_looks(material, allocation.documents_per_stratum, level)
     return {
         "study": study.name,
         "model": material.model_id,
@@ -117,6 +125,7 @@ def make_plan(
         "exploratory_draws": planned.exploratory_draws,
         "target_half_width": planned.target_half_width,
         "primary_endpoints": _endpoint_rows(allocation),
+        **({} if looks is None else {"sequential": looks}),
         "calibration": {
             "observations": list(OBSERVATIONS),
             "candidates": list(CANDIDATES),
@@ -210,6 +219,8 @@ def freeze_plan(
     content = content | {"seen": bool(seen or evaluated)}
     if revision:
         content |= {"revision": revision, "evaluated_documents": len(evaluated)}
+        looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
+        content |= {} if looks is None else {"sequential": looks}
     text = frozen_text(content)
     row = {
         "study": study.name,

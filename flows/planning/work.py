@@ -27,8 +27,9 @@ class Work:
 
 
 def planned_work(
-    actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None
-) -> list[Work]:
+    actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
+    wanted_documents: Mapping[str, int],
+) -> list[Work]:  # fmt: skip
     """Count what the present actions have of what documents, actions and plan ask for, by split and action.
 
     How many replicates development documents are to have is in the study file alone: as many as the most have.
@@ -38,6 +39,7 @@ def planned_work(
         documents: How many there are of each split and stratum.
         covered: How many documents of each split and stratum have so many replicates of an action.
         plan: The frozen plan, if there is one.
+        wanted_documents: How many evaluation documents of each stratum the plan asks for by now.
 
     """
     there = defaultdict[tuple[str, str, str], Counter[tuple[str, int]]](Counter)
@@ -59,7 +61,7 @@ def planned_work(
                 for (stratum, held), count in there[name, estimator, split].items():
                     whole[stratum] += count if held >= least else 0
                 for stratum, count in strata.items():
-                    each = count if split == "development" or plan is None else plan.documents_per_stratum
+                    each = count if split == "development" else wanted_documents[stratum]
                     wanted, done = wanted + each, done + min(each, whole[stratum])
             found.append(Work(split, name, done, wanted))
     return found

@@ -85,12 +85,15 @@ def _study_lines(
 ) -> Iterator[str]:
     from flows.analysis.current import estimated_version
     from flows.frozen_plan import find_plan
+    from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
     from schema.store.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
-    yield from _split_lines(places, current, plan)
+    taken = None if plan is None else LooksTaken.in_store(store, plan)
+    by_now = None if plan is None else wanted_by_stratum(plan, taken)
+    yield from _split_lines(places, current, by_now)
     revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
     seen = "; seen" if plan is not None and plan.seen else ""
     yield (
@@ -99,7 +102,9 @@ def _study_lines(
         f"N = {plan.documents_per_stratum} documents of each stratum{seen}"
     )  # fmt: skip
     actions = current_actions(stored, study)
-    pending = _pending(actions, places, current, plan) if ours else []
+    if taken is not None:
+        yield f"  sequential: {look_line(taken)}"
+    pending = _pending(actions, places, current, plan, by_now or {}) if ours else []
     for line in pending:
         yield f"  pending: {line}"
     if ours and not pending:
@@ -116,7 +121,7 @@ def _study_lines(
         yield from _superseded(held, actions)
     if unknown := sum(one.unknown * count for (_, own), count in current.items() for one in own):
         yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
-    generate = ours and (bool(pending) or plan is None)
+    generate = ours and (bool(pending) or plan is None or (taken is not None and not taken.stopped))
     if generate:
         command = f"kvdrift run STUDY.toml --store {store.location}"
     elif left or estimated != version:
@@ -128,7 +133,7 @@ def _study_lines(
     yield f"  next: {command}"
 
 
-def _split_lines(places: Counter[Place], current: Holdings, plan: FrozenPlan | None) -> Iterator[str]:
+def _split_lines(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> Iterator[str]:
     """How many documents of each split are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in places.items():
@@ -137,12 +142,16 @@ def _split_lines(places: Counter[Place], current: Holdings, plan: FrozenPlan | N
         generated[place.split] += count
         units[place.split] += count * sum(one.units for one in own)
     for split, there in sorted(documents.items(), key=str):
-        wanted = there if split != "evaluation" or plan is None else plan.documents
+        wanted = there if split != "evaluation" or by_now is None else sum(by_now.values())
         yield f"  {split}: {generated[split]} of {wanted} documents generated, {units[split]} units"
 
 
 def _pending(
-    actions: Mapping[str, Row], places: Counter[Place], current: Holdings, plan: FrozenPlan | None
+    actions: Mapping[str, Row],
+    places: Counter[Place],
+    current: Holdings,
+    plan: FrozenPlan | None,
+    by_now: Mapping[str, int],
 ) -> list[str]:
     """What the present actions lack, by split and action."""
     from flows.planning.work import Cell, planned_work
@@ -155,7 +164,7 @@ def _pending(
     known = {one.action for _, own in current for one in own}
     wanted = {(split, stratum): count for (_, _, split, stratum), count in places.items() if split and stratum}
     lines = []
-    for work in planned_work(actions, wanted, covered, plan):
+    for work in planned_work(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
             reason = (
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"

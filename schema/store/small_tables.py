@@ -14,7 +14,7 @@ from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.tables import TABLES
 
-KEYED = ("documents", "actions", "studies", "identities", "plans", "results", "calibration", "exact_values")
+KEYED = ("documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values")
 _ROWS_APP_ID = "kvdrift.rows"
 
 

@@ -25,7 +25,7 @@ from verification.logs import check_leftovers, check_logs
 from verification.repair import repair
 
 DERIVED = ("trajectories", "steps")
-COMPUTED = ("results", "calibration", "document_moments")
+COMPUTED = ("looks", "results", "calibration", "document_moments")
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "torn": lambda data: data[: len(data) // 2],

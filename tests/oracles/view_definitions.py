@@ -605,6 +605,16 @@ def results(analysis: Analysis) -> list[Row]:
     return under_newest_plan(analysis, analysis.log.results)
 
 
+def looks(analysis: Analysis) -> list[Row]:
+    return under_newest_plan(analysis, analysis.log.looks)
+
+
+def sequence(analysis: Analysis) -> list[Row]:
+    left_out = {"action_revision", "baseline_revision"}
+    kept = ({name: row[name] for name in row if name not in left_out} for row in looks(analysis))
+    return [{**row, "split": "evaluation"} for row in kept]
+
+
 def superseded_plans(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "plan_sha256", "plan_revision")
     return [{name: row[name] for name in names} for row in analysis.log.plans if later_plans(analysis, row)]
@@ -686,7 +696,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
             entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,
-            identified_interval, action_ordering, estimates, calibration, plan,
+            identified_interval, action_ordering, looks, sequence, estimates, calibration, plan,
         )
     },
 }  # fmt: skip

@@ -1,0 +1,110 @@
+"""Taking a look at a sequential study: its primary endpoints with repeated intervals, as rows of ``looks``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from flows.analysis.estimation import action_revisions, document_moments
+from flows.frozen_plan import FrozenPlan
+from flows.looks import LooksTaken, Row
+from schema.errors import InputError, OperationError
+from schema.store.store import Store
+from schema.tables import LOOKS, RESULTS
+from sql.catalog import Views
+from stats.endpoints import Endpoint
+from stats.sequential.repeated import repeated_intervals
+
+REPEATED = "repeated"
+
+
+def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
+    """Take the look whose documents are all there, and store it.
+
+    Args:
+        store: the study's store.
+        views: its views.
+        plan: the frozen plan, of a sequential study that has not stopped.
+
+    Returns:
+        How far the study has come with that look.
+
+    Raises:
+        OperationError: documents of the look are not all generated and derived.
+
+    """
+    taken = _require(store, plan)
+    look = taken.wanted
+    names = taken.looks.names(look)
+    version = store.data_version("events", views.versions["events"])
+    moments = document_moments(views, plan.study, plan.model, "evaluation").of_documents(names)
+    moments = moments.of_actions(plan.actions)
+    if set(moments.documents.tolist()) != names or not moments.present.all():
+        raise OperationError(f"study '{plan.study}': documents of look {look} are missing; run the command again")
+    revisions = action_revisions(views, plan.study)
+    said = {_place(row) for row in taken.rows} if taken.lacking else set()
+    endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
+    constant = taken.looks.constants[look - 1]
+    rows = []
+    for found in repeated_intervals(
+        moments, endpoints, constant=constant, draws=plan.draws, seed=plan.seed,
+        last=look == len(taken.looks),
+    ):  # fmt: skip
+        endpoint = found.endpoint
+        rows.append({
+            "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
+            "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
+            "estimate": _number(found.estimate), "low": _number(found.low), "high": _number(found.high),
+            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": plan.draws,
+            "documents": found.documents, "clusters": found.clusters,
+            "resolved": taken.looks.resolution.holds(found.low, found.high),
+            "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],
+            "events_version": version, "plan_sha256": plan.sha256,
+        })  # fmt: skip
+    try:
+        store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
+    except InputError:  # another run has taken it just now, unless something else is wrong with the rows
+        if _require(store, plan).wanted == look:
+            raise
+    return _require(store, plan)
+
+
+def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
+    """Return rows of ``results``, where those of primary endpoints have the estimate and interval of the last look.
+
+    Before the first look they have no interval: one that does not reckon with looks may not be looked at.
+    """
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        return results
+    looks = {_place(row): row for row in taken.rows}
+    family = set(plan.family.endpoints)
+    rows = [_seen_at(row, looks) if _place(row) in family and row["x"] is None else row for row in results.to_pylist()]
+    return pa.Table.from_pylist(rows, schema=RESULTS.schema)
+
+
+def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
+    """One row of ``results`` as its look has it."""
+    look = looks.get(_place(row))
+    if look is None:
+        return row | {"low": None, "high": None, "interval": REPEATED}
+    taken = ("estimate", "low", "high", "level", "draws", "documents", "clusters")
+    return row | {name: look[name] for name in taken} | {"interval": REPEATED}
+
+
+def _place(row: Row) -> Endpoint:
+    return Endpoint(row["quantity"], row["action"], row["baseline"], row["stratum"])
+
+
+def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        raise OperationError(f"study '{plan.study}' has no looks")
+    return taken
+
+
+def _number(value: float) -> float | None:
+    """NaN as None: undefined is null in the store."""
+    return None if math.isnan(value) else value

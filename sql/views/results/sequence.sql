@@ -1,0 +1,5 @@
+-- The looks of sequential studies: every primary endpoint at every look, under the newest plan.
+select
+    study, model, 'evaluation' as split, stratum, baseline, action, look, quantity, documents, clusters,
+    estimate, low, high, resolved, level, constant, draws, interval, events_version, plan_sha256
+from main.looks

@@ -1,0 +1,159 @@
+"""Repeated confidence intervals: of a look, where those of all looks hold together ("Sequential studies").
+
+The tail of the look's critical constant takes the place of alpha / 2: of the studentized bootstrap where so many draws
+lie beyond that they say where it begins, otherwise of Student's law over the clusters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from scipy.special import ndtr, stdtrit
+
+from stats.bootstrap import observed, observed_errors, resample
+from stats.intervals import (
+    EXPANDED,
+    STUDENTIZED,
+    Studentized,
+    expanded_intervals,
+    expanded_tails,
+    studentized_intervals,
+)
+from stats.pooling import Pooling
+from stats.quantities import quantity_named
+from stats.standard_errors import ClusterBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stats.endpoints import Endpoint
+    from stats.moments import DocumentMoments
+    from stats.registry import Between
+
+STUDENT: Final = "student"
+
+LEAST_BEYOND = 50  # draws, for their quantile to say where a tail begins
+
+
+@dataclass(frozen=True)
+class RepeatedInterval:
+    """What a look says of one endpoint.
+
+    Attributes:
+        estimate: NaN where it is undefined.
+        low: the lower end; NaN where there is no interval.
+        high: the upper end; NaN where there is no interval.
+        method: how the ends were made: studentized, student or expanded; None without an interval.
+        documents: how many documents are behind it.
+        clusters: how many clusters of documents.
+
+    """
+
+    endpoint: Endpoint
+    estimate: float
+    low: float
+    high: float
+    method: str | None
+    documents: int
+    clusters: int
+
+
+def repeated_intervals(
+    moments: DocumentMoments, endpoints: Sequence[Endpoint], *, constant: float, draws: int, seed: int, last: bool
+) -> list[RepeatedInterval]:
+    """Estimate endpoints at a look, with their repeated confidence intervals.
+
+    Over a few clusters that are all alike a standard error of 0 says little of what the rest will bring: a look has no
+    interval then. Nor has it one of numbers that may lie anywhere, unless draws resolve the tail; see
+    ``stats.intervals.studentized_intervals``. After the last look there is nothing to wait for, and such endpoints have
+    expanded percentiles, as they have without looks.
+
+    Args:
+        moments: those of the look's documents.
+        endpoints: what is estimated.
+        constant: the look's critical constant, in standard errors.
+        draws: how many bootstrap draws there are.
+        seed: their seed.
+        last: whether it is the last look of the plan.
+
+    """
+    moments = moments.in_canonical_order()
+    names = list(dict.fromkeys(one.quantity for one in endpoints))
+    pairs = list(dict.fromkeys((one.baseline, one.action) for one in endpoints if one.baseline is not None))
+    estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
+    tail = float(ndtr(-constant))
+    drawn = _resolves(tail, draws) or last
+    sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs, studentized=True) if drawn else None
+    pooling = Pooling.of(moments, pairs)
+    blocks = ClusterBlocks(pooling)
+    found = []
+    for endpoint in endpoints:
+        quantity = quantity_named(endpoint.quantity)
+        row = pooling.rows.index(endpoint.stratum)
+        subject = pooling.subjects(quantity).index((endpoint.baseline, endpoint.action))
+        cell = (row, subject, quantity.x(moments.windows).index(endpoint.x))
+        (clusters, sets), documents = blocks.counts_of(quantity), pooling.counts_of(quantity)[row, subject]
+        number = _Number(
+            float(estimates[quantity.name][cell]), float(errors[quantity.name][cell]), int(clusters[row, subject]),
+            int(sets[row, subject]), quantity.range.between(moments.windows.horizon),
+        )  # fmt: skip
+        given = None
+        if sample is not None:
+            values, distances = sample.values[quantity.name], sample.distances[quantity.name]
+            chosen = (slice(None), *cell)
+            given = Studentized(
+                np.array([number.estimate]), np.array([number.error]), values[chosen][:, None],
+                distances[chosen][:, None],
+            )  # fmt: skip
+        low, high, method = _ends(number, given, tail, last=last)
+        found.append(RepeatedInterval(endpoint, number.estimate, low, high, method, int(documents), number.clusters))
+    return found
+
+
+@dataclass(frozen=True)
+class _Number:
+    """One estimate with its standard error, over clusters that are drawn in sets of strata."""
+
+    estimate: float
+    error: float
+    clusters: int
+    sets: int
+    between: Between
+
+    @property
+    def free(self) -> int:
+        """Degrees of freedom."""
+        return self.clusters - self.sets
+
+    @property
+    def has_error(self) -> bool:
+        """Whether its standard error says how far it may be off."""
+        return self.between.bounded and self.error > self.between.resolution
+
+
+def _resolves(tail: float, draws: int) -> bool:
+    return tail * draws >= LEAST_BEYOND
+
+
+def _ends(number: _Number, given: Studentized | None, tail: float, *, last: bool) -> tuple[float, float, str | None]:
+    """The interval of one number at a tail on either side, and how it was made."""
+    nothing = (np.nan, np.nan, None)
+    if np.isnan(number.estimate) or number.free < 1:
+        return nothing
+    clusters, sets, levels = (np.array([one]) for one in (number.clusters, number.sets, 1 - 2 * tail))
+    draws = 0 if given is None else len(given.draws)
+    if given is not None and _resolves(tail, draws):
+        low, high, method = studentized_intervals(given, levels, clusters, sets, number.between)
+        if method[0] == STUDENTIZED:
+            return float(low[0]), float(high[0]), STUDENTIZED
+    if number.has_error:
+        reach = -float(stdtrit(number.free, tail)) * number.error
+        low_end, high_end = number.estimate - reach, number.estimate + reach
+        return max(low_end, number.between.low), min(high_end, number.between.high), STUDENT
+    percentile = float(expanded_tails(levels, clusters, sets)[0])
+    if given is None or not (last or (not number.between.bounded and _resolves(percentile, draws))):
+        return nothing
+    low, high = expanded_intervals(given.draws, levels, clusters, sets)
+    return nothing if np.isnan(low[0]) else (float(low[0]), float(high[0]), EXPANDED)

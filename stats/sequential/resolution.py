@@ -1,0 +1,32 @@
+"""What settles a primary endpoint of a sequential study: an interval that is narrow enough, or says enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HALF_WIDTH: Final = "half_width"
+SIGN: Final = "sign"
+EQUIVALENCE: Final = "equivalence"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What resolves an endpoint (definitions, "Sequential studies").
+
+    Attributes:
+        rule: ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
+            ``equivalence``: it lies inside +-bound, or wholly outside.
+        bound: the target half width or the margin, in the endpoint's unit; 0 for the sign.
+
+    """
+
+    rule: str
+    bound: float = 0.0
+
+    def holds(self, low: float, high: float) -> bool:
+        """Whether an interval resolves its endpoint; one without ends, NaN, does not."""
+        if self.rule == HALF_WIDTH:
+            return (high - low) / 2 <= self.bound
+        outside = low > self.bound or high < -self.bound
+        return outside or (self.rule == EQUIVALENCE and -self.bound < low and high < self.bound)

@@ -1,0 +1,104 @@
+"""Critical constants of looks at a growing study, by Lan-DeMets spending (definitions, "Sequential studies").
+
+Estimates at growing shares t_1 < ... < t_K of the information move like a Brownian motion S at these times, and
+Z_k = S(t_k) / sqrt(t_k) is the estimate's distance from the truth in its standard errors. By look k the probability of
+having been outside |Z_j| <= c_j at any j <= k may be alpha*(t_k), which decides c_k from those before. It is an
+integral over S at all looks, taken one look at a time (Armitage, McPherson and Rowe 1969; Jennison and Turnbull 2000,
+ch. 19).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+
+from schema.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stats.moments import Float
+
+_LARGEST = 38.0  # standard errors: the normal tail beyond is no double
+_TINY = 1e-320
+_INSIDE = 9.0  # standard errors: what of S lies beyond, 2e-19, does not count in an integral
+_POINTS = 16  # of an integral, in two standard deviations of the step that follows
+_PARTS = 200  # two looks nearer to each other than 1/2,000 of the documents get a constant of fewer digits
+
+
+def spent(shares: Float, alpha: float) -> Float:
+    """Return alpha*(t) = 4 - 4 Phi(z_{1 - alpha/4} / sqrt t), what may be spent by shares t of the information."""
+    result: Float = 4 * ndtr(ndtri(alpha / 4) / np.sqrt(shares))
+    return result
+
+
+def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ...]:
+    """Compute the constants c_k of looks at shares of the information, two-sided and together at the level 1 - alpha.
+
+    Args:
+        shares: t_1 < ... < t_K, the last one 1.
+        alpha: the probability that the truth is outside the interval of any look.
+
+    Returns:
+        One for each look, in standard errors.
+
+    Raises:
+        InputError: the shares do not grow from above 0 to 1, or alpha is not between 0 and 1.
+
+    """
+    times = np.asarray(shares, dtype=np.float64)
+    if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():
+        raise InputError(f"looks at {', '.join(f'{one:g}' for one in times)} of the documents: they must grow to 1")
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha {alpha} is not between 0 and 1")
+    spending = np.diff(spent(times, alpha), prepend=0.0)
+    steps = np.sqrt(np.diff(times, prepend=0.0))  # standard deviations of S between looks
+    # S at the look before, with its density there where no look was outside, times the weights of the integral.
+    points, mass = np.zeros(1), np.ones(1)
+    constants = []
+    for k, time in enumerate(times):
+        root = math.sqrt(time)
+        constants.append(_constant(float(spending[k]), _leaving(points, mass, float(steps[k]), root)))
+        if k + 1 < len(times):
+            following, weights = _rule(min(constants[k], _INSIDE) * root, float(steps[k + 1]))
+            points, mass = following, weights * _density(following, points, mass, float(steps[k]))
+    return tuple(constants)
+
+
+def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[float], float]:
+    """Return the probability that S is inside at all looks before and then outside, as a function of c_k."""
+
+    def probability(constant: float) -> float:
+        reach = constant * root
+        return float(mass @ (ndtr((points - reach) / step) + ndtr((-points - reach) / step)))
+
+    return probability
+
+
+def _constant(spending: float, probability: Callable[[float], float]) -> float:
+    """Find the c_k whose probability is what the look may spend."""
+    if spending <= probability(_LARGEST) or spending <= _TINY:
+        return _LARGEST
+
+    def excess(constant: float) -> float:  # logarithms, since tails go down to a tiny one
+        return math.log(max(probability(constant), _TINY)) - math.log(spending)
+
+    return float(brentq(excess, 0.0, _LARGEST, xtol=1e-12))
+
+
+def _rule(reach: float, step: float) -> tuple[Float, Float]:
+    """Points and weights of an integral from -reach to reach of what varies over steps of S: Gauss's in equal parts."""
+    parts = min(max(4, math.ceil(reach / step)), _PARTS)
+    points, weights = np.polynomial.legendre.leggauss(_POINTS)
+    middles = reach * (np.arange(1 - parts, parts, 2) / parts)
+    return (middles[:, None] + reach / parts * points).ravel(), np.tile(reach / parts * weights, parts)
+
+
+def _density(at: Float, points: Float, mass: Float, step: float) -> Float:
+    """Return the density of S one step of it after the points."""
+    result: Float = np.exp(-0.5 * ((at[:, None] - points) / step) ** 2) @ mass / (step * math.sqrt(2 * math.pi))
+    return result

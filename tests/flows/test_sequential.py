@@ -1,0 +1,340 @@
+"""Sequential studies: look by look to the first that settles all, at the same one whatever happens in between."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.refusals import refused
+from fixtures.small_study import run_of
+from fixtures.stored_rows import content
+from fixtures.study_files import load_study
+from fixtures.table_systems import table_system, write_systems
+
+from flows import stages
+from flows.forecast import forecast
+from flows.frozen_plan import find_plan
+from flows.looks import LooksTaken
+from flows.material import Material
+from flows.planning.looks import plan_looks
+from flows.revisions import redo_actions
+from flows.study_run import DocumentLimit, StudyRun
+from kvdrift.commands.status import status_lines
+from kvdrift.dry_run import describe_studies
+from schema.document import Document
+from schema.errors import InputError, PlanError
+from schema.study import Study
+from sql.catalog import open_views
+from verification.whole_store import verify
+
+STUDY = """
+[study]
+name = "laws"
+horizon = 4
+seed = 3
+
+[model]
+id = "tables"
+kind = "finite-state"
+tables = "tables.json"
+
+[[documents]]
+source = "finite-state"
+stratum = "all"
+development = 2
+evaluation = 16
+
+[[actions]]
+name = "one"
+
+[[actions]]
+name = "two"
+
+[plan]
+baseline = "one"
+primary = ["mismatch"]
+replicates = 8
+documents = 16
+development_replicates = 2
+target_half_width = 0.2
+stopping = "sequential"
+draws = 100
+exploratory_draws = 100
+"""
+
+
+class Said:
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, stage: str, total: int, unit: str) -> None: ...
+
+    def advance(self, done: int) -> None: ...
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def stopped_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("laws")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        laws = ({"one": 0.5 + 0.01 * number, "two": 0.8 - 0.01 * number, "three": 0.6} for number in range(18))
+        write_systems(folder / "tables.json", [table_system(4, 0.5, actions) for actions in laws])
+        run = study_run(folder, "store")
+        begin(run)
+        go_on(run)
+        stages.analyze(run)
+    return folder
+
+
+@pytest.fixture
+def laws(stopped_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with the stopped study's store, to write to."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stopped_laws / "store", tmp_path / "store")
+    shutil.copy(stopped_laws / "tables.json", tmp_path)
+    return tmp_path
+
+
+def study_run(
+    folder: Path, store: str, *changes: tuple[str, str], replan: bool = False, limit: int | None = None
+) -> StudyRun:
+    text = STUDY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "study.toml").write_text(text)
+    run = run_of(load_study(folder / "study.toml"), folder / store)
+    return replace(run, replan=replan, progress=Said(), limit=DocumentLimit(limit))
+
+
+def begin(run: StudyRun) -> None:
+    stages.prepare(run)
+    stages.develop(run)
+    stages.derive(run)
+    if not run.limit.left_over:
+        stages.plan(run)
+
+
+def go_on(run: StudyRun) -> None:
+    """From the plan on, as the flow does."""
+    while True:
+        stages.evaluate(run)
+        stages.derive(run)
+        stages.check(run)
+        if run.limit.left_over or not stages.look(run):
+            return
+
+
+def looks_of(run: StudyRun) -> LooksTaken:
+    plan = find_plan(run.store, "laws", "tables")
+    assert plan is not None
+    taken = LooksTaken.in_store(run.store, plan)
+    assert taken is not None
+    return taken
+
+
+def rows(run: StudyRun, view: str, **equal: Any) -> list[dict[str, Any]]:
+    with open_views(run.store) as views:
+        return views.rows(view, **equal).to_pylist()
+
+
+def test_a_study_stops_at_the_look_that_settles_all(laws: Path) -> None:
+    run = study_run(laws, "store")
+    taken = looks_of(run)
+    assert [look["all"] for look in taken.looks.documents] == [4, 8, 12, 16]
+    assert (taken.reached, taken.stopped) == (2, True)
+    sequence = rows(run, "sequence")
+    assert [(row["look"], row["action"], row["documents"]) for row in sequence] == [
+        (1, "one", 4), (2, "one", 8), (1, "two", 4), (2, "two", 8),
+    ]  # fmt: skip
+    assert not all(row["resolved"] for row in sequence if row["look"] == 1)
+    assert all(row["high"] - row["low"] <= 0.4 for row in sequence if row["look"] == 2)
+    assert {row["level"] for row in sequence} == {0.975}
+    assert sorted(set(run.store.units("laws", "tables")["doc"].to_pylist())) == sorted(
+        [d.doc for d in run.material.of_split("development")] + [d.doc for d in run.material.of_split("evaluation", 8)]
+    )
+
+
+def test_what_stopped_is_reported_with_the_interval_of_its_look(laws: Path) -> None:
+    run = study_run(laws, "store")
+    last = {row["action"]: row for row in rows(run, "sequence", look=2)}
+    primary = [row for row in rows(run, "estimates", quantity="mismatch", stratum="pooled") if row["family"]]
+    assert len(primary) == 2
+    for row in primary:
+        assert (row["interval"], row["status"], row["documents"]) == ("repeated", "prespecified", 8)
+        assert all(row[name] == last[row["action"]][name] for name in ("estimate", "low", "high", "level"))
+    others = rows(run, "estimates", quantity="mismatch", stratum="all")
+    assert {row["interval"] for row in others} <= {"studentized", "expanded"}
+
+
+def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
+    run = study_run(laws, "store")
+    found = forecast(run)
+    assert found.looked
+    assert found.estimated
+    assert not any(split.work for split in found.splits)
+    assert (stages.evaluate(run), stages.look(run), stages.analyze(run)) == (0, False, 0)
+    lines = list(status_lines(run.store))
+    assert "  evaluation: 8 of 8 documents generated, 24 units" in lines
+    assert "  sequential: look 2 of 4, 8 of 16 documents: 2 of 2 primary endpoints resolved; stopped" in lines
+    assert "  pending: nothing by the documents, actions and plan that the store has" in lines
+    assert "  evaluation: 8 documents, all 24 units are there" in list(describe_studies([run.study], run.location))
+    assert [str(fault) for check in verify(run.store) for fault in check.faults] == []
+
+
+@pytest.mark.parametrize("documents", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: int) -> None:
+    """Runs of a few documents each end within looks; what a run has not derived, another one does."""
+    for _ in range(12):
+        run = study_run(laws, "other", limit=documents)
+        begin(run)
+        if not run.limit.left_over:
+            go_on(run)
+        if find_plan(run.store, "laws", "tables") is not None and looks_of(run).stopped:
+            break
+    assert looks_of(run).stopped
+    for table in ("looks", "units", "events", "trajectories"):
+        one, other = (kept(laws / store, table) for store in ("store", "other"))
+        assert one == other, table
+
+
+def kept(location: Path, table: str) -> list[dict[str, Any]]:
+    left_out = {"events_version", "plan_sha256", "path", "prefill_seconds", "decode_seconds"}
+    return [
+        {name: value for name, value in row.items() if name not in left_out}
+        for row in content(location, table).to_pylist()
+    ]
+
+
+def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
+    run = study_run(laws, "other")
+    begin(run)
+    stages.evaluate(run)
+    stages.derive(run)
+    assert forecast(run).finished is False
+    lines = list(status_lines(run.store))
+    assert "  sequential: look 0 of 4, 0 of 16 documents" in lines
+    assert any(line.startswith("  next: kvdrift run STUDY.toml") for line in lines)
+    stages.analyze(run)  # what is there, before any look
+    primary = [row for row in rows(run, "estimates", quantity="mismatch") if row["family"]]
+    assert {(row["low"], row["high"], row["interval"]) for row in primary} == {(None, None, "repeated")}
+    again = study_run(laws, "other")
+    assert stages.look(again) is True
+    assert kept(laws / "other", "looks") == [row for row in kept(laws / "store", "looks") if row["look"] == 1]
+
+
+def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> None:
+    run = study_run(laws, "other")
+    begin(run)
+    stages.evaluate(run)
+    (line,) = (line for line in describe_studies([run.study], run.location) if line.startswith("  evaluation"))
+    assert line.startswith("  evaluation: at most 16 documents, 36 units besides 12 that are there")
+
+
+def test_an_action_that_is_added_gets_the_documents_of_the_look(laws: Path) -> None:
+    run = study_run(laws, "store", ("[plan]", '[[actions]]\nname = "three"\n\n[plan]'))
+    begin(run)
+    go_on(run)
+    stages.analyze(run)
+    units = run.store.units("laws", "tables").to_pylist()
+    evaluated = {document.doc for document in run.material.of_split("evaluation", 8)}
+    assert {row["doc"] for row in units if row["action"] == "three"} >= evaluated
+    assert len({row["doc"] for row in units}) == 2 + 8
+    assert looks_of(run).reached == 2
+    (row,) = rows(run, "estimates", quantity="mismatch", action="three", stratum="pooled")
+    assert (row["status"], row["family"], row["interval"] == "repeated") == ("exploratory", None, False)
+    (one,) = rows(run, "estimates", quantity="mismatch", action="one", stratum="pooled")
+    assert one["interval"] == "repeated"
+
+
+def test_a_look_is_taken_again_for_an_action_that_is_redone(laws: Path) -> None:
+    run = study_run(laws, "store")
+    redo_actions([run], ["two"])
+    taken = looks_of(run)
+    assert (taken.reached, taken.lacking, taken.stopped, taken.wanted) == (2, True, False, 2)
+    begin(run)
+    go_on(run)
+    assert looks_of(run).stopped
+    assert [(row["look"], row["action_revision"]) for row in rows(run, "looks", action="two")] == [(2, 1)]
+    stages.analyze(run)
+    assert {row["status"] for row in rows(run, "estimates", action="two", family="primary")} == {"seen"}
+
+
+def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> None:
+    narrower = ("target_half_width = 0.2", "target_half_width = 0.0001")
+    assert "--replan" in refused(stages.prepare, study_run(laws, "store", narrower), error=PlanError)
+    run = study_run(laws, "store", narrower, replan=True)
+    begin(run)
+    assert [look["all"] for look in looks_of(run).looks.documents] == [8, 12, 16]
+    run = study_run(laws, "store", narrower)
+    go_on(run)
+    assert (looks_of(run).reached, looks_of(run).stopped) == (3, True)  # at N, without having settled anything
+    assert not any(row["resolved"] for row in rows(run, "sequence"))
+    again = study_run(laws, "store", narrower, replan=True)
+    begin(again)
+    assert again.progress.lines[-1].endswith("stands: planning anew decides the same")  # type: ignore[attr-defined]
+
+
+def test_a_fixed_plan_becomes_sequential_by_planning_anew(laws: Path) -> None:
+    fixed = ('stopping = "sequential"\n', "")
+    line = refused(stages.prepare, study_run(laws, "store", fixed), error=PlanError)
+    assert "plan.stopping: frozen sequential, asked fixed" in line
+    run = study_run(laws, "store", fixed, replan=True)
+    begin(run)
+    plan = find_plan(run.store, "laws", "tables")
+    assert plan is not None
+    assert plan.looks is None
+    assert "stopping" not in plan.content["settings"]["plan"]
+
+
+def material(study: Study, **clusters: list[str]) -> Material:
+    """Documents of some clusters in each stratum, in this order."""
+    documents = {
+        stratum: [Document(f"{stratum}{number}", stratum, cluster, "", "", ()) for number, cluster in enumerate(own)]
+        for stratum, own in clusters.items()
+    }
+    return Material(study, {"development": {}, "evaluation": documents}, [])
+
+
+def test_clusters_come_whole_and_strata_evenly(laws: Path) -> None:
+    """A cluster that is met comes with all of its documents, in other strata too."""
+    study = study_run(laws, "store").study
+    made = plan_looks(material(study, a=list("ppqqrrss"), b=list("ptuvwxyp")), 8, 0.95)
+    assert made is not None
+    assert [look["documents"] for look in made["looks"]] == [
+        {"a": 4, "b": 5}, {"a": 6, "b": 7}, {"a": 8, "b": 8},
+    ]  # fmt: skip
+    assert made["order"]["b"] == ["b0", "b1", "b2", "b3", "b7", "b4", "b5", "b6"]
+    assert [look["share"] for look in made["looks"]] == [9 / 16, 13 / 16, 1]
+
+
+def test_looks_without_an_interval_are_left_out(laws: Path) -> None:
+    study = study_run(laws, "store").study
+    made = plan_looks(material(study, a=list("ppppqqqq"), b=list("rstuvwxy")), 8, 0.95)
+    assert made is not None
+    assert [look["documents"] for look in made["looks"]] == [{"a": 8, "b": 6}, {"a": 8, "b": 8}]
+
+
+def refusals() -> Iterator[tuple[str, str]]:
+    stopping = 'stopping = "sequential"\n'
+    yield "fixed", 'plan.looks: belongs to looks; write stopping = "sequential" with it'
+    yield f'{stopping}looks = ["1/2", "1/3", "1"]', "shares of the documents must grow to 1"
+    yield f'{stopping}looks = ["half", "1"]', "write exact fractions of the documents, as in 1/4"
+    yield f'{stopping}resolve = "equivalence"', "plan.margin: missing"
+    yield f"{stopping}margin = 0.1", 'plan.margin: belongs to resolve = "equivalence", not to "half_width"'
+    yield f'{stopping}interval = "percentile"', "the intervals of looks are studentized; remove it"
+
+
+@pytest.mark.parametrize(("lines", "message"), list(refusals()))
+def test_keys_that_do_not_go_together(laws: Path, lines: str, message: str) -> None:
+    lines = 'looks = ["1/2", "1"]' if lines == "fixed" else lines
+    assert message in refused(study_run, laws, "store", ('stopping = "sequential"', lines), error=InputError)

@@ -1,0 +1,30 @@
+"""Looks at a growing study by the definitions page, "Sequential studies", another way than ``stats.sequential``."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import multivariate_normal, norm, t
+
+
+def spent(share: float, alpha: float) -> float:
+    """alpha*(t) as the definitions page has it."""
+    return float(4 - 4 * norm.cdf(norm.ppf(1 - alpha / 4) / np.sqrt(share)))
+
+
+def ever_outside(shares: list[float], constants: list[float]) -> float:
+    """The probability that Z is outside its constant at any look: of the normal law of all Z, with their correlations.
+
+    The correlation of two looks' estimates is the root of the ratio of their shares. Genz's integration, to 1e-7 or so.
+    """
+    times, bounds = np.array(shares), np.array(constants)
+    correlation = np.sqrt(np.minimum.outer(times, times) / np.maximum.outer(times, times))
+    law = multivariate_normal(cov=correlation, allow_singular=True, seed=1)
+    law.abseps, law.releps, law.maxpts = 1e-8, 1e-8, 200_000
+    return 1 - float(law.cdf(bounds, lower_limit=-bounds))
+
+
+def student_interval(values: list[float], constant: float) -> tuple[float, float]:
+    """Of the mean of one stratum's documents: mean and standard error as textbooks have them."""
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    reach = t.ppf(norm.cdf(constant), len(values) - 1) * error
+    return float(np.mean(values) - reach), float(np.mean(values) + reach)

@@ -1,0 +1,124 @@
+"""Looks at a growing study: critical constants against the normal law of all looks, repeated intervals by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from oracles.plain_looks import ever_outside, spent, student_interval
+from scipy.stats import norm
+
+from schema.errors import InputError
+from schema.moments import SCALAR_MOMENTS
+from schema.windows import Windows
+from stats.bootstrap import estimate
+from stats.endpoints import Endpoint, Family
+from stats.intervals import Request
+from stats.moments import DocumentMoments
+from stats.sequential.repeated import RepeatedInterval, repeated_intervals
+from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
+from stats.sequential.spending import critical_constants
+
+MISMATCH = Endpoint("mismatch", "one")
+
+
+def moments(*strata: list[float]) -> DocumentMoments:
+    """Documents of one action with these mismatches, stratum by stratum."""
+    values = np.concatenate([np.array(one, dtype=float) for one in strata])[:, None]
+    names = np.array([f"d{number:03}" for number in range(len(values))])
+    of = np.repeat([f"s{number}" for number in range(len(strata))], [len(one) for one in strata])
+    scalars = {name: values if name == "mismatch" else np.full_like(values, 0.5) for name in SCALAR_MOMENTS}
+    return DocumentMoments(names, of, names, ("one",), Windows.of(16), scalars, {}, {})
+
+
+def at_look(measured: DocumentMoments, constant: float, *, draws: int = 2_000, last: bool = False) -> RepeatedInterval:
+    (found,) = repeated_intervals(measured, [MISMATCH], constant=constant, draws=draws, seed=1, last=last)
+    return found
+
+
+def test_constants_are_the_published_ones() -> None:
+    assert np.round(critical_constants([0.25, 0.5, 0.75, 1], 0.05), 3).tolist() == [4.333, 2.963, 2.359, 2.014]
+
+
+@pytest.mark.parametrize(
+    ("shares", "alpha"),
+    [([0.25, 0.5, 0.75, 1.0], 0.05), ([0.1, 0.35, 0.8, 1.0], 0.05 / 6), ([0.3, 0.32, 1.0], 0.2), ([0.5, 1.0], 0.01)],
+)
+def test_what_is_spent_by_each_look_is_what_may_be(shares: list[float], alpha: float) -> None:
+    constants = list(critical_constants(shares, alpha))
+    for look in range(1, len(shares) + 1):
+        outside = ever_outside(shares[:look], constants[:look])
+        assert math.isclose(outside, spent(shares[look - 1], alpha), rel_tol=1e-3, abs_tol=1e-7)
+
+
+def test_one_look_is_the_fixed_design() -> None:
+    assert math.isclose(critical_constants([1], 0.05)[0], norm.ppf(0.975), rel_tol=1e-10)
+
+
+def test_a_look_at_almost_nothing_spends_almost_nothing() -> None:
+    first, *rest = critical_constants([0.001, 0.5, 1], 0.05)
+    assert first > 30
+    np.testing.assert_allclose(rest, critical_constants([0.5, 1], 0.05), rtol=1e-9)
+
+
+@pytest.mark.parametrize("shares", [[], [0.5, 0.5, 1], [0.5], [0, 1], [0.5, 1, 0.75]])
+def test_shares_grow_to_the_whole(shares: list[float]) -> None:
+    with pytest.raises(InputError, match="they must grow to 1"):
+        critical_constants(shares, 0.05)
+
+
+def test_intervals_of_far_tails_are_students() -> None:
+    values = np.random.default_rng(4).uniform(0.3, 0.5, 12).tolist()
+    found = at_look(moments(values), 2.963)  # 2,000 draws have 3 beyond
+    assert (found.method, found.documents, found.clusters) == ("student", 12, 12)
+    assert (found.low, found.high) == pytest.approx(student_interval(values, 2.963), rel=1e-9)
+
+
+def test_intervals_of_near_tails_are_those_of_the_same_level_without_looks() -> None:
+    measured = moments(*np.random.default_rng(5).uniform(0.1, 0.9, (2, 12)).tolist())
+    level = 2 * norm.cdf(2.014) - 1
+    request = Request(0.9, (Family("primary", (MISMATCH,), 1 - level),))
+    fixed = estimate(measured, draws=4_000, seed=1, request=request, quantities=["mismatch"], pairs=[]).row(MISMATCH)
+    found = at_look(measured, 2.014, draws=4_000)
+    assert found.method == fixed["interval"] == "studentized"
+    assert (found.low, found.high) == pytest.approx((fixed["low"], fixed["high"]), rel=1e-9)
+
+
+def test_intervals_stay_in_the_range() -> None:
+    found = at_look(moments([0.0, 0.0, 0.0, 0.2]), 4.333)
+    assert (found.method, found.low, found.high) == ("student", 0, 1)
+
+
+def test_documents_that_are_all_alike_settle_nothing_before_the_last_look() -> None:
+    alike = moments([0.25] * 8)
+    before, last = at_look(alike, 2.359), at_look(alike, 2.014, last=True)
+    assert math.isnan(before.low)
+    assert math.isnan(before.high)
+    assert before.method is None
+    assert (last.low, last.high, last.method) == (0.25, 0.25, "expanded")
+
+
+def test_one_cluster_a_stratum_has_no_interval() -> None:
+    assert at_look(moments([0.2], [0.4]), 2.014, last=True).method is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "interval", "resolved"),
+    [
+        (HALF_WIDTH, (0.1, 0.3), True),
+        (HALF_WIDTH, (0.1, 0.31), False),
+        (SIGN, (0.01, 0.9), True),
+        (SIGN, (-0.9, -0.01), True),
+        (SIGN, (0.0, 0.1), False),
+        (EQUIVALENCE, (-0.09, 0.09), True),
+        (EQUIVALENCE, (0.11, 0.4), True),
+        (EQUIVALENCE, (-0.4, -0.11), True),
+        (EQUIVALENCE, (0.05, 0.15), False),
+        (HALF_WIDTH, (math.nan, math.nan), False),
+        (SIGN, (math.nan, math.nan), False),
+        (EQUIVALENCE, (math.nan, math.nan), False),
+    ],
+)
+def test_what_resolves_an_endpoint(rule: str, interval: tuple[float, float], *, resolved: bool) -> None:
+    assert Resolution(rule, 0.0 if rule == SIGN else 0.1).holds(*interval) is resolved
