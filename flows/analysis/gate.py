@@ -223,13 +223,19 @@ def _check_finished(
         if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):
             raise InputError(f"study '{study}' has no evaluation yet: kvdrift run STUDY.toml --store {store.location}")
         return
+    if plan.looks is not None:
+        raise InputError(
+            f"study '{study}' is sequential, so that its outcomes decided its number of documents; a gate needs one that "
+            'is fixed beforehand: a study with stopping = "fixed"'
+        )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
+    documents = plan.documents_per_stratum * len(plan.content["strata"])
     whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
     for name in (question.action, question.baseline):
         there = sum(min(whole[name, stratum], plan.documents_per_stratum) for stratum in plan.content["strata"])
-        if there < plan.documents:
+        if there < documents:
             raise InputError(
-                f"{name} has {there} of the {plan.documents} evaluation documents of the plan, with "
+                f"{name} has {there} of the {documents} evaluation documents of the plan, with "
                 f"{plan.replicates} replicates: kvdrift run STUDY.toml --store {store.location} goes on"
             )
 

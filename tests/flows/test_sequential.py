@@ -16,6 +16,7 @@ from fixtures.study_files import load_study
 from fixtures.table_systems import table_system, write_systems
 
 from flows import stages
+from flows.analysis.gate import GateQuestion, gate_stored
 from flows.forecast import forecast
 from flows.frozen_plan import find_plan
 from flows.looks import LooksTaken
@@ -27,6 +28,7 @@ from kvdrift.commands.status import status_lines
 from kvdrift.dry_run import describe_studies
 from schema.document import Document
 from schema.errors import InputError, PlanError
+from schema.store.store import Store
 from schema.study import Study
 from sql.catalog import open_views
 from verification.whole_store import verify
@@ -338,3 +340,9 @@ def refusals() -> Iterator[tuple[str, str]]:
 def test_keys_that_do_not_go_together(laws: Path, lines: str, message: str) -> None:
     lines = 'looks = ["1/2", "1"]' if lines == "fixed" else lines
     assert message in refused(study_run, laws, "store", ('stopping = "sequential"', lines), error=InputError)
+
+
+def test_a_gate_needs_a_number_of_documents_that_is_fixed(laws: Path) -> None:
+    question = GateQuestion("mismatch", "two", "one", margin=0.02)
+    line = refused(gate_stored, Store.open(laws / "store"), question)
+    assert "study 'laws' is sequential" in line
