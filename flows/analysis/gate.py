@@ -225,8 +225,8 @@ def _check_finished(
         return
     if plan.looks is not None:
         raise InputError(
-            f"study '{study}' is sequential, so that its outcomes decided its number of documents; a gate needs one that "
-            'is fixed beforehand: a study with stopping = "fixed"'
+            f"study '{study}' is sequential: its outcomes decided how many documents it has, and a gate needs a number "
+            'that is fixed beforehand, as in a study with stopping = "fixed"'
         )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
     documents = plan.documents_per_stratum * len(plan.content["strata"])

@@ -74,7 +74,8 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
 def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
     """Return rows of ``results``, where those of primary endpoints have the estimate and interval of the last look.
 
-    Before the first look they have no interval: one that does not reckon with looks may not be looked at.
+    Before the first look they have no interval, and reduced estimates have none at all: those that there are do not
+    reckon with looks.
     """
     taken = LooksTaken.in_store(store, plan)
     if taken is None:
@@ -88,10 +89,11 @@ def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
 def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
     """One row of ``results`` as its look has it."""
     look = looks.get(_place(row))
+    row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
     if look is None:
-        return row | {"low": None, "high": None, "interval": REPEATED}
+        return row
     taken = ("estimate", "low", "high", "level", "draws", "documents", "clusters")
-    return row | {name: look[name] for name in taken} | {"interval": REPEATED}
+    return row | {name: look[name] for name in taken}
 
 
 def _place(row: Row) -> Endpoint:
