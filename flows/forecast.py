@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from flows.analysis.answers import answers_are_current
 from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan
 from flows.generation.pending import (
@@ -23,9 +24,11 @@ from flows.looks import LooksTaken
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
+from flows.scores import unscored_units
 from flows.study_run import StudyRun
 from generator.events import gpu_here
 from generator.identity import GpuKinds
+from generator.transformer.tokenizer import text_decoder
 from schema.errors import MissingStoreError
 from schema.store.store import Store
 from schema.tables import PLAIN
@@ -69,7 +72,8 @@ class Forecast:
         asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
-        estimated: whether the estimates are those of the present events.
+        unscored: how many derived units are still to be scored, where the model's tokenizer is here.
+        estimated: whether the estimates are those of the present events and scores.
         reported: whether the page is that of the present tables.
         looked: whether a sequential study has stopped, or the study is none.
 
@@ -79,6 +83,7 @@ class Forecast:
     asked: FrozenPlan | None
     splits: tuple[SplitForecast, SplitForecast]
     underived: int = 0
+    unscored: int = 0
     estimated: bool = False
     reported: bool = False
     looked: bool = True
@@ -91,6 +96,7 @@ class Forecast:
             and self.plan is self.asked
             and not any(split.work for split in self.splits)
             and not self.underived
+            and not self.unscored
             and self.estimated
             and self.reported
             and self.looked
@@ -118,15 +124,24 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     )  # fmt: skip
     if store is None:
         return Forecast(plan, asked, splits)
+    named = run.study.name, run.study.model.id
     return Forecast(
         plan,
         asked,
         splits,
         underived=len(store.pending_segments(store.version("events"))),
-        estimated=estimates_are_current(store, run.study.name, run.study.model.id),
+        unscored=_unscored(store, run),
+        estimated=estimates_are_current(store, *named) and answers_are_current(store, *named),
         reported=report_is_current(store, page_of(run).parent),
         looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
     )
+
+
+def _unscored(store: Store, run: StudyRun) -> int:
+    """How many stored units can be scored and are not."""
+    model = run.study.model
+    units = unscored_units(store, run.study.name, model.id).num_rows
+    return units if units and text_decoder(model.id, revision=model.revision) is not None else 0
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:

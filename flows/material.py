@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from generator.actions import Action, build_actions
+from generator.documents.answers import task_scoring
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
 from generator.finite.model import finite_model
@@ -25,7 +26,7 @@ from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
 from schema.study import CONTROL_REPLICATES, FINITE_STATE, DocumentsSection, Study
 from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
-from stats.quantities import QUANTITIES
+from stats.quantities import PAIR_QUANTITIES
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ def checked_actions(study: Study) -> list[Action]:
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
-        if name not in QUANTITIES:
-            raise InputError(f"plan.primary: unknown quantity '{name}'; {nearest(name, QUANTITIES)}")
-        if QUANTITIES[name].profile:
+        if name not in PAIR_QUANTITIES:
+            raise InputError(f"plan.primary: unknown quantity '{name}'; {nearest(name, PAIR_QUANTITIES)}")
+        if PAIR_QUANTITIES[name].profile:
             raise InputError(f"plan.primary: '{name}' is a profile over positions or lags; name a single quantity")
-    contrasts = sum(QUANTITIES[name].kind == "contrast" for name in primary)
+    contrasts = sum(PAIR_QUANTITIES[name].kind == "contrast" for name in primary)
     if contrasts and len(study.actions) == 1:
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
     endpoints = len(primary) * len(study.actions) - contrasts
@@ -207,6 +208,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     rows = [
         _document_row(study.name, model, split, document) for split in SPLITS for document in material.of_split(split)
     ]
+    _leave_unrecorded_scoring(store, rows)
     store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
     stored = store.read("actions")
     there, revisions = current_actions(stored, study.name), newest_revisions(stored)
@@ -273,6 +275,19 @@ def _unrecorded(store: Store, study: Study) -> dict[str, None]:
     return {}
 
 
+def _leave_unrecorded_scoring(store: Store, rows: list[dict[str, Any]]) -> None:
+    """Take the scoring out of rows that were stored before there was one, where it is that of their task."""
+    columns = ["study", "model", "doc", "scoring"]
+    stored = {
+        row["doc"]
+        for row in store.read("documents", columns=columns).to_pylist()
+        if row["scoring"] is None and rows and (row["study"], row["model"]) == (rows[0]["study"], rows[0]["model"])
+    }
+    for row in rows:
+        if row["doc"] in stored and row["scoring"] == task_scoring(row["source"], row["task"]):
+            row["scoring"] = None
+
+
 def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:
     return {
         "study": study,
@@ -286,4 +301,5 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
         "prompt_tokens": document.prompt_tokens,
         "prompt_sha256": document.prompt_sha256,
         "answers": list(document.answers),
+        "scoring": document.scoring or None,
     }

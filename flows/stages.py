@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.analysis.answers import replicate_answers
 from flows.analysis.estimation import replicate_moments
 from flows.analysis.looks import take_look
 from flows.analysis.parts import Runner, in_sequence
@@ -22,6 +23,7 @@ from flows.material import record_identities, record_material
 from flows.pages import page_of, report_is_current, write_report
 from flows.planning.plan import decides_the_same, freeze_plan, make_plan
 from flows.planning.size import evaluated_size
+from flows.scores import score_stored
 from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
@@ -78,6 +80,23 @@ def derive(run: StudyRun) -> int:
     return done
 
 
+def score(run: StudyRun) -> int:
+    """Score the pairs of documents with answers that are not scored yet; return how many.
+
+    Where the model's tokenizer cannot be loaded, one line says so.
+
+    Raises:
+        InputError: the store is damaged or cannot be written.
+
+    """
+    model = run.study.model
+    done = score_stored(run.store, run.study.name, model.id, revision=model.revision, progress=run.progress)
+    if done:
+        run.progress.say(f"scored the answers of {done} pairs")
+        refresh_catalog(run.store)
+    return done
+
+
 def plan(run: StudyRun) -> str:
     """Freeze the plan, made from the development documents, unless it is frozen as the study file has it.
 
@@ -99,13 +118,14 @@ def plan(run: StudyRun) -> str:
         version = run.store.data_version("events", views.versions["events"])
         units = views.rows("units", study=study, model=model)
         development = replicate_moments(views, study, model, "development")
+        answers = replicate_answers(views, study, model, "development", development.windows)
         efficiency = branching_efficiency(views, study, model, "development")
     names = [document.doc for document in run.material.of_split("development")]
     units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
     evaluated = evaluated_size(run.store, run.material)
     interval = STUDENTIZED if before is None else before.interval
     content = make_plan(
-        run.material, development, units, efficiency, grown=grown, evaluated=evaluated, interval=interval
+        run.material, development, units, efficiency, answers, grown=grown, evaluated=evaluated, interval=interval
     )
     if before is not None and decides_the_same(before.content, content):
         run.progress.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")

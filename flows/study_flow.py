@@ -159,6 +159,7 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
 
     develop = _stage(stages.develop, "the development documents have all of their units")
     derive = _stage(stages.derive, "all units are derived")
+    score = _stage(stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here")
     plan = _stage(_plan, "the plan is frozen")
     evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for")
     check, look = _task(stages.check), _task(stages.look)
@@ -172,10 +173,11 @@ def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
             develop(run)
             if run.limit.left_over or plan_only or not stages.is_planned(run):
                 derive(run)  # otherwise once, with the evaluation documents
+                score(run)
             if not run.limit.left_over:
                 plan(run)
             if not (run.limit.left_over or plan_only):
-                _take_looks(run, (evaluate, derive, check), look)
+                _take_looks(run, (evaluate, derive, score, check), look)
         if left := runs[0].limit.left_over:
             return Outcome(store, [], left, did_something=True)
         if plan_only:

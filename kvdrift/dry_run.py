@@ -130,7 +130,9 @@ def _later_lines(found: Forecast) -> Iterator[str]:
     derived = [f"{found.underived} units that are there"] if found.underived else []
     derived += ["those that are generated"] if generated else []
     lacking = [f"derive {' and '.join(derived)}"] if derived else []
-    lacking += [] if found.estimated and not generated and found.asked is found.plan else ["estimate"]
+    lacking += ["score answers"] if found.unscored else []
+    current = found.estimated and not (generated or found.unscored) and found.asked is found.plan
+    lacking += [] if current else ["estimate"]
     yield f"  then: {', '.join([*lacking, 'write the report'])}"
 
 

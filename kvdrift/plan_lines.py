@@ -8,7 +8,7 @@ from typing import Any
 from flows.frozen_plan import FrozenPlan
 from report.printing.numbers import duration, fixed, level
 from schema.frozen_text import with_measured
-from stats.quantities import QUANTITIES
+from stats.quantities import PAIR_QUANTITIES
 from stats.registry import Scale
 
 _HEADS = ("endpoint", "action", "on development", "expected half-width", "level")
@@ -41,7 +41,7 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
 
 
 def _row(entry: dict[str, Any], own_level: float) -> Sequence[str]:
-    scale = QUANTITIES[entry["quantity"]].scale
+    scale = PAIR_QUANTITIES[entry["quantity"]].scale
     spread = Scale.POINTS if scale is Scale.PERCENT else scale
     subject = entry["action"] if entry["baseline"] is None else f"{entry['action']} − {entry['baseline']}"
     value, half_width = _number(entry["development_value"], scale), _number(entry["expected_half_width"], spread)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from report.parts import (
+    answers,
     branching,
     calibration,
     clocks,
-    decomposition,
     depth,
     entry,
     eos,
     examples,
     gap,
     plan,
+    positions,
     reference,
-    saturation,
     study,
     systems,
 )
@@ -28,7 +28,7 @@ from report.printing.section import Section
 from report.reading.content import PageContent
 
 SECTIONS: tuple[Callable[[PageContent], Section | None], ...] = (
-    study.section, decomposition.section, entry.section, gap.section, clocks.section, eos.section, saturation.section,
-    depth.section, branching.section, systems.section, calibration.section, plan.section, examples.section,
-    reference.definitions, reference.provenance,
+    study.section, positions.decomposition, answers.section, entry.section, gap.section, clocks.section, eos.section,
+    positions.saturation, depth.section, branching.section, systems.section, calibration.section, plan.section,
+    examples.section, reference.definitions, reference.provenance,
 )  # fmt: skip

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SPLITS = ("development", "evaluation")
+ALL_ANSWERS = "all"  # a document's answers are scored by the share that occurs
+ANY_ANSWER = "part"  # or by whether any does
+SCORINGS = (ALL_ANSWERS, ANY_ANSWER)
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Document:
         cluster: What makes documents dependent: several prompts made from one question share it. A document that
             depends on no other is a cluster of its own.
         tokens: The prompt's token ids in order, without any generated token.
-        answers: What the source knows of the right continuation, for people to read; no estimator uses it.
+        answers: What a right continuation states; empty where the source does not know.
+        scoring: How its answers are scored, "all" or "part"; empty where there are none.
 
     """
 
@@ -30,6 +34,7 @@ class Document:
     source: str
     tokens: tuple[int, ...]
     answers: tuple[str, ...] = field(default=())
+    scoring: str = ""
 
     @property
     def prompt_tokens(self) -> int:

@@ -63,3 +63,18 @@ LAG_MOMENTS: dict[str, str] = {
     "cohort_mismatch": "I_{tau+j} 1{tau <= T}",
     "cohort_pre_eos": "1{tau <= T, tau + j < e}",
 }
+
+# Of documents with answers alone: the view ``document_answers`` (definitions, "Answers").
+ANSWER_MOMENTS: dict[str, str] = {
+    "reference_score": "score of X",
+    "compressed_score": "score of Y",
+    "reference_right": "1{X is right}",
+    "lost": "1{X is right, Y is not}",
+    "gained": "1{Y is right, X is not}",
+    "right_before": "1{X is right, tau before its answer span}",
+    "right_inside": "1{X is right, tau inside its answer span}",
+    "right_after": "1{X is right, tau after its answer span}",
+    "lost_from_before": "1{X is right, Y is not, tau before X's answer span}",
+    "lost_from_inside": "1{X is right, Y is not, tau inside X's answer span}",
+    "lost_from_after": "1{X is right, Y is not, tau after X's answer span}",
+}

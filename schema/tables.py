@@ -20,7 +20,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 5: revisions of plans, moments of documents
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
-# 8: moments that control variates are made of, reduced estimates, and looks of sequential studies
+# 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 SCHEMA_VERSION = 8
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -158,7 +158,14 @@ DOCUMENTS = _table(
     _column("source", pa.string(), "document source", null=True),
     _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
     _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
-    _column("answers", pa.list_(pa.string()), "right continuations, for people to read", null=True),
+    _column("answers", pa.list_(pa.string()), "what a right continuation states; empty where nobody knows", null=True),
+    _column(
+        "scoring",
+        pa.string(),
+        "how they are scored: all (the share that occurs) or part (whether any does); null: as its task is",
+        null=True,
+        since=8,
+    ),
 )
 
 ACTIONS = _table(
@@ -280,6 +287,20 @@ STEPS = _table(
     _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
     _column("f", pa.float32(), "as in events", "total variation, 0..1"),
     _REVISION,
+)
+
+SCORES = _table(
+    "scores",
+    "one coupled pair of continuations of a document with answers, scored by its decoded text up to EOS",
+    ("study", "model", "doc", "action", "action_revision", "replicate"),
+    *_PAIR,
+    _revision(),
+    _column("scoring", pa.string(), "the rule: all (the share of answers that occurs) or part (whether any does)"),
+    _column("score_x", pa.float64(), "score of X, 0..1; right is 1"),
+    _column("score_y", pa.float64(), "score of Y"),
+    _column("span_first", pa.int32(), "X's first token of a matched answer; null when none is", "tokens", null=True),
+    _column("span_last", pa.int32(), "X's last token of a matched answer", "tokens", null=True),
+    since=8,
 )
 
 BRANCHINGS = _table(
@@ -478,7 +499,7 @@ CALIBRATION = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, BRANCHINGS, BRANCHING_DEPTHS, DOCUMENT_MOMENTS,
+        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, BRANCHINGS, BRANCHING_DEPTHS, DOCUMENT_MOMENTS,
         EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

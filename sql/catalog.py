@@ -46,7 +46,7 @@ _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_ST
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
-    "results", "calibration", "looks", "plans", "document_moments", "branching_depths", "branchings", "steps",
+    "results", "calibration", "looks", "plans", "document_moments", "branching_depths", "branchings", "scores", "steps",
     "trajectories", "units", "events", "exact_values", "identities", "actions", "documents", "studies",
 )  # fmt: skip
 

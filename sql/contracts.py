@@ -19,7 +19,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ KEYS = {
     "partner": "another action, whose documents the row is restricted to",
 }
 
-MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS}
+MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS, "answer": ANSWER_MOMENTS}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from schema.study import POOLED
 from stats.endpoints import Family
 from stats.moments import Float, ReplicateMoments
 from stats.pooling import Pooling
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Array, Pooled
 from stats.standard_errors import STEP
 
@@ -114,6 +115,7 @@ def allocate(
     alpha: float = 0.05,
     family_size: int = 0,
     constant: float | None = None,
+    answers: ReplicateMoments | None = None,
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
@@ -124,9 +126,11 @@ def allocate(
     strata) and of one replicate of it, for all actions together; ``replicates`` and ``documents`` are the least and the
     largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
     ``constant`` is z where that is not the normal quantile: the last look's critical constant in a sequential study.
+    ``answers`` are the moments of documents with answers, for the endpoints that are of these alone.
 
     Raises:
-        InputError: bounds, targets or costs are out of range, or a stratum has fewer than two documents or replicates.
+        InputError: bounds, targets or costs are out of range, a stratum has fewer than two documents or replicates, or
+            an endpoint is of answers and no document has any that is scored.
 
     """
     targets = _targets(target, len(endpoints))
@@ -134,7 +138,7 @@ def allocate(
     _check_bounds("documents per stratum", documents)
     _check_costs(document_seconds, replicate_seconds)
     level = Family("plan", tuple(endpoints), alpha, family_size).level
-    linearized = tuple(linearize(development, endpoint) for endpoint in endpoints)
+    linearized = tuple(linearize(_measured(development, answers, endpoint), endpoint) for endpoint in endpoints)
     z = float(ndtri((1 + level) / 2)) if constant is None else constant
     strata = len(np.unique(development.strata))
     curve = tuple(
@@ -157,6 +161,15 @@ def allocate(
         _reason(linearized, targets, chosen),
         curve,
     )
+
+
+def _measured(development: ReplicateMoments, answers: ReplicateMoments | None, endpoint: Endpoint) -> ReplicateMoments:
+    """Return the moments of the documents that an endpoint is of."""
+    if endpoint.quantity not in ANSWER_QUANTITIES:
+        return development
+    if answers is None:
+        raise InputError(f"endpoint {endpoint}: no development document has answers that are scored")
+    return answers
 
 
 def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:

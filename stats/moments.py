@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.study import POOLED
 from schema.windows import Windows
 
@@ -72,9 +72,10 @@ class MeasuredDocuments:
 class DocumentMoments(MeasuredDocuments):
     """Replicate means of every moment, per document and action.
 
-    Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A]; ``positions``
-    every name of POSITION_MOMENTS to [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is
-    empty. Units are those of ``schema.moments``.
+    Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A], and in moments
+    of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name of POSITION_MOMENTS to
+    [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units are those of
+    ``schema.moments``.
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
     null over an empty window (then it is NaN for all documents of the action).
@@ -93,7 +94,7 @@ class DocumentMoments(MeasuredDocuments):
         super().__post_init__()
         shape = (len(self.documents), len(self.actions))
         for field, declared, tail in (
-            ("scalars", SCALAR_MOMENTS, ()),
+            ("scalars", declared_scalars(self.scalars), ()),
             ("positions", POSITION_MOMENTS, (self.windows.horizon,)),
             ("lags", LAG_MOMENTS, (self.windows.cohort_bound,)),
         ):
@@ -155,9 +156,9 @@ class DocumentMoments(MeasuredDocuments):
 class ReplicateMoments(MeasuredDocuments):
     """Scalar moments of every replicate of development documents: what an allocation is made from.
 
-    ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K]; NaN marks a replicate that an action lacks, or
-    a moment that is null over an empty window. Replicate k is the same k for every action, since actions share the
-    reference's uniforms.
+    ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K], and in moments of documents with answers every
+    name of ANSWER_MOMENTS too; NaN marks a replicate that an action lacks, or a moment that is null over an empty
+    window. Replicate k is the same k for every action, since actions share the reference's uniforms.
 
     Raises:
         InputError: a name or a shape is wrong.
@@ -172,7 +173,7 @@ class ReplicateMoments(MeasuredDocuments):
         first = np.asarray(self.scalars.get("diverged", np.empty(0)))
         replicates = first.shape[2] if first.ndim == 3 else 0
         shape = (len(self.documents), len(self.actions), replicates)
-        object.__setattr__(self, "scalars", standardize("scalars", self.scalars, SCALAR_MOMENTS, shape))
+        object.__setattr__(self, "scalars", standardize("scalars", self.scalars, declared_scalars(self.scalars), shape))
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
@@ -196,6 +197,11 @@ def _first_repeated(names: Sequence[str]) -> str | None:
             return name
         seen.add(name)
     return None
+
+
+def declared_scalars(given: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the scalar moments that there must be: those of answers too where any of them is given."""
+    return SCALAR_MOMENTS | ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & given.keys() else SCALAR_MOMENTS
 
 
 def standardize(

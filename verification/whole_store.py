@@ -22,11 +22,12 @@ from verification.identities import check_identities
 from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
 from verification.references import check_citations, check_owners, check_plans, check_units
+from verification.scores import check_scores
 from verification.segments import check_segments, covered_versions
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
-    "results", "calibration",
+    "results", "calibration", "scores",
 )  # fmt: skip
 
 
@@ -56,6 +57,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     yield check_units(small["units"], segments.records, segments.units if segments.readable else None)
     if small["documents"].readable and small["actions"].readable:
         yield check_owners(segments.records, documents, actions)
+    known = small["documents"].readable and segments.readable
+    yield check_scores(small["scores"], segments.records, documents) if known else small["scores"].check
     if small["actions"].readable:
         yield check_identities(small["identities"], segments.records, actions)
 

@@ -16,10 +16,19 @@ def estimates_are_current(store: Store, study: str, model: str) -> bool:
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
     """Return the newest events version that results were estimated from under the newest plan, None without any."""
+    newest = pc.max(_under_newest_plan(store, study, model)["events_version"]).as_py()
+    return None if newest is None else int(newest)
+
+
+def newest_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Return the quantities of the results of the newest events version under the newest plan."""
+    rows = _under_newest_plan(store, study, model)
+    return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
+
+
+def _under_newest_plan(store: Store, study: str, model: str) -> pa.Table:
     plan = find_plan(store, study, model)
-    results = store.read("results", columns=["study", "model", "events_version", "plan_sha256"])
+    results = store.read("results", columns=["study", "model", "events_version", "plan_sha256", "quantity"])
     wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
     same = [pc.is_in(results[name], value_set=pa.array([value], pa.string())) for name, value in wanted.items()]
-    own = results.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))
-    newest = pc.max(own["events_version"]).as_py()
-    return None if newest is None else int(newest)
+    return results.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))

@@ -29,6 +29,7 @@ from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
@@ -60,6 +61,9 @@ def estimate_study(
     moments: DocumentMoments,
     run: Runner = in_sequence,
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    answers: DocumentMoments | None = None,
+    *,
+    answers_alone: bool = False,
 ) -> StudyEstimates:
     """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
 
@@ -74,16 +78,21 @@ def estimate_study(
         run: estimates the parts of an analysis.
         coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
             estimates.
+        answers: moments of those with answers; None where nothing is estimated of answers.
+        answers_alone: whether all other estimates are there.
 
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
     revisions = action_revisions(views, analysis.study)
-    inputs = inputs_of(analysis, moments, branching, revisions, coefficients)
+    inputs = inputs_of(analysis, moments, branching, revisions, coefficients, answers)
+    if answers_alone:
+        inputs = {subject: sha256 for subject, sha256 in inputs.items() if subject.answers}
     standing = standing_rows(store, "results", inputs.values(), events_version)
     there = set(standing["inputs_sha256"].unique().to_pylist())
     lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
     parts = parts_of(analysis, moments, lacking, coefficients)
+    parts += parts_of(analysis, answers, lacking, answers=True) if answers is not None else []
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
     new = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
@@ -199,6 +208,7 @@ def _result_rows(
         columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
     subjects = zip(*(columns[name] for name in ("action", "baseline", "quantity")), strict=True)
     columns["inputs_sha256"] = [
-        inputs[Subject(action, baseline, quantity in BRANCHING_QUANTITIES)] for action, baseline, quantity in subjects
+        inputs[Subject(action, baseline, quantity in BRANCHING_QUANTITIES, quantity in ANSWER_QUANTITIES)]
+        for action, baseline, quantity in subjects
     ]
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

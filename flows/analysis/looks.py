@@ -7,14 +7,18 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from flows.analysis.answers import answer_moments
 from flows.analysis.estimation import action_revisions, document_moments
 from flows.frozen_plan import FrozenPlan
 from flows.looks import LooksTaken, Row
+from flows.scores import known_answers
 from schema.errors import InputError, OperationError
 from schema.store.store import Store
 from schema.tables import LOOKS, RESULTS
 from sql.catalog import Views
 from stats.endpoints import Endpoint
+from stats.moments import DocumentMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.sequential.repeated import repeated_intervals
 
 REPEATED = "repeated"
@@ -46,12 +50,19 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
     revisions = action_revisions(views, plan.study)
     said = {_place(row) for row in taken.rows} if taken.lacking else set()
     endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
+    of_answers = [endpoint for endpoint in endpoints if endpoint.quantity in ANSWER_QUANTITIES]
+    parts = [(moments, [endpoint for endpoint in endpoints if endpoint not in of_answers])]
+    if of_answers:
+        parts.append((_answers(store, views, plan, moments), of_answers))
     constant = taken.looks.constants[look - 1]
+    last = look == len(taken.looks)
     rows = []
-    for found in repeated_intervals(
-        moments, endpoints, constant=constant, draws=plan.draws, seed=plan.seed,
-        last=look == len(taken.looks),
-    ):  # fmt: skip
+    for found in (
+        one
+        for measured, own in parts
+        if own
+        for one in repeated_intervals(measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last)
+    ):
         endpoint = found.endpoint
         rows.append({
             "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
@@ -69,6 +80,15 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         if _require(store, plan).wanted == look:
             raise
     return _require(store, plan)
+
+
+def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
+    """Read the moments of the documents of a look that have answers."""
+    known = known_answers(store, plan.study, plan.model)
+    found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
+    if found is None:
+        raise OperationError(f"study '{plan.study}': a primary endpoint is of answers, which are not all scored")
+    return found.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
 
 
 def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:

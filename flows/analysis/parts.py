@@ -18,7 +18,8 @@ from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
 from stats.intervals import STUDENTIZED, Estimates, Request
 from stats.moments import DocumentMoments, Float
-from stats.quantities import QUANTITIES
+from stats.quantities import PAIR_QUANTITIES
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
@@ -62,7 +63,7 @@ class Analysis:
         ``seen`` has that status.
         """
         primary = tuple(plan.primary)
-        others = tuple(name for name in QUANTITIES if name not in primary)
+        others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
         draws = ((primary, plan.draws), (others, plan.exploratory_draws))
         request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen, plan.interval)
         return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
@@ -75,16 +76,20 @@ class Analysis:
         """
         stored = views.rows("studies", study=study, model=model).to_pylist()
         seed = int(stored[0]["seed"]) if stored else 0
-        draws = ((tuple(QUANTITIES), EXPLORATORY_DRAWS),)
+        draws = ((tuple(PAIR_QUANTITIES), EXPLORATORY_DRAWS),)
         return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
 
 
 class Subject(NamedTuple):
-    """What estimates are of: an action, its contrast with a baseline, or its residual branching."""
+    """What estimates are of: an action, its contrast with a baseline, or its residual branching.
+
+    ``answers`` are of an action or a contrast on the documents with answers.
+    """
 
     action: str
     baseline: str | None = None
     branched: bool = False
+    answers: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +125,7 @@ def estimate_part(part: AnalysisPart) -> Estimates:
     reduced = part.reduced
     if reduced is None:
         return estimates
-    names = [name for name in part.quantities if is_reduced(QUANTITIES[name], reduced)]
+    names = [name for name in part.quantities if is_reduced(PAIR_QUANTITIES[name], reduced)]
     pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
     request = part.request.of(reduced.actions, pairs)
     return estimates.with_reduced(
@@ -128,12 +133,15 @@ def estimate_part(part: AnalysisPart) -> Estimates:
     )
 
 
-def subjects_of(moments: DocumentMoments) -> list[Subject]:
+def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
     """Return every action, and every contrast of two that have a document in common."""
     actions = moments.actions
     has = dict(zip(actions, moments.present.T, strict=True))
     pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
-    return [*map(Subject, actions), *(Subject(b, a) for a, b in pairs)]
+    return [
+        *(Subject(action, answers=answers) for action in actions),
+        *(Subject(b, a, answers=answers) for a, b in pairs),
+    ]
 
 
 def parts_of(
@@ -141,17 +149,21 @@ def parts_of(
     moments: DocumentMoments,
     subjects: Collection[Subject],
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    *,
+    answers: bool = False,
 ) -> list[AnalysisPart]:
     """Cut the estimates of some subjects into parts; those of residual branching are none of them.
 
     Args:
         analysis: what is estimated, and how.
-        moments: the moments of its documents.
+        moments: the moments of its documents, or of those with answers.
         subjects: what estimates are wanted of.
         coefficients: those of control variates, by action.
+        answers: whether the parts are those of answers, and not of events.
 
     """
-    actions = [subject.action for subject in subjects if subject.baseline is None and not subject.branched]
+    subjects = [subject for subject in subjects if subject.answers == answers and not subject.branched]
+    actions = [subject.action for subject in subjects if subject.baseline is None]
     contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
     compared = {action for pair in contrasts for action in pair}
     parts = []
@@ -161,7 +173,8 @@ def parts_of(
         some, request = moments.of_actions(own), analysis.request.of(own, pairs)
         reduced = reduced_documents(some, coefficients)
         for quantities, draws in analysis.draws:
-            names = [name for name in quantities if QUANTITIES[name].kind == kind]
+            own_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
+            names = [name for name in own_names if PAIR_QUANTITIES[name].kind == kind]
             parts += [
                 AnalysisPart(some, group, draws, analysis.seed, request, pairs, reduced)
                 for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)
@@ -175,6 +188,7 @@ def inputs_of(
     branching: BranchingMoments | None,
     revisions: Mapping[str | None, int],
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    answers: DocumentMoments | None = None,
 ) -> dict[Subject, str]:
     """Return every subject of an analysis with the SHA-256 of all that decides its estimates.
 
@@ -184,12 +198,15 @@ def inputs_of(
         branching: those of residual branching; None where nothing was branched.
         revisions: the revision of each action.
         coefficients: those of control variates, by action.
+        answers: the moments of documents with answers; None where nothing is estimated of answers.
 
     """
     seen = analysis.request.seen
     settings = replace(analysis, request=replace(analysis.request, seen=()))
     found = {}
     kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
+    if answers is not None:
+        kinds.append((answers, subjects_of(answers, answers=True)))
     if branching is not None:
         kinds.append((branching, [Subject(action, branched=True) for action in branching.actions]))
     for measured, subjects in kinds:
@@ -197,5 +214,5 @@ def inputs_of(
         for subject in subjects:
             names = [name for name in (subject.baseline, subject.action) if name is not None]
             traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
-            found[subject] = inputs_sha256(subject.branched, traits)
+            found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from flows.analysis.answers import answer_moments, answers_are_current
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.current import estimates_are_current
 from flows.analysis.estimation import (
@@ -19,6 +20,7 @@ from flows.analysis.looks import with_looks
 from flows.analysis.parts import Analysis, Runner, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
+from flows.scores import known_answers
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
@@ -45,7 +47,8 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         InputError: events are not derived, or there is nothing to estimate.
 
     """
-    if estimates_are_current(store, study, model):
+    answers_alone = estimates_are_current(store, study, model)
+    if answers_alone and answers_are_current(store, study, model):
         return 0
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
@@ -67,11 +70,18 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
-        count = calibrate_study(store, views, frozen, version, moments, seen) if frozen is not None else 0
+        count = 0
+        if frozen is not None and not answers_alone:
+            count = calibrate_study(store, views, frozen, version, moments, seen)
+        answered = known_answers(store, study, model)
         rows = []
         for analysis in analyses:
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
-            estimates = estimate_study(store, views, analysis, version, moments[analysis.split], run, fitted)
+            answers = answer_moments(views, study, model, analysis.split, windows, answered) if answered else None
+            estimates = estimate_study(
+                store, views, analysis, version, moments[analysis.split], run, fitted, answers,
+                answers_alone=answers_alone,
+            )  # fmt: skip
             if not estimates.new:
                 progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
             elif estimates.made < estimates.subjects:

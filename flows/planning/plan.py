@@ -34,7 +34,7 @@ from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, O
 from stats.endpoints import Endpoint, Family
 from stats.intervals import PERCENTILE, STUDENTIZED
 from stats.moments import ReplicateMoments
-from stats.quantities import QUANTITIES
+from stats.quantities import PAIR_QUANTITIES
 
 # What says how a plan came about; two that differ in nothing else decide the same.
 # Looks follow from the settings and from what was evaluated before.
@@ -48,6 +48,7 @@ def make_plan(
     development: ReplicateMoments,
     units: pa.Table,
     efficiency: Mapping[str, float | None],
+    answers: ReplicateMoments | None = None,
     *,
     grown: FrozenPlan | None = None,
     evaluated: EvaluatedSize = NOTHING,
@@ -61,6 +62,7 @@ def make_plan(
         units: rows of ``units`` of the development documents.
         efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
             where it is undefined.
+        answers: moments of every scored replicate of the development documents; None without any.
         grown: what ``grown_plan`` made of the plan that is there, whose actions and endpoints are kept; None to choose
             anew.
         evaluated: what evaluation documents have already, where one chooses anew.
@@ -97,6 +99,7 @@ def make_plan(
         alpha=planned.alpha,
         family_size=planned.family_size or 0,
         constant=last_constant(planned, level),
+        answers=answers,
     )
     looks = plan_looks(material, allocation.documents_per_stratum, level)
     return {
@@ -166,7 +169,7 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
     names = [action.name for action in study.actions] if actions is None else actions
     endpoints = []
     for quantity in study.plan.primary:
-        if QUANTITIES[quantity].kind == "contrast":
+        if PAIR_QUANTITIES[quantity].kind == "contrast":
             endpoints += [Endpoint(quantity, name, baseline) for name in names if name != baseline]
         else:
             endpoints += [Endpoint(quantity, name) for name in names]

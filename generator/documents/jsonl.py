@@ -1,14 +1,14 @@
-"""Prompts from a JSON Lines file of the fields id and prompt, and optionally stratum, cluster and answers."""
+"""Prompts from a JSON Lines file: id, prompt, and optionally stratum, cluster, answers and scoring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from generator.documents.files import find_file, read_rows
+from generator.documents.files import SourceRow, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer
 from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
-from schema.document import Document
+from schema.document import SCORINGS, Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
 
@@ -19,12 +19,13 @@ class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
     A row with a ``stratum`` belongs to that stratum only; a row without one belongs to every stratum that names the
-    file. Rows with the same ``cluster`` are in one split.
+    file. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by their share that occurs in
+    a continuation (``scoring`` "all", the default), or by whether any does ("part").
     """
 
     takes = ("path", "chat_template")
     needs = ("path",)
-    summary = "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, answers; no tasks"
+    summary = "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, answers, scoring; no tasks"
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
         """Yield the stratum's rows; each ``id`` must be there once."""
@@ -52,10 +53,19 @@ class JsonlSource(DocumentSource):
             if len(tokens) > section.length:
                 raise row.error(f"field 'prompt': {len(tokens)} tokens, above the stratum's length = {section.length}")
             item = wanted[number]
-            made[number] = document_of(section, item, tokens, row.texts("answers") if row.has("answers") else ())
+            answers = row.texts("answers") if row.has("answers") else ()
+            made[number] = document_of(section, item, tokens, answers, _scoring(row) if answers else None)
         if len(made) < len(wanted):
             raise InputError(f"{section.path}: the file changed while it was read")
         return [made[item.number] for item in chosen]
+
+
+def _scoring(row: SourceRow) -> str | None:
+    if not row.has("scoring"):
+        return None
+    if (named := row.text("scoring")) not in SCORINGS:
+        raise row.error(f"field 'scoring': '{named}' must be {' or '.join(SCORINGS)}")
+    return named
 
 
 def _file(section: DocumentsSection) -> Path:

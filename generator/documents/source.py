@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from generator.documents.answers import task_scoring
 from generator.documents.prompts import Tokenizer
 from schema.document import Document
 from schema.errors import InputError
@@ -114,10 +115,16 @@ def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> To
 
 
 def document_of(
-    section: DocumentsSection, candidate: Candidate, tokens: tuple[int, ...], answers: tuple[str, ...]
+    section: DocumentsSection,
+    candidate: Candidate,
+    tokens: tuple[int, ...],
+    answers: tuple[str, ...],
+    scoring: str | None = None,
 ) -> Document:
-    """Make the document of a section's candidate."""
+    """Make the document of a section's candidate; without ``scoring`` its answers are scored as its task is."""
+    if scoring is None and answers:
+        scoring = task_scoring(section.source, candidate.task)
     return Document(
         doc=candidate.doc, stratum=section.stratum_name, cluster=candidate.cluster, task=candidate.task,
-        source=section.source, tokens=tokens, answers=answers,
+        source=section.source, tokens=tokens, answers=answers, scoring=scoring or "",
     )  # fmt: skip

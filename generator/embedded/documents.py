@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from generator.embedded import vocabulary as v
-from schema.document import Document
+from schema.document import ALL_ANSWERS, Document
 from schema.keyed_random import keyed_generator
 
 TASKS = ("needle", "variable_tracking")
@@ -110,7 +110,7 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
     doc = document_name(task, length, index)
     return Document(
         doc=doc, stratum=f"{task}-{length}", cluster=doc, task=task, source="embedded", tokens=episode.prompt,
-        answers=tuple(v.to_text(item) for item in episode.asked),
+        answers=tuple(v.to_text(item) for item in episode.asked), scoring=ALL_ANSWERS,
     )  # fmt: skip
 
 

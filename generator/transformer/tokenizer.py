@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from generator.transformer.configuration import library, quiet, read_configuration
@@ -28,12 +28,36 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
 
 def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
     """Return a function from a token to its text, for people to read; None where the tokenizer cannot be loaded."""
+    tokenizer = _known_tokenizer(model_id, revision)
+    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+
+
+def text_decoder(
+    model_id: str, *, revision: str | None = None
+) -> Callable[[Sequence[tuple[int, ...]]], list[str]] | None:
+    """Return a function from continuations to their texts; None where the tokenizer cannot be loaded.
+
+    Special tokens are left out, and nothing is tidied up: texts are as servers send them.
+    """
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+
+    def decode(continuations: Sequence[tuple[int, ...]]) -> list[str]:
+        return [
+            str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            for tokens in continuations
+        ]
+
+    return decode
+
+
+def _known_tokenizer(model_id: str, revision: str | None) -> Any:
     try:
         with quiet():
-            tokenizer = _tokenizer(model_id, revision)
+            return _tokenizer(model_id, revision)
     except InputError:
         return None
-    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
 
 
 def _tokenizer(model_id: str, revision: str | None) -> Any:

@@ -83,10 +83,12 @@ def _study_lines(
     *,
     several: bool,
 ) -> Iterator[str]:
+    from flows.analysis.answers import answers_are_current
     from flows.analysis.current import estimated_version
     from flows.frozen_plan import find_plan
     from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
+    from flows.scores import known_answers, unscored_units
     from schema.store.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
@@ -112,6 +114,10 @@ def _study_lines(
         yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
     units = _count_units(current)
     yield f"  derived: {units - left} of {units} units"
+    if answered := len(known_answers(store, study, model)):
+        unscored = unscored_units(store, study, model).num_rows
+        lacking = f"; {unscored} units still to score (kvdrift analyze)" if unscored else ", all units scored"
+        yield f"  answers: known of {answered} documents{lacking}"
     estimated = estimated_version(store, study, model)
     yield (
         f"  estimates: none yet{' under this plan' if revision else ''}" if estimated is None else
@@ -124,7 +130,7 @@ def _study_lines(
     generate = ours and (bool(pending) or plan is None or (taken is not None and not taken.stopped))
     if generate:
         command = f"kvdrift run STUDY.toml --store {store.location}"
-    elif left or estimated != version:
+    elif left or estimated != version or not answers_are_current(store, study, model):
         command = f"kvdrift {'derive' if left else 'analyze'} {store.location}"
     elif not report_is_current(store, report_folder(store, study, model if several else None)):
         command = f"kvdrift report {store.location}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
-from stats.quantities import ALL_QUANTITIES, QUANTITIES
+from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES
 from stats.registry import Quantity
 
 PRIMARY = "primary"
@@ -164,7 +164,7 @@ def read_estimates(
     )
     points: list[Estimate] = []
     by_view: dict[str, list[Quantity]] = defaultdict(list)
-    for quantity in (ALL_QUANTITIES if branched else QUANTITIES).values():
+    for quantity in (ALL_QUANTITIES if branched else PAIR_QUANTITIES).values():
         if quantity.view is not None:
             by_view[quantity.view].append(quantity)
     for view, quantities in by_view.items():

@@ -14,7 +14,10 @@ from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.tables import TABLES
 
-KEYED = ("documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values")
+KEYED = (
+    "documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values",
+    "scores",
+)  # fmt: skip
 _ROWS_APP_ID = "kvdrift.rows"
 
 

@@ -20,11 +20,13 @@ from fixtures.stored_units import make_unit
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
 from flows.analysis import stored
+from flows.analysis.answers import answer_moments
 from flows.analysis.estimation import document_moments, replicate_moments
 from flows.analysis.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
 from flows.analysis.stored import analyze_stored
 from flows.frozen_plan import find_plan
 from flows.orchestration import orchestration
+from flows.scores import known_answers
 from kvdrift.command import main
 from schema.errors import InputError
 from schema.store.store import Store, Unit
@@ -105,7 +107,13 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     assert plan is not None
     with open_views(store) as views:
         moments = document_moments(views, "small", "kvdrift/tiny", "evaluation")
-    plain = in_sequence(parts_of(Analysis.planned(plan), moments, subjects_of(moments)))
+        known = known_answers(store, "small", "kvdrift/tiny")
+        answers = answer_moments(views, "small", "kvdrift/tiny", "evaluation", moments.windows, known)
+    assert answers is not None
+    planned = Analysis.planned(plan)
+    parts = parts_of(planned, moments, subjects_of(moments))
+    parts += parts_of(planned, answers, subjects_of(answers, answers=True), answers=True)
+    plain = in_sequence(parts)
     assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
 
 

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from fixtures.branched_units import make_rows, swrb_unit
-from fixtures.older_stores import LATER, STUDIES_2, append_1, make_store_1, make_store_2, put_1
+from fixtures.older_stores import LATER, STUDIES_2, append_1, make_empty_store, make_store_1, make_store_2, put_1
 from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
@@ -101,15 +101,23 @@ def test_a_table_of_the_present_version_must_be_there(tmp_path: Path) -> None:
     assert "it has no 'branchings' table" in refused(store.read, "branchings")
 
 
-def test_what_version_1_has_can_be_written_as_it_is(old: str) -> None:
+def test_what_an_older_version_has_can_be_written_as_it_is(tmp_path: Path) -> None:
+    store = Store.open(make_empty_store(tmp_path / "old", 7))
+    row = dict.fromkeys(TABLES["identities"].columns) | dict.fromkeys(("study", "model", "action"), "x")
+    rows = pa.Table.from_pylist([row | {"action_revision": 0}], schema=TABLES["identities"].schema)
+    assert store.append_rows("identities", rows) == 1
+    assert DeltaTable(f"{store.location}/events").metadata().configuration["kvdrift.schema_version"] == "7"
+    assert store.read("scores").num_rows == 0
+
+
+def test_what_a_table_has_got_since_is_written_after_an_upgrade(old: str) -> None:
     store = Store.open(old)
     row = dict.fromkeys(TABLES["documents"].columns) | dict.fromkeys(("study", "model", "doc", "stratum"), "x")
-    row |= {"split": "development", "cluster": "x"}
+    row |= {"split": "development", "cluster": "x", "scoring": "part"}
     assert store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema)) == 1
-    assert DeltaTable(f"{old}/events").metadata().configuration["kvdrift.schema_version"] == "1"
+    assert set(schema_versions(store).values()) == {PRESENT}
     assert derive(store) == 3, "the derived tables have got a column since"
     assert store.pending_segments(store.version("events")) == []
-    assert set(schema_versions(store).values()) == {PRESENT}
 
 
 def study_row(**changes: Any) -> dict[str, Any]:
@@ -271,11 +279,8 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     versions = Store.open(old).versions()
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.create, [old] * 6))
-    changes = (
-        dict.fromkeys(("events", "actions", "studies", "trajectories", "steps", "plans", "results", "calibration"), 2)
-        | {"units": 3}
-        | dict.fromkeys(LATER, 0)
-    )  # one of ``units`` is the healed row
+    twice = ["events", "documents", "actions", "studies", "trajectories", "steps", "plans", "results", "calibration"]
+    changes = dict.fromkeys(twice, 2) | {"units": 3} | dict.fromkeys(LATER, 0)  # one of ``units`` is the healed row
     assert Store.open(old).versions() == {table: version + changes.get(table, 1) for table, version in versions.items()}
 
 
@@ -293,4 +298,4 @@ def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: py
 
     monkeypatch.setattr(delta_folder, "added_columns", refuse)
     line = refused(Store.create, old)
-    assert re.search(rf"cannot upgrade 'actions' to schema version {PRESENT} \(.*Permission denied", line)
+    assert re.search(rf"cannot upgrade 'documents' to schema version {PRESENT} \(.*Permission denied", line)

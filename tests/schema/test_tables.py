@@ -58,6 +58,7 @@ def test_what_later_versions_added() -> None:
             **dict.fromkeys(("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256")),
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
+        "documents": {"scoring": None},
         "studies": {"revision": None, "settings": None},
         "document_moments": dict.fromkeys(f"scalar_{name}_compensator" for name in ("occupation", "exposure")),
         "plans": {"plan_revision": 0},

@@ -9,8 +9,12 @@ from schema.errors import InputError
 
 
 def analyze(store: StoreArgument) -> None:
-    """Bootstrap every study of a store whose estimates are not up to date; without a plan, as exploratory."""
+    """Bootstrap every study of a store whose estimates are not up to date; without a plan, as exploratory.
+
+    Continuations of documents with answers are scored first, if the model's tokenizer can be loaded.
+    """
     from flows.analysis.stored import analyze_stored
+    from flows.scores import score_stored
     from kvdrift.console import ConsoleProgress
     from schema.store.store import Store
 
@@ -18,7 +22,11 @@ def analyze(store: StoreArgument) -> None:
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
     if not studies:
         raise InputError(f"{opened.location}: the store holds no study yet")
+    model_revisions = {(row["study"], row["model"]): row["revision"] for row in opened.read("studies").to_pylist()}
     with ConsoleProgress() as console:
         for study, model in sorted(studies):
+            revision = model_revisions.get((study, model))
+            if scored := score_stored(opened, study, model, revision=revision, progress=console):
+                typer.echo(f"{study}, {model}: scored the answers of {scored} pairs")
             count = analyze_stored(opened, study, model, progress=console)
             typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.byte_level import CHAT, byte_level_tokenizer
 from fixtures.refusals import refused
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from generator.documents import files, ruler_tasks
+from generator.documents import files
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.ruler_tasks import GENERATED
 from generator.embedded.documents import make_document
@@ -23,25 +22,12 @@ from schema.document import Document, part_of, split_of
 from schema.errors import InputError
 from schema.study import DocumentsSection
 
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}<assistant>"
-WORDS = [f" {word}" for word in ruler_tasks._all_words()]
 QUESTIONS = [f"Who wrote book number {number}?" for number in range(60)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE trained on a few English sentences: like a real one, some words are one token and most are not."""
-    trained = Tokenizer(BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=4000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    texts = [
-        text for name, text in vars(ruler_tasks).items() if name.endswith(("_PROMPT", "_OPENING", "_NOISE", "_NEEDLE"))
-    ]
-    trained.train_from_iterator([*texts * 5, "Document (Title: X): passage", *WORDS[::2]], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=trained, chat_template=CHAT)
+    return byte_level_tokenizer()
 
 
 def section(source: str, **keys: Any) -> DocumentsSection:

@@ -1,8 +1,8 @@
 """Every reported quantity of the definitions page: its function, label, meaning, scale, and the view that has it.
 
-A new quantity is added here and nowhere else; one of residual branching in ``stats.branching_quantities``. Names are
-what ``results.quantity`` carries; they are the column names of the SQL views where those are unique. What a function
-may do with its moments is in ``stats.registry``.
+A new quantity is added here and nowhere else; one of answers in ``stats.quantities.answers``, one of residual branching
+in ``stats.branching_quantities``. Names are what ``results.quantity`` carries; they are the column names of the SQL
+views where those are unique. What a function may do with its moments is in ``stats.registry``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from schema.errors import InputError, nearest
 from stats.branching_quantities import BRANCHING_QUANTITIES
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import (
     Array,
     Higher,
@@ -405,9 +406,11 @@ DIFFERENCES: Mapping[str, Quantity] = {
     **{one.difference_of: one for one in QUANTITIES.values() if one.difference_of},
 }
 
-ALL_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **BRANCHING_QUANTITIES}
+PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 
-_BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **QUANTITIES}
+ALL_QUANTITIES: Mapping[str, Quantity] = {**PAIR_QUANTITIES, **BRANCHING_QUANTITIES}
+
+_BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES}
 
 
 def quantity_named(name: str) -> Quantity:
@@ -418,5 +421,5 @@ def quantity_named(name: str) -> Quantity:
 
     """
     if name not in _BY_NAME:
-        raise InputError(f"no quantity is named '{name}'; {nearest(name, QUANTITIES)}")
+        raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

@@ -1,0 +1,76 @@
+"""Moments of documents with answers: what the estimates of lost and gained answers are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.analysis.current import newest_rows
+from flows.analysis.document_index import DocumentIndex, measured
+from flows.scores import unscored_units
+from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
+from schema.store.store import Store
+from schema.windows import Windows
+from sql.catalog import Views
+from stats.moments import DocumentMoments, ReplicateMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
+
+_PLACE = ["doc", "action", "replicates"]
+
+
+def answers_are_current(store: Store, study: str, model: str) -> bool:
+    """Whether what there is to estimate of answers is among the newest estimates.
+
+    There is nothing where no pair is scored, and before all are.
+    """
+    rows = newest_rows(store, study, model)
+    if pc.any(pc.is_in(rows["quantity"], value_set=pa.array(list(ANSWER_QUANTITIES)))).as_py():
+        return True
+    scores = store.read("scores", columns=["study", "model"])
+    own = pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))
+    return not pc.any(own).as_py() or unscored_units(store, study, model).num_rows > 0
+
+
+def answer_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows, answered: Collection[str]
+) -> DocumentMoments | None:
+    """Read the moments of the documents with answers of a split, controls left out.
+
+    Args:
+        views: the views.
+        study: the study's name.
+        model: the model's id.
+        split: the split.
+        windows: the study's.
+        answered: the documents that are scored once their pairs are there.
+
+    Returns:
+        Moments without profiles; None where there is no such document, or pairs of one are still to be scored.
+
+    """
+    table = measured(views.rows("document_answers", study=study, model=model, split=split))
+    whole = measured(views.rows("moments", study=study, model=model, split=split))
+    whole = whole.filter(pc.is_in(whole["doc"], value_set=pa.array(sorted(answered), pa.string())))
+    if not table.num_rows or not table.select(_PLACE).equals(whole.select(_PLACE)):  # both are sorted by them
+        return None
+    index = DocumentIndex(whole)
+    scalars = index.spread(whole, SCALAR_MOMENTS) | index.spread(table, ANSWER_MOMENTS)
+    return DocumentMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars, {}, {})
+
+
+def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
+    """Read the scalar moments of every scored replicate of a split, controls left out; None where there is none."""
+    keys = {"study": study, "model": model, "split": split}
+    table = measured(views.rows("trajectory_answers", **keys))
+    if not table.num_rows:
+        return None
+    whole = measured(views.rows("trajectory_moments", **keys)).join(
+        table.select(["doc", "action", "replicate"]), ["doc", "action", "replicate"], join_type="left semi"
+    )
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(whole, SCALAR_MOMENTS, "replicate", count, first=0)
+    scalars |= index.spread(table, ANSWER_MOMENTS, "replicate", count, first=0)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)

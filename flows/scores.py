@@ -1,0 +1,139 @@
+"""Continuations scored against their documents' answers: rows of ``scores``, once for each coupled pair.
+
+The tokenizer is all that is needed of the model. What was scored already stays; the cost is that of what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from generator.documents.answers import task_scoring
+from generator.documents.scores import Decode, Tokens, score_pairs
+from generator.transformer.tokenizer import text_decoder
+from schema.progress import SILENT, Progress
+from schema.store.readable_store import ReadableStore
+from schema.store.store import Store
+from schema.tables import PLAIN, SCORES
+
+_BATCH = 4096  # pairs to a commit, whole units: what a kill costs
+_UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "path"]
+_TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
+
+
+@dataclass(frozen=True)
+class KnownAnswers:
+    """What a right continuation of a document states, and how it is scored."""
+
+    answers: tuple[str, ...]
+    scoring: str
+
+
+def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, KnownAnswers]:
+    """Return the answers of the documents of a study and model that are scored, by document."""
+    found = {}
+    columns = ["study", "model", "doc", "task", "source", "answers", "scoring"]
+    for row in store.read("documents", columns=columns).to_pylist():
+        answers = tuple(answer for answer in row["answers"] or () if answer)
+        if (row["study"], row["model"]) == (study, model) and answers:
+            scoring = row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")
+            if scoring is not None:
+                found[row["doc"]] = KnownAnswers(answers, scoring)
+    return found
+
+
+def unscored_units(store: ReadableStore, study: str, model: str) -> pa.Table:
+    """Return the current units of coupled pairs that are to be scored and are not, sorted by document."""
+    documents = list(known_answers(store, study, model))
+    units = store.units(study, model, [*_UNIT, "estimator"]) if documents else pa.table({})
+    if not documents or not units.num_rows:
+        return units
+    scorable = pc.and_(
+        pc.equal(units["estimator"], PLAIN), pc.is_in(units["doc"], value_set=pa.array(documents, pa.string()))
+    )
+    keys = ["doc", "action", "action_revision", "replicate"]
+    scores = store.read("scores", columns=["study", "model", *keys])
+    own = scores.filter(pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))).select(keys)
+    # The pairs of a unit are scored by one commit: the first of them tells.
+    lacking = units.filter(scorable).join(own, [*keys[:3], "first_replicate"], keys, "left anti")
+    return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
+
+
+def score_stored(
+    store: Store, study: str, model: str, *, revision: str | None = None, progress: Progress = SILENT
+) -> int:
+    """Score the coupled pairs of a study and model that are not scored yet; return how many.
+
+    Where the model's tokenizer cannot be loaded, nothing is scored, and one line says so.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        revision: the model's revision as the study file gives it.
+        progress: who is told how far the work is.
+
+    Raises:
+        InputError: the store is damaged or cannot be written.
+
+    """
+    units = unscored_units(store, study, model)
+    if not units.num_rows:
+        return 0
+    decode = text_decoder(model, revision=revision)
+    if decode is None:
+        progress.say(f"answers are not scored: the tokenizer of '{model}' cannot be loaded here")
+        return 0
+    answers = known_answers(store, study, model)
+    progress.begin("score answers", units.num_rows, "units")
+    count, batch = 0, list[dict[str, Any]]()
+    for rows in _scored_documents(store, units, answers, decode, progress):
+        batch += rows
+        if len(batch) >= _BATCH:
+            count += _append(store, study, model, batch)
+            batch = []
+    return count + _append(store, study, model, batch)
+
+
+def _scored_documents(
+    store: Store, units: pa.Table, answers: dict[str, KnownAnswers], decode: Decode, progress: Progress
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one document after the other, without study and model."""
+    events = store.unit_events()
+    rows = units.to_pylist()
+    begin = 0
+    while begin < len(rows):
+        doc = rows[begin]["doc"]
+        end = next((at for at in range(begin, len(rows)) if rows[at]["doc"] != doc), len(rows))
+        named, pairs = list[dict[str, Any]](), list[tuple[Tokens, Tokens]]()
+        for unit in rows[begin:end]:
+            pairs += _continuations(events.read(unit["path"], _TOKENS), unit["replicates"], unit["horizon"])
+            names = {name: unit[name] for name in ("doc", "action", "action_revision")}
+            first = unit["first_replicate"]
+            named += [names | {"replicate": replicate} for replicate in range(first, first + unit["replicates"])]
+        known = answers[doc]
+        scores = score_pairs(pairs, known.answers, known.scoring, decode)
+        yield [name | {"scoring": known.scoring} | vars(score) for name, score in zip(named, scores, strict=True)]
+        progress.advance(end - begin)
+        begin = end
+
+
+def _continuations(events: pa.Table, replicates: int, horizon: int) -> Iterator[tuple[Tokens, Tokens]]:
+    """Yield X and Y of each replicate up to their EOS; rows are sorted by replicate and position."""
+    x, y, x_eos, y_eos = (events[name].to_numpy().reshape(replicates, horizon) for name in _TOKENS)
+    for k in range(replicates):
+        sides = ((x[k], x_eos[k]), (y[k], y_eos[k]))
+        first, second = (tuple(tokens[: horizon - np.count_nonzero(eos)].tolist()) for tokens, eos in sides)
+        yield first, second
+
+
+def _append(store: Store, study: str, model: str, rows: list[dict[str, Any]]) -> int:
+    if not rows:
+        return 0
+    named = [{"study": study, "model": model} | row for row in rows]
+    return store.append_rows("scores", pa.Table.from_pylist(named, schema=SCORES.schema))

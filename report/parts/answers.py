@@ -1,0 +1,152 @@
+"""The section on answers: how many right ones divergence costs, and when they are lost."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from report.printing.canvas import action_styles, new_figure
+from report.printing.numbers import count, fixed, in_text
+from report.printing.section import Drawing, Section
+from report.printing.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
+from report.printing.tables import (
+    Cell,
+    CellColumn,
+    Column,
+    EstimateColumn,
+    action_tables,
+    columns_of,
+    contrast_rows_table,
+)
+from report.reading.content import PageContent
+from report.reading.source import ViewRow
+from schema.study import POOLED
+from stats.registry import DIFFERENCE, Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLACES = ("before", "inside", "after")
+_PLACE_WORDS = {
+    "before": "of right X: the pair parts before the first token of the answer",
+    "inside": "of right X: it parts from the first to the last token of the answer",
+    "after": "of right X: it parts after the last token of the answer",
+}
+TEMPLATE = """
+<h2>Does it matter?</h2>
+{% if rows %}
+<p><b>{{ sentence }}</b> {{ correlation }}</p>
+<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right where its score is 1. An answer is lost where the reference X is right and the compressed Y is not, and gained the other way round.</p>
+{{ table(tables.answers) }}
+{% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
+<p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. What is stated before a pair parts, both state, so none is lost after the answer.</p>
+{{ table(tables.answers_when) }}
+{% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
+{% endif %}
+{{ by_stratum("Answers in each stratum", tables.answers_by_stratum) -}}
+{{ by_stratum("When answers are lost in each stratum", tables.answers_when_by_stratum) -}}
+{% else %}
+<p class="absent">The answers of {{ answered }} documents are known, and no continuation of theirs is scored yet: kvdrift analyze scores them where the model's tokenizer can be loaded.</p>
+{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section | None:
+    """Accuracy of both sides, answers lost and gained, and when; None where no document has answers."""
+    answered = sum(bool(row["answers"]) for row in content.facts.documents if row["split"] == content.split)
+    rows = content.source.of("answers", split=content.split)
+    if not rows:
+        values = {"rows": rows, "answered": answered}
+        return Section("answers", "Answers", TEMPLATE, values=values) if answered else None
+    tables = [
+        *action_tables("answers", "Answers", content, columns_of(
+            "accuracy_reference", "accuracy", "score_gap", "lost", "gained", "lost_share"
+        )),
+        *action_tables("answers_when", "When answers are lost", content, _when_columns(rows)),
+    ]  # fmt: skip
+    differences = [f"{name}{DIFFERENCE}" for name in ("accuracy", "lost", "gained", "lost_share")]
+    if content.others and content.estimates.known(*differences):
+        title = f"Answers: differences to {content.baseline}"
+        tables.append(
+            contrast_rows_table(
+                "answer_differences", title, content.estimates, differences, content.others, content.baseline
+            )
+        )
+    words = "Share of right answers that are lost against token mismatch, one mark per action"
+    drawings = (Drawing("answers", words, partial(answers_figure, content)),)
+    values = {
+        "rows": rows,
+        "sentence": lost_sentence(content),
+        "correlation": correlation_sentence(content),
+        "basis": _basis_sentence(content, rows),
+    }
+    return Section("answers", "Answers", TEMPLATE, tuple(tables), drawings, values)
+
+
+def lost_sentence(content: PageContent) -> str:
+    """What each action loses of the right answers: ``snapkv-half loses 3.1% of the right answers, recent-half 41%.``"""
+    shares = [(action, content.estimates.get("lost_share", action)) for action in content.actions]
+    known = [(action, in_text(one, Scale.PERCENT)) for action, one in shares if one.estimate is not None]
+    if not known:
+        return "The reference states no right answer, so none can be lost."
+    (first, loses), *others = known
+    return (
+        "".join([f"{first} loses {loses} of the right answers", *(f", {name} {text}" for name, text in others)]) + "."
+    )
+
+
+def correlation_sentence(content: PageContent) -> str:
+    """How R and lost answers go together over the actions; empty over too few."""
+    rows = content.pooled("answer_correlations")
+    if not rows or rows[0]["lost"] is None:
+        return ""
+    (row,) = rows
+    return (
+        f"Over the {row['actions']} actions, the correlation of R with answers lost is {fixed(row['lost'], 2)}, "
+        f"and with the score gap {fixed(row['score_gap'], 2)}."
+    )
+
+
+def answers_figure(content: PageContent) -> Figure:
+    """The share of right answers that are lost against R, of each action and stratum."""
+    figure = new_figure(WIDTH, 3.7)
+    axes = figure.add_subplot()
+    styles = action_styles(content.actions)
+    for action, style in styles.items():
+        for stratum in (*content.facts.strata, POOLED):
+            risk, lost = (content.estimates.get(name, action, stratum=stratum) for name in ("mismatch", "lost_share"))
+            if risk.estimate is None or lost.estimate is None:
+                continue
+            x, y = [100 * risk.estimate], [100 * lost.estimate]
+            if stratum == POOLED:
+                axes.errorbar(x, y, xerr=errors(risk), yerr=errors(lost), fmt=style.marker, color=style.colour,
+                              markersize=7, linewidth=1.2, capsize=2.5, zorder=3)  # fmt: skip
+            else:
+                axes.plot(x, y, linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.35)
+    percent_axis(axes, "right answers lost (%)")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.set_xlim(left=0)
+    round_ticks(axes.xaxis)
+    axes.set_xlabel("R (token): positions with different tokens (%)")
+    action_legend(figure, styles, marker=True)
+    return figure
+
+
+def _when_columns(rows: list[ViewRow]) -> list[EstimateColumn | CellColumn]:
+    columns = list[EstimateColumn | CellColumn]()
+    for place in PLACES:
+        cells = {
+            (row["stratum"], row["action"]): Cell(fixed(100 * row[place], 1)) for row in rows if row[place] is not None
+        }
+        columns.append(CellColumn(Column(f"τ {place}", "%", _PLACE_WORDS[place]), cells))
+        columns.append(EstimateColumn(f"lost_{place}"))
+    return columns
+
+
+def _basis_sentence(content: PageContent, rows: list[ViewRow]) -> str:
+    """How many documents are scored, and how many references are right."""
+    pooled = [row for row in rows if row["stratum"] == POOLED and row["action"] in content.actions]
+    total = content.facts.count(content.split)
+    scored = max((row["documents"] for row in pooled), default=0)
+    without = f"; those without, {count(total - scored)}, are not scored" if scored < total else ""
+    return f"{count(scored)} of {count(total)} {content.split} documents know their answers{without}."

@@ -1,0 +1,44 @@
+"""Two sections of shares of positions: R and its parts; and where the two laws have nothing in common."""
+
+from __future__ import annotations
+
+from report.printing.section import Section
+from report.printing.tables import action_tables, columns_of
+from report.reading.content import PageContent
+
+_DECOMPOSITION = (
+    "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",
+    "mean_entry",
+)  # fmt: skip
+_DECOMPOSITION_PAGE = """
+<h2>How much, how soon, how long</h2>
+<p>R is the share of positions with different tokens. It is the share of first mismatches (O) plus the share of positions after them (E) times the mismatch rate at those positions (C): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
+{{ table(tables.decomposition) }}
+{{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
+"""  # noqa: E501
+
+_SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
+_SATURATION_PAGE = """
+<h2>Saturation and local agreement</h2>
+{% if tables %}
+<p>S is the share of positions where δ is above {{ windows.saturation_threshold }}, so that the two laws have almost nothing in common. The other two columns are shares of the branch cohort (τ ≤ {{ windows.cohort_bound }}), counted after τ and before either EOS: continuations with a run of at least {{ windows.agreement_run }} equal tokens, and continuations with a mismatch after an agreement.</p>
+{{ table(tables.saturation, False) }}
+{{ by_stratum("Saturation and local agreement in each stratum", tables.saturation_by_stratum) -}}
+{% else %}{{ absent("saturation") }}{% endif %}
+"""  # noqa: E501
+
+
+def decomposition(content: PageContent) -> Section:
+    """R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
+    tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
+    return Section("decomposition", "Decomposition", _DECOMPOSITION_PAGE, tables)
+
+
+def saturation(content: PageContent) -> Section | None:
+    """Saturation and local agreement of each action; finite-state systems have no such section."""
+    if content.facts.finite:
+        return None
+    known = content.estimates.known("saturation", "long_agreement")
+    title = "Saturation and local agreement"
+    tables = action_tables("saturation", title, content, columns_of(*_SATURATION)) if known else ()
+    return Section("saturation", "Saturation", _SATURATION_PAGE, tables)
