@@ -20,6 +20,7 @@ from kvdrift.commands.list import list_
 from kvdrift.commands.results.analyze import analyze
 from kvdrift.commands.results.gate import gate
 from kvdrift.commands.results.report import report
+from kvdrift.commands.results.show import show
 from kvdrift.commands.run import run
 from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
@@ -38,7 +39,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for function in (run, serve, status, verify, sql, ingest, derive, analyze, report, gate, compact, drop, confirm, check):
+for function in (
+    run,
+    serve,
+    status,
+    verify,
+    sql,
+    ingest,
+    derive,
+    analyze,
+    report,
+    gate,
+    show,
+    compact,
+    drop,
+    confirm,
+    check,
+):
     app.command()(function)
 app.command(name="list")(list_)
 

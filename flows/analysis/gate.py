@@ -19,6 +19,7 @@ from flows.planning.seen import EVALUATION, seen_actions
 from schema.errors import ControlError, InputError, nearest
 from schema.store.revisions import current_actions
 from schema.store.store import Store
+from schema.store.studies import chosen_study
 from schema.study import CONTROL_ACTION, POOLED
 from sql.catalog import Views, open_views
 from stats.bootstrap import estimate
@@ -108,7 +109,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     """
     contrast = decidable_quantity(question.quantity)
     _check_numbers(question, contrast)
-    study, model = _chosen_study(store, question)
+    study, model = chosen_study(store, question.study, question.model)
     plan = find_plan(store, study, model)
     with open_views(store, kept=("moments",), checked=True) as views:
         version = store.data_version("events", views.versions["events"])
@@ -169,21 +170,6 @@ def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
             f"--margin {question.margin:g}: '{question.quantity}' is a fraction, and {question.margin / percent:g} is "
             f"{question.margin:g} percentage points"
         )
-
-
-def _chosen_study(store: Store, question: GateQuestion) -> tuple[str, str]:
-    there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
-    if not there:
-        raise InputError(f"{store.location}: the store holds no study yet")
-    for option, place, asked in (("study", 0, question.study), ("model", 1, question.model)):
-        known = {one[place] for one in there}
-        if asked is not None and asked not in known:
-            raise InputError(f"--{option} {asked}: not in {store.location}; {nearest(asked, known)}")
-        if asked is None and len(known) > 1:
-            raise InputError(f"{store.location} holds several: give --{option}, one of {', '.join(sorted(known))}")
-        there = {one for one in there if asked in {None, one[place]}}
-    (chosen,) = there
-    return chosen
 
 
 def _check_actions(store: Store, views: Views, question: GateQuestion, study: str) -> None:
