@@ -44,13 +44,14 @@ from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, mea
 from benchmarks.roofline import Peaks, measure_peaks, step_work
 from generator.actions import Action
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
+from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, Recent, SnapKV
 from generator.transformer.footprint import Footprint
-from generator.transformer.memory import DTYPES, ModelShape, available_bytes
+from generator.transformer.memory import ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
 from generator.transformer.prompt import Prompt
 from schema.document import Document

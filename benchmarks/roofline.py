@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from generator.attention.cpu_products import has_product, product
+from generator.attention.holding import DTYPES
 from generator.transformer.footprint import Footprint
-from generator.transformer.memory import DTYPES, ModelShape
+from generator.transformer.memory import ModelShape
 
 _REPETITIONS = 8
 # Bytes that are copied, and the rows of a square product: larger than a processor's caches.

@@ -117,7 +117,8 @@ def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
 def check_equal_bytes(store: Store, material: Material) -> int:
     """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
 
-    Payload, index, metadata and resident bytes are compared, as measured on the tensors.
+    Payload, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold entries in
+    another way, such as another dtype, are compared among themselves.
 
     Returns:
         The number of pairs of actions that were compared.
@@ -129,9 +130,11 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))
     columns = ["doc", "action", "first_replicate", "replicates", "kept_entries", *_SIZES]
+    holdings = {action.name: action.holding for action in material.actions}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for unit in units.select(columns).to_pylist():
-        groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"]].append(unit)
+        held = holdings.get(unit["action"])
+        groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
     compared = 0
     for first, *others in groups.values():
         for other in others:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.selectors import Full, Selector, build_selector
+from generator.attention.holding import AsComputed, Holding
+from generator.selectors import Full, Numerics, Selector, build_selector
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
@@ -26,6 +27,21 @@ class Action:
     def control(self) -> bool:
         """Whether this is the full-retention control, whose delta and f must be exactly 0."""
         return self.name == CONTROL_ACTION
+
+    @property
+    def holding(self) -> Holding:
+        """How the compressed side holds what the selector keeps."""
+        return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
+
+    @property
+    def prefill_chunk(self) -> int | None:
+        """How many tokens a prefill of its own takes at once; None where it keeps entries of the reference's prompt."""
+        return self.selector.prefill_chunk if isinstance(self.selector, Numerics) else None
+
+    @property
+    def row_tile(self) -> int | None:
+        """How many rows read its cache at once, at most; None for as many as of others."""
+        return (self.selector.row_tile or None) if isinstance(self.selector, Numerics) else None
 
     def kept_entries(self, entries: int, where: str) -> int:
         """How many of a prompt's n entries the action keeps: exactly m, or n where the retention is n or above.
@@ -69,7 +85,8 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if isinstance(selector, Full) and section.retention.rule is not None:
-        raise InputError(f"action '{section.name}': selector 'full' keeps every entry; write keep = \"all\"")
+        line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
+        raise InputError(f'{line}; write keep = "all"')
     return Action(section.name, section.selector, selector, section.retention)
 
 

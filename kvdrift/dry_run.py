@@ -224,7 +224,7 @@ def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[s
         kept = [action.retention.kept(entries) for entries in (min(lengths), max(lengths))]
         line = f"  action {action.name}: keep {action.retention}, {_span(*(f'{m:,}' for m in kept))} prompt entries"
         if footprint is not None:
-            line += f", {_span(*(_binary(footprint.cache_bytes(m)) for m in kept))} of prompt cache"
+            line += f", {_span(*(_binary(footprint.cache_bytes(m, action.holding)) for m in kept))} of prompt cache"
         yield line
 
 
@@ -240,6 +240,7 @@ def _plan_memory(material: Material, found: Forecast, footprint: Footprint) -> M
         study.study.horizon,
         sys.maxsize if here is None else here - footprint.weight_bytes,
         PLAIN if study.plan.estimator == PLAIN else SWRB,
+        apart=any(action.prefill_chunk is not None for action in material.actions),
     )
 
 

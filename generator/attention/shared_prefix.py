@@ -15,6 +15,7 @@ from torch import Tensor
 from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 from generator.attention.stream_slots import StreamSlots
+from schema.errors import InputError
 
 _STEPS = 8  # numbers of rows between one and its double, where they are few
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
@@ -57,17 +58,24 @@ class SharedPrefix:
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
+        tiles: Per cache, how many streams read its prompt entries at once, at most; TILE by default.
+
+    Raises:
+        InputError: Other tiles are asked for where operations are fused.
     """
 
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
-        group: int, *, share_reads: bool = True, fused: bool | None = None,
+        group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self._caches, self._row_multiple, self._share_reads = caches, row_multiple, share_reads
+        self._caches, self._row_multiple = caches, row_multiple
+        self._at_once = (tiles or [TILE] * len(caches)) if share_reads else [1] * len(caches)
         self._slots = StreamSlots(streams)
         self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused):
+            if any(tile != TILE for tile in tiles):
+                raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
             layers = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
@@ -215,10 +223,9 @@ class SharedPrefix:
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
         caches, counts = torch.unique_consecutive(self.stream_cache, return_counts=True)
-        at_once = TILE if self._share_reads else 1
         first = 0
         for cache, slots in zip(caches.tolist(), torch.split(self.slots, counts.tolist()), strict=True):
-            for part in torch.split(slots, at_once):
+            for part in torch.split(slots, self._at_once[cache]):
                 last = first + _rounded(len(part), self._row_multiple)
                 self._tiles.append(_Tile(cache, first, last))
                 packed += [part, part[:1].expand(last - first - len(part))]

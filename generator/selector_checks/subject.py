@@ -11,7 +11,7 @@ from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
 from generator.generation import PendingUnit, generate_units
 from generator.selector_checks.random_models import random_document, random_model
-from generator.selectors import Full, Selector
+from generator.selectors import SELECTORS, Full, Selector
 from generator.selectors.parameters import Value
 from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.prompt import Prompt
@@ -90,7 +90,7 @@ class Subject:
 
     def action(self, name: str = "own", keep: str | None = None, **changes: Value) -> Action:
         """An action of the selector, by default at half of the entries, with some parameters changed."""
-        keep = keep or ("all" if self.name == "full" else "1/2")
+        keep = keep or ("all" if issubclass(SELECTORS.get(self.name, Selector), Full) else "1/2")
         parameters: dict[str, Any] = {**self.parameters, **changes}
         section = ActionSection(name=name, selector=self.name, keep=keep, **parameters)
         return build_action(section, self.folder)

@@ -22,10 +22,12 @@ from generator.selectors.recent import Recent
 from generator.selectors.selector import ScoringSelector, Selector
 from generator.selectors.snapkv import SnapKV
 from generator.selectors.tova import TOVA
+from generator.selectors.whole_cache.numerics import Numerics
 from schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {
     "full": Full,
+    "numerics": Numerics,
     "recent": Recent,
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
@@ -38,7 +40,8 @@ SELECTORS: dict[str, type[Selector]] = {
 }
 
 __all__ = [
-    "SELECTORS", "Full", "Recent", "ScoringSelector", "Selector", "SnapKV", "build_selector", "default_parameters",
+    "SELECTORS", "Full", "Numerics", "Recent", "ScoringSelector", "Selector", "SnapKV", "build_selector",
+    "default_parameters",
 ]  # fmt: skip
 
 

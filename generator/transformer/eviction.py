@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from generator.attention.holding import AsComputed, Holding
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
@@ -21,26 +22,23 @@ class CompactCache:
     """What is kept of a prompt.
 
     Attributes:
-        layers: Keys and values of the kept entries.
+        layers: Keys and values of the kept entries, as attention reads them.
         indices: Per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
         extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
+        payload_bytes: Bytes of the kept keys and values as they are stored.
     """
 
     layers: tuple[PrefixLayer, ...]
     indices: tuple[Tensor, ...]
     extents: Tensor
     kept_sha256: tuple[str, ...]
+    payload_bytes: int
 
     @property
     def kept_entries(self) -> int:
         """m, per KV head and layer: the exact mean where layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the kept keys and values."""
-        return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
 
     @property
     def index_bytes(self) -> int:
@@ -53,10 +51,11 @@ class CompactCache:
         return int(self.extents.nbytes)
 
 
-def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> CompactCache:
-    """Evict all but the entries that a selector chooses; it is not asked where everything is kept.
+def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
+    """Evict all but the entries that a selector chooses, and hold these as ``holding`` says; by default as computed.
 
-    m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers.
+    m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers. It is not asked
+    where everything is kept.
 
     Raises:
         OperationError: The selector fails, or its budgets or kept positions are not what it promises.
@@ -69,16 +68,19 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int) -> Compa
             f"selector {type(selector).__name__}: returned {len(budgets)} budgets with the sum {sum(budgets)}; "
             f"{len(prompt)} layers that keep {kept} entries on average need the sum {kept * len(prompt)}"
         )
-    layers, indices, hashes = [], [], []
+    holding = holding or AsComputed()
+    layers, indices, hashes, payload = [], [], [], 0
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
         index = _kept(layer, budget, chooser)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
-        layers.append(PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather)))
+        own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather))
+        layers.append(holding.hold(own))
+        payload += holding.stored_bytes(own)
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes))
+    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload)
 
 
 def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from generator.attention.holding import DTYPES, Holding
+from generator.attention.shared_prefix import PrefixLayer
 from generator.transformer.local_folders import local_configuration
-from generator.transformer.memory import DTYPES, PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
+from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
@@ -21,10 +23,12 @@ class Footprint:
     shape: ModelShape
     tied: bool
 
-    def cache_bytes(self, entries: int) -> int:
-        """Bytes of payload, index and metadata of ``entries`` kept per KV head and layer."""
+    def cache_bytes(self, entries: int, holding: Holding) -> int:
+        """Bytes of payload, index and metadata of ``entries`` kept per KV head and layer, as they are stored."""
         shape = self.shape
-        return shape.entry_bytes * entries + shape.layers * (shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
+        part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
+        payload = holding.stored_bytes(PrefixLayer(part, part))
+        return shape.layers * (payload + shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
 
     @property
     def weight_bytes(self) -> int:
@@ -59,11 +63,12 @@ class MemoryPlan:
 
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
-    estimator: str,
+    estimator: str, *, apart: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
+    ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time.
     """
     prompt = shape.entry_bytes * (entries + sum(kept))
     replicate = shape.replicate_bytes(len(kept), entries, horizon, estimator)
@@ -71,7 +76,7 @@ def plan_memory(
         replicates=replicates,
         replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),
         prompt_bytes=prompt,
-        prefill_bytes=min(entries, PREFILL_CHUNK) * shape.activation_bytes,
+        prefill_bytes=min(entries, PREFILL_CHUNK) * shape.activation_bytes + apart * shape.entry_bytes * entries,
         replicate_bytes=replicate,
         available_bytes=available_bytes,
     )

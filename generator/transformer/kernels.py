@@ -24,11 +24,13 @@ class PromptCaches:
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
+        tiles: Of each of them, how many rows read it at once, at most.
     """
 
     entries: int
     first_law: Tensor
     caches: Sequence[Sequence[PrefixLayer]]
+    tiles: Sequence[int]
 
 
 class TransformerKernels:
@@ -54,6 +56,7 @@ class TransformerKernels:
         self._attention = SharedPrefix(
             [cache for prompt in prompts for cache in prompt.caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
+            tiles=[tile for prompt in prompts for tile in prompt.tiles],
         )  # fmt: skip
         self._head = Head(model.network, model.device, model.logits_dtype)
         self._laws = self._head.room(self._attention.rows_of(streams))

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
+from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import eos_tokens, library, quiet
@@ -15,7 +16,7 @@ from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.local_folders import model_source
-from generator.transformer.memory import DTYPES, ModelShape
+from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
 from generator.transformer.stored_tensors import check_complete

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
 from schema.tables import SWRB
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The
 # number does not depend on the memory that is free, since other chunks round differently.

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from generator.attention.holding import DTYPES
 from generator.transformer.configuration import check_supported, read_configuration
 from generator.transformer.local_folders import has_local_weights, local_folder, model_source
-from generator.transformer.memory import DTYPES
 from generator.transformer.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
 

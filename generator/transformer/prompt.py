@@ -13,7 +13,7 @@ import torch
 from generator.actions import Action
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
-from generator.attention.shared_prefix import PrefixLayer
+from generator.attention.shared_prefix import TILE, PrefixLayer
 from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
@@ -35,14 +35,16 @@ class Prompt:
     Args:
         window: How many last queries to keep.
         statistics: What to gather over all queries.
+        at_once: How many tokens are processed at once; PREFILL_CHUNK by default.
     """
 
     def __init__(
-        self, model: Decoder, tokens: Sequence[int], window: int, statistics: Iterable[Statistic[Any]] = ()
-    ) -> None:
+        self, model: Decoder, tokens: Sequence[int], window: int, statistics: Iterable[Statistic[Any]] = (),
+        at_once: int | None = None,
+    ) -> None:  # fmt: skip
         prompt = hashlib.sha256(np.array(tokens, dtype="<i4").tobytes()).digest()
         recording = PromptRecording(len(tokens), max(window, 1), statistics, prompt)
-        chunks = torch.split(torch.tensor([list(tokens)]), PREFILL_CHUNK, dim=1)  # [1, chunk]
+        chunks = torch.split(torch.tensor([list(tokens)]), at_once or PREFILL_CHUNK, dim=1)  # [1, chunk]
         first = 0
         with torch.inference_mode(), recording.gathering.listening(model.network):
             for chunk in chunks:
@@ -77,7 +79,7 @@ class PrefilledPrompt:
     def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
         entries = document.prompt_tokens
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
-        self._model, self._horizon, self._entries = model, horizon, entries
+        self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
         choosing = [action for action, m in self._actions if m < entries]  # the others keep everything
         for action in choosing:
@@ -110,11 +112,19 @@ class PrefilledPrompt:
         for action, m in self._actions:
             began = time.perf_counter()
             if action.name not in evicted:
-                evicted[action.name] = evict(self._prompt.layers, action.selector, m)
+                evicted[action.name] = evict(self._prompt_of(action).layers, action.selector, m, action.holding)
             caches.append(evicted[action.name])
             seconds.append(shared + time.perf_counter() - began)
         self._prompt.forget_statistics()
-        return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
+        tiles = [action.row_tile or TILE for action, _ in self._actions]
+        return PreparedPrompt(self._model, self._prompt, caches, tiles, seconds, self._horizon)
+
+    def _prompt_of(self, action: Action) -> Prompt:
+        """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
+        chunk = action.prefill_chunk
+        if chunk is None or min(chunk, self._entries) == min(PREFILL_CHUNK, self._entries):
+            return self._prompt
+        return Prompt(self._model, self._tokens, window=0, at_once=chunk)
 
 
 class PreparedPrompt:
@@ -122,13 +132,15 @@ class PreparedPrompt:
 
     Args:
         caches: One compact cache for each action.
+        tiles: Of each action, how many rows read its cache at once, at most.
         seconds: Of each action, what prefill and eviction took.
     """
 
     def __init__(
-        self, model: Decoder, prompt: Prompt, caches: Sequence[CompactCache], seconds: Sequence[float], horizon: int
-    ) -> None:
-        self._model, self._prompt, self._caches = model, prompt, caches
+        self, model: Decoder, prompt: Prompt, caches: Sequence[CompactCache], tiles: Sequence[int],
+        seconds: Sequence[float], horizon: int,
+    ) -> None:  # fmt: skip
+        self._model, self._prompt, self._caches, self._tiles = model, prompt, caches, tiles
         self._seconds, self._horizon = seconds, horizon
 
     def kernels(
@@ -163,6 +175,7 @@ class PreparedPrompt:
             self._prompt.entries,
             self._prompt.first_law,
             [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
+            (TILE,) * 3,
         )
         kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
@@ -173,7 +186,7 @@ class PreparedPrompt:
         """What its streams start from."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
         layers = [whole, *(cache.layers for cache in self._caches)]
-        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers)
+        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (TILE, *self._tiles))
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""

@@ -100,14 +100,14 @@ def plain_rollout(
     replicates: Sequence[int],
     horizon: int,
     eos_tokens: Sequence[int],
+    hold: Callable[[torch.Tensor], torch.Tensor] = lambda part: part,
 ) -> PlainSteps:
-    """Generate one action's coupled rollout of one document."""
+    """Generate one action's coupled rollout of one document; the compressed side holds keys and values by ``hold``."""
     count, entries = len(replicates), len(tokens)
     prompt, first_law, kept = _prefill(network, tokens, chooser)
     everything = [np.tile(np.arange(entries), (len(layer), 1)) for layer in kept]
-    reference, compressed_on_y, compressed_on_x = (
-        _expanded(prompt, choice, count) for choice in (everything, kept, kept)
-    )
+    reference = _expanded(prompt, everything, count)
+    compressed_on_y, compressed_on_x = (_expanded(prompt, kept, count, hold) for _ in range(2))
     u_x = uniform_table(seed, document, None, replicates, horizon, 1)
     u_y = uniform_table(seed, document, action, replicates, horizon, 2)
 
@@ -171,12 +171,16 @@ def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any
     return cache, softmax(output.logits[0, -1]), kept
 
 
-def _expanded(prompt: Any, kept: list[NDArray[np.int64]], count: int) -> Any:
+def _expanded(
+    prompt: Any, kept: list[NDArray[np.int64]], count: int,
+    hold: Callable[[torch.Tensor], torch.Tensor] = lambda part: part,
+) -> Any:  # fmt: skip
     """Make a cache with one copy of the kept entries for each replicate."""
     cache = DynamicCache()
     for number, (layer, choice) in enumerate(zip(prompt.layers, kept, strict=True)):
         keys = torch.stack([layer.keys[0, head, rows] for head, rows in enumerate(choice)])
         values = torch.stack([layer.values[0, head, rows] for head, rows in enumerate(choice)])
+        keys, values = hold(keys), hold(values)
         cache.update(keys.expand(count, -1, -1, -1).clone(), values.expand(count, -1, -1, -1).clone(), number)
     return cache
 

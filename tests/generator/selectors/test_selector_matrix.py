@@ -34,10 +34,11 @@ def test_every_selector_holds(name: str, check: Check) -> None:
     finding = check(subject_of(name))
     assert finding.holds, finding.found
     if check.name == "identity":
-        own = {key for key, value in options_of(subject_of(name).selector).items() if not isinstance(value, str)}
-        assert finding.found == (
-            ", ".join(key for key in options_of(subject_of(name).selector) if key in own) or "no parameter"
-        )
+        options = options_of(subject_of(name).selector)
+        texts = [key for key, value in options.items() if isinstance(value, str)]  # whose other values are not guessed
+        tried = ", ".join(key for key in options if key not in texts) or "no parameter"
+        left = f"; no other value tried of {', '.join(texts)}" if texts else ""
+        assert finding.found == tried + left
 
 
 SCORE = "return layer.key[..., self.coordinate].float() * self.sign"

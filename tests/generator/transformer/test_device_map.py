@@ -51,7 +51,7 @@ def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytes
     uniform falls as near to a boundary.
     """
     actions = [
-        Action(name, name, selector(), Retention(None) if selector is Full else Retention.parse("1/2"))
+        Action(name, name, selector(), Retention(None) if issubclass(selector, Full) else Retention.parse("1/2"))
         for name, selector in SELECTORS.items()
     ]
     pending = [PendingUnit(action, 0, 2, PLAIN) for action in actions]

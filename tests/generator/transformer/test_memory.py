@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from generator.actions import Action
 from generator.attention.fused.tables import chunks_of
+from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
@@ -23,7 +24,7 @@ from generator.selectors.kvpress import KVPress
 from generator.transformer import memory as planner
 from generator.transformer.footprint import plan_memory
 from generator.transformer.fused.head import Head
-from generator.transformer.memory import DTYPES, PREFILL_CHUNK, ModelShape, available_bytes
+from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
 from generator.transformer.prompt import PreparedPrompt
 from schema.retention import Retention
 from schema.tables import PLAIN, SWRB

@@ -1,0 +1,57 @@
+"""How the compressed side holds the prompt entries that an action keeps (definitions, "Interventions").
+
+Keys and values in, in the model's dtype; out what attention reads in their place, in the same dtype, and the bytes
+that they take as they are stored. What is generated is held as it is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from generator.attention.shared_prefix import PrefixLayer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Holding(Protocol):
+    """What is stored in place of a layer's kept keys and values. Equal holdings store equal entries in equal bytes."""
+
+    def hold(self, layer: PrefixLayer) -> PrefixLayer:
+        """Return what attention reads, of the same shapes, dtype and device; the layer itself is not changed."""
+        ...
+
+    def stored_bytes(self, layer: PrefixLayer) -> int:
+        """Return the bytes that the layer's keys and values take as they are stored."""
+        ...
+
+
+@dataclass(frozen=True)
+class AsComputed:
+    """Keys and values as the model computed them."""
+
+    def hold(self, layer: PrefixLayer) -> PrefixLayer:
+        """Return the layer."""
+        return layer
+
+    def stored_bytes(self, layer: PrefixLayer) -> int:
+        """Return the layer's bytes."""
+        return layer.key.nbytes + layer.value.nbytes
+
+
+@dataclass(frozen=True)
+class InDtype:
+    """Keys and values rounded to another dtype, a name of ``DTYPES``."""
+
+    dtype: str
+
+    def hold(self, layer: PrefixLayer) -> PrefixLayer:
+        """Round to the dtype and back to the model's."""
+        stored, own = DTYPES[self.dtype], layer.key.dtype
+        return PrefixLayer(layer.key.to(stored).to(own), layer.value.to(stored).to(own))
+
+    def stored_bytes(self, layer: PrefixLayer) -> int:
+        """Return the bytes of so many numbers of the dtype."""
+        return (layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize

@@ -1,0 +1,1 @@
+"""Whole prompt caches that are computed or held in another way than the reference's."""

@@ -1,0 +1,37 @@
+"""The noise floor: the whole prompt cache, computed another way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from generator.attention.holding import DTYPES, AsComputed, Holding, InDtype
+from generator.selectors.full import Full
+from generator.selectors.parameters import at_least
+from schema.errors import InputError, nearest
+
+_OWN = "model"  # the dtype that the model computes in
+
+
+@dataclass(frozen=True)
+class Numerics(Full):
+    """All n prompt entries, prefilled in other chunks, held in another dtype, or read in tiles of other rows.
+
+    Nothing is evicted, so what moves is what a deployment without eviction has too (definitions, "Noise floor").
+    """
+
+    summary: ClassVar[str] = "every prompt entry, computed another way (the noise floor)"
+    prefill_chunk: int = 256
+    cache_dtype: str = _OWN
+    row_tile: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, prefill_chunk=self.prefill_chunk)
+        at_least(0, row_tile=self.row_tile)
+        if self.cache_dtype not in (known := (_OWN, *DTYPES)):
+            raise InputError(f"cache_dtype = '{self.cache_dtype}': {nearest(self.cache_dtype, known)}")
+
+    @property
+    def holding(self) -> Holding:
+        """Rounded to ``cache_dtype``."""
+        return AsComputed() if self.cache_dtype == _OWN else InDtype(self.cache_dtype)
