@@ -90,7 +90,7 @@ def score_stored(
         progress.say(f"answers are not scored: the tokenizer of '{model}' cannot be loaded here")
         return 0
     answers = known_answers(store, study, model)
-    progress.begin("score answers", units.num_rows, "units")
+    progress.begin("answers", units.num_rows, "units")
     count, batch = 0, list[dict[str, Any]]()
     for rows in _scored_documents(store, units, answers, decode, progress):
         batch += rows

@@ -92,7 +92,7 @@ def score(run: StudyRun) -> int:
     model = run.study.model
     done = score_stored(run.store, run.study.name, model.id, revision=model.revision, progress=run.progress)
     if done:
-        run.progress.say(f"scored the answers of {done} pairs")
+        run.progress.say(f"scored {done} pairs against their documents' answers")
         refresh_catalog(run.store)
     return done
 

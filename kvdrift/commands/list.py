@@ -86,7 +86,7 @@ def _models() -> list[tuple[str, str]]:
 
 def _quantities() -> list[tuple[str, str]]:
     from stats.endpoints import decidable_quantities
-    from stats.quantities import QUANTITIES
+    from stats.quantities import PAIR_QUANTITIES
 
     decidable = decidable_quantities()
     return [
@@ -96,5 +96,5 @@ def _quantities() -> list[tuple[str, str]]:
             + (f", one for each {one.axis}" if one.axis else "")
             + (f"; gate: higher is {one.higher.value})" if one.name in decidable else ")"),
         )
-        for one in QUANTITIES.values()
+        for one in PAIR_QUANTITIES.values()
     ]
