@@ -9,9 +9,8 @@ Three kinds of processes work at once, as they do beside a real run:
 - writers commit units at a stated rate in all; a commit is two transactions with fsync, so each writer commits several
   units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
   ``Store`` open;
-- ``kvdrift derive --watch`` derives them, and its resident memory is read five times a second: around the 100th commit
-  and at the last 100, and the most until then; that of the process which it starts now and then for larger files,
-  moments and catalogue, and which ends each time, is read apart;
+- ``kvdrift derive --watch`` derives them; its resident memory is read five times a second, and apart from it that of
+  the process which it starts now and then for larger files, moments and catalogue, and which ends each time;
 - a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
   ``Store`` anew, and asks ``trajectories`` which units it has.
 
@@ -25,13 +24,13 @@ The peer is the plain way: ``kvdrift derive`` again and again in place of ``--wa
 on a store of its own. Its ratio is how many times as late 95% of the units are.
 
 With ``--commits``, memory is what is measured. One writer then makes commits of one unit by hand
-(``benchmarks.written_log``), which leaves the processors to the derivation; no delay of a durable commit is in it, the
-reader looks once a second, and there is no peer.
+(``benchmarks.written_log``), which leaves the processors to the derivation; the reader looks once a second, and there
+is no peer. Memory goes up and down with each batch, so it is read at like moments: when all is derived, in a pause
+after the 100th commit and after the last one. The most until then is told beside it.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import json
@@ -65,8 +64,9 @@ from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views
 
 EARLY_COMMITS = 100  # after which memory is to stay what it is
+REST = 6.0  # seconds of the pauses in which memory is read, in their second half
 LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
-PATIENCE = 120.0  # seconds that the reader waits for the last units
+PATIENCE = 120.0  # seconds that the reader waits for the first new unit
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
 Transaction: TypeAlias = tuple[str, int]
@@ -112,10 +112,10 @@ class Seen:
     Attributes:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
-        early, late: Resident bytes of the derivation from the 50th to the 150th commit and at the last 100, medians,
-            since some readings fall amid a batch; 0 where it is many processes.
-        early_peak, peak: The most until the 150th commit, and until the end.
-        beside: Most resident bytes of what it starts for moments and catalogue.
+        early, late: Resident bytes of the derivation after 100 commits and after all, when it rests, medians; 0 where
+            it is many processes or does not rest.
+        early_peak, peak: The most until then.
+        beside: Most resident bytes of what it starts beside it.
         cpu: CPU seconds by kind of process, of the writers together.
 
     """
@@ -152,45 +152,65 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
         When that was, by document; and the CPU seconds that it took.
 
     """
-    store, told, cpu = Store.open(location), dict[str, float](), time.process_time()
+    store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
+    told, cpu = dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
-        if load.by_hand:
-            append_by_hand(Path(location), units, number + 1)
-        else:
-            store.append_units(units)
+        store.append_units(units)
         told[document["doc"]] = time.time()
+        if load.by_hand and number + 1 == EARLY_COMMITS:
+            time.sleep(REST)
+            begin += REST
     return told, time.process_time() - cpu
 
 
-def append_by_hand(store: Path, units: list[Unit], version: int) -> None:
-    """Append units as ``Store.append_units`` does, durably or not, at a version of the tables or later."""
-    files, rows, groups, spans = list[StoredFile](), list[dict[str, Any]](), list[Transaction](), list[Transaction]()
-    for record, events in map(conform_unit, units):
-        span, data = span_of_record(record), encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
-        path = unit_path(record, content_digest(data))
-        replace_file(store / "events" / path, data)
-        files.append(StoredFile(path, len(data), events.num_rows))
-        rows.append({**record, "path": path})
-        groups.append((span.group, span.first + span.count))
-        spans.append((span.app_id, span.count))
-    commit_by_hand(store / "events", version, files, [*groups, *spans])
-    data = encode_parquet(pa.Table.from_pylist(rows, schema=UNITS.schema))
-    file = StoredFile(f"{content_digest(data)}.parquet", len(data), len(rows))
-    replace_file(store / "units" / file.path, data)
-    commit_by_hand(store / "units", version, [file], spans)
+class HandWrittenStore:
+    """Appends units as ``Store`` does, but does not ask what is there; for one writer.
+
+    Args:
+        folder: The store.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._versions = {"events": 0, "units": 0}
+
+    def append_units(self, units: list[Unit]) -> None:
+        """Make new units visible."""
+        rows, files, groups, spans = (
+            list[dict[str, Any]](),
+            list[StoredFile](),
+            list[Transaction](),
+            list[Transaction](),
+        )
+        for record, events in map(conform_unit, units):
+            span, data = span_of_record(record), encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
+            path = unit_path(record, content_digest(data))
+            files.append(self._put("events", path, data, events.num_rows))
+            rows.append({**record, "path": path})
+            groups.append((span.group, span.first + span.count))
+            spans.append((span.app_id, span.count))
+        self._commit("events", files, [*groups, *spans])
+        data = encode_parquet(pa.Table.from_pylist(rows, schema=UNITS.schema))
+        self._commit("units", [self._put("units", f"{content_digest(data)}.parquet", data, len(rows))], spans)
+
+    def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
+        replace_file(self._folder / table / path, data)
+        return StoredFile(path, len(data), rows)
+
+    def _commit(self, table: str, files: list[StoredFile], transactions: list[Transaction]) -> None:
+        """Commit, and put the log together as often as a store does."""
+        last, folder = self._versions[table], self._folder / table
+        self._versions[table] = made = write_commit(folder, last + 1, files, transactions)
+        if made // CHECKPOINT_EVERY > last // CHECKPOINT_EVERY:
+            DeltaTable(folder).create_checkpoint()
 
 
-def commit_by_hand(table: Path, version: int, files: list[StoredFile], transactions: list[Transaction]) -> None:
-    """Commit, and put the log together as often as a store does."""
-    if write_commit(table, version, files, transactions) % CHECKPOINT_EVERY == 0:
-        DeltaTable(table).create_checkpoint()
-
-
-def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float]:
-    """Open the views of a store again and again.
+def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
+    """Open the views of a store again and again, until they have all units or nothing new comes.
 
     Returns:
         When a query first had each document's units, by document; and the CPU seconds of all looks but the first, which
@@ -199,10 +219,12 @@ def read(location: str, load: Load, end: float) -> tuple[dict[str, float], float
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
-    while len(seen) < load.commits and (begun := time.time()) < end:
+    last = begin  # when there was something new
+    while len(seen) < load.commits and (begun := time.time()) < last + PATIENCE:
         with open_views(store) as views:
             rows = views.sql(query).fetchall()
         now = time.time()
+        last = now if len(rows) > len(seen) else last
         for (doc,) in rows:
             seen.setdefault(doc, now)
         cpu = cpu or time.process_time()
@@ -253,13 +275,14 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     ):
         list(pool.map(abs, range(load.writers + 1)))  # the processes and their imports are there
         begin = time.time() + LEAD
-        seconds = load.commits * load.units / load.rate
-        reading = pool.submit(read, location, load, begin + 2 * seconds + PATIENCE)
+        reading = pool.submit(read, location, load, begin)
         writing = [pool.submit(write, location, load, writer, begin) for writer in range(load.writers)]
-        before, readings = cpu_seconds(process), list[Reading]()
-        while process and not reading.done():
+        before, readings, end = cpu_seconds(process), list[Reading](), 0.0
+        while process and not (end and time.time() >= end):
             found.beside = max([found.beside, *(resident(child)[0] for child in children(process))])
             readings.append((time.time(), *resident(process)))
+            if reading.done() and not end:
+                end = time.time() + (REST if load.by_hand else 0.0)
             time.sleep(0.2)
         found.cpu["watch"] = cpu_seconds(process) - before
         seen, found.cpu["reader"] = reading.result()
@@ -268,20 +291,17 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
     found.writing = max(told.values()) - begin
-    remember(found, readings, sorted(told.values()))
+    if load.by_hand and process:
+        found.early, found.early_peak = at_rest(readings, sorted(told.values())[EARLY_COMMITS - 1] + REST)
+        found.late, found.peak = at_rest(readings, readings[-1][0])
     found.delays = [max(0.0, seen[doc] - told[doc]) for doc in sorted(told) for _ in range(load.units)]
     return found
 
 
-def remember(found: Seen, readings: list[Reading], commits: list[float]) -> None:
-    """Enter what the derivation held when so many commits had been made, given when each was."""
-    made = [(bisect.bisect(commits, when), now, most) for when, now, most in readings]
-    around = range(EARLY_COMMITS // 2, EARLY_COMMITS * 3 // 2)
-    early = [(now, most) for count, now, most in made if count in around]
-    late = [(now, most) for count, now, most in made if count > len(commits) - EARLY_COMMITS]
-    if early and late:
-        found.early, found.late = (int(statistics.median(now for now, _ in part)) for part in (early, late))
-        found.early_peak, found.peak = early[-1][1], late[-1][1]
+def at_rest(readings: list[Reading], end: float) -> tuple[int, int]:
+    """Return the resident memory in a pause that ended at some time, the median of its second half, and the most."""
+    half = [(now, most) for when, now, most in readings if end - REST / 2 <= when <= end]
+    return int(statistics.median(now for now, _ in half)), half[-1][1]
 
 
 def resident(process: int) -> tuple[int, int]:
@@ -326,6 +346,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     options = parser.parse_args()
     sizes = (options.replicates, options.horizon)
+    if options.commits is not None and options.commits <= EARLY_COMMITS:
+        parser.error(f"--commits {options.commits}: give more than {EARLY_COMMITS}")
     if options.commits:
         load = memory_load(options.commits, options.rate, *sizes)
     else:
@@ -342,15 +364,18 @@ def main() -> None:
             against = ("derive again and again", other / delay) if other and delay and seen is live else (None, None)
             rows.append(BenchmarkRow(f"{name}, {label}", delay or 0.0, rate=load.commits * load.units / seen.writing,
                                      peer=against[0], ratio=against[1]))  # fmt: skip
-    memory: dict[str, Any] = {
-        f"mib_at_{EARLY_COMMITS}_commits": round(mib(live.early), 1), "mib_at_the_end": round(mib(live.late), 1),
-        "growth": round(live.late / live.early - 1, 4) if live.early else None,
-        f"peak_mib_until_{EARLY_COMMITS}_commits": round(mib(live.early_peak), 1), "peak_mib": round(mib(live.peak), 1),
-        "mib_of_upkeep": round(mib(live.beside), 1),
-    }  # fmt: skip
+    if live.early:
+        facts |= {
+            f"mib_after_{EARLY_COMMITS}_commits": round(mib(live.early), 1),
+            f"mib_after_{load.commits}_commits": round(mib(live.late), 1),
+            "growth": round(live.late / live.early - 1, 4),
+            f"peak_mib_until_{EARLY_COMMITS}_commits": round(mib(live.early_peak), 1),
+            "peak_mib": round(mib(live.peak), 1),
+        }
+    facts["peak_mib_of_upkeep"] = round(mib(live.beside), 1)
     facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
     facts["seconds_of_writing"] = round(live.writing, 1)
-    show("freshness: seconds from commit to view", rows, "units", facts | memory, as_json=options.json)
+    show("freshness: seconds from commit to view", rows, "units", facts, as_json=options.json)
 
 
 if __name__ == "__main__":

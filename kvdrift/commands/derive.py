@@ -101,7 +101,11 @@ def _watching(location: str, interval: float) -> str:
         for failure in batch.failures:
             typer.echo(f"kvdrift: {failure}", err=True)
 
-    total = watch(location, interval, lambda: bool(stopped), batch_done, upkeep.begin_if_due)
+    def idle() -> None:
+        release_memory()  # of what was put together beside
+        upkeep.begin_if_due()
+
+    total = watch(location, interval, lambda: bool(stopped), batch_done, idle)
     upkeep.finish()
     return f"derived {_counts(total)}"
 

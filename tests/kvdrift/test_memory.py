@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.freshness import Load, observe
+from benchmarks.freshness import memory_load, observe
 from schema.own_process import own_environment
 
 # The command ends at once, since there is no store, in a process that is then as the watching one.
@@ -43,5 +43,5 @@ def test_all_of_arrow_allocates_where_a_live_derivation_gives_back(tmp_path: Pat
 @pytest.mark.slow
 def test_memory_stays_what_it_was_after_a_hundred_commits(tmp_path: Path) -> None:
     """Within a tenth, while files of all sizes are put together."""
-    seen = observe(tmp_path, Load(1200, 1, 50.0, 2, 8, 32, 1.0), watched=True)
+    seen = observe(tmp_path, memory_load(1200, 50.0, 8, 32), watched=True)
     assert seen.late <= 1.1 * seen.early

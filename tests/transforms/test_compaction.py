@@ -22,6 +22,8 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from schema.errors import DamagedStoreError
 from schema.store.appends import DERIVED
+from schema.store.compaction import packs
+from schema.store.compaction.members import UNITS_FOOTER, units_footer
 from schema.store.compaction.packs import tiers
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.table_log import CHECKPOINT_EVERY, TableLog
@@ -468,6 +470,27 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 5), (90, 4), (2, 3))
     )
     assert tiers([*large, *few, *small], 3, 1 << 18) == [small, large]
+
+
+def test_what_a_pack_holds_is_known_without_the_records_of_its_units(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many hundreds of records are large, and a live derivation asks again and again."""
+    held = store.unit_paths()
+    compact(store)
+    monkeypatch.delattr("schema.store.compaction.members.members_of")
+    assert store.unit_paths() == held
+
+
+def test_what_a_pack_of_an_earlier_version_holds_is_in_the_records_of_its_units(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store.unit_paths()
+    with monkeypatch.context() as patch:
+        patch.setattr(packs, "units_footer", lambda members: {UNITS_FOOTER: units_footer(members)[UNITS_FOOTER]})
+        compact(store)
+    assert store.unit_paths() == held
+    assert_whole(store)
 
 
 def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:

@@ -17,7 +17,7 @@ from schema.store.appends import DERIVED, UNIT_FOOTER, is_compacted, with_defaul
 from schema.store.delta.folder import DeltaFolder
 
 UNITS_FOOTER = "kvdrift.units"  # of a compacted file of events
-FILES_FOOTER = "kvdrift.files"  # of one of another table, which is not derived from a file of events
+FILES_FOOTER = "kvdrift.files"  # of any compacted file that is not derived from one of events
 
 _OF_EVENTS = {"events", *(table for tables in DERIVED.values() for table in tables)}
 
@@ -39,8 +39,9 @@ class Member:
 
 
 def units_footer(members: Sequence[Member]) -> dict[str, str]:
-    """Return the footer of a compacted file of events."""
-    return {UNITS_FOOTER: packed([[member.path, member.rows, member.record] for member in members])}
+    """Return the footer of a compacted file of events; who asks for paths need not read all records."""
+    units = packed([[member.path, member.rows, member.record] for member in members])
+    return {UNITS_FOOTER: units} | files_footer([member.path for member in members])
 
 
 def files_footer(paths: Sequence[str]) -> dict[str, str]:
@@ -79,18 +80,19 @@ def originals(folder: DeltaFolder, table: str, paths: Iterable[str]) -> set[str]
         InputError: A file is missing or damaged.
 
     """
-    found = set[str]()
+    found, holder = set[str](), "events" if table in _OF_EVENTS else table
     for path in paths:
         if not is_compacted(path):
             found.add(path)
-        elif table in _OF_EVENTS:
+            continue
+        _, footer = folder.footer(holder, path)
+        if table in _OF_EVENTS and FILES_FOOTER.encode() not in footer:  # of an earlier version of kvdrift
             found.update(member.path for member in members_of(folder, path))
-        else:
-            _, footer = folder.footer(table, path)
-            try:
-                found.update(unpacked(footer[FILES_FOOTER.encode()]))
-            except (KeyError, ValueError):
-                raise InputError(f"{folder.location}: {table}/{path} is damaged (its footer lists no files)") from None
+            continue
+        try:
+            found.update(unpacked(footer[FILES_FOOTER.encode()]))
+        except (KeyError, ValueError):
+            raise InputError(f"{folder.location}: {holder}/{path} is damaged (its footer lists no files)") from None
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from schema.store.appends import compacted_name
 from schema.store.commits import Commit
 from schema.store.compaction.counts import footer_of_counts
@@ -16,6 +18,7 @@ from schema.tables import TABLES
 
 ROW_GROUP_ROWS = 1 << 13  # a writer looks for the rows of a few units
 FILE_BYTES = 1 << 26  # compressed; a file of half of it is left as it is
+_OPEN_FILES = 16  # read at once: Arrow holds a tenth of a megabyte for each, whatever its size
 
 
 def compact_rows(folder: DeltaFolder, table: str) -> bool:
@@ -59,7 +62,8 @@ def _put_together(
     table = loaded.table
     declared = TABLES[table]
     replaced = [file.path for file in sources]
-    rows = folder.read(loaded, declared.columns, paths=replaced)
+    parts = [replaced[begin : begin + _OPEN_FILES] for begin in range(0, len(replaced), _OPEN_FILES)]
+    rows = pa.concat_tables(folder.read(loaded, declared.columns, paths=part) for part in parts)
     rows = rows.sort_by([(name, "ascending") for name in declared.key])
     footer = files_footer(sorted(originals(folder, table, replaced)))
     if counted:
