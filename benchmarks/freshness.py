@@ -64,7 +64,7 @@ from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views
 
 EARLY_COMMITS = 100  # after which memory is to stay what it is
-REST = 6.0  # seconds of the pauses in which memory is read, in their second half
+REST = 24.0  # seconds of the pauses in which memory is read, in their second half: idle threads end after ten
 LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the first new unit
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
