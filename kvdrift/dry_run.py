@@ -82,6 +82,8 @@ def _plan_line(found: Forecast) -> str:
         f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
         f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
     )
+    if found.plan.looks is not None:
+        line += f" at most, in {len(found.plan.looks)} looks"
     if found.asked is None:
         return f"{line}; to be made anew, so that the evaluation stands at the most that it may choose"
     if found.asked is not found.plan:

@@ -33,6 +33,12 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
         "target": f"half-width {_number(content['target_half_width'], Scale.POINTS)}; {content['reason']}",
         "time": f"{duration(content['expected_seconds'])} of generation are expected",
     }
+    if plan.looks is not None:
+        counts = [str(sum(look.values())) for look in plan.looks.documents]
+        facts["looks"] = (
+            f"at {', '.join(counts)} documents; the evaluation stops where this holds of every primary endpoint, at "
+            f"the latest at N: {plan.looks.resolution}"
+        )
     width = max(map(len, facts))
     lines = [f"plan of study '{plan.study}', model {plan.model}"]
     lines += [f"  {name:<{width}}  {text}" for name, text in facts.items()]

@@ -24,11 +24,12 @@ from report.parts import (
     study,
     systems,
 )
+from report.parts.sequential import looks
 from report.printing.section import Section
 from report.reading.content import PageContent
 
 SECTIONS: tuple[Callable[[PageContent], Section | None], ...] = (
     study.section, positions.decomposition, answers.section, entry.section, gap.section, clocks.section, eos.section,
     positions.saturation, depth.section, branching.section, systems.section, calibration.section, plan.section,
-    examples.section, reference.definitions, reference.provenance,
+    looks.section, examples.section, reference.definitions, reference.provenance,
 )  # fmt: skip

@@ -454,7 +454,7 @@ LOOKS = _table(
     _column("level", pa.float64(), "probability with which the intervals of all looks hold together"),
     _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
     _column("interval", pa.string(), "how it was made: studentized, student or expanded", null=True),
-    _column("draws", pa.int32(), "bootstrap draws"),
+    _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands"),
     _column("documents", pa.int32(), "documents of the look behind the estimate"),
     _column("clusters", pa.int32(), "clusters of documents behind the estimate"),
     _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),

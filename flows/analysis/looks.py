@@ -68,7 +68,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
             "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
             "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
             "estimate": _number(found.estimate), "low": _number(found.low), "high": _number(found.high),
-            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": plan.draws,
+            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": found.draws,
             "documents": found.documents, "clusters": found.clusters,
             "resolved": taken.looks.resolution.holds(found.low, found.high),
             "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],

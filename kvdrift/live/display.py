@@ -58,11 +58,14 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 def progress_text(look: StudyLook) -> str:
     """Say how much of a study is there."""
+    from flows.looks import look_line
+
     if not look.work:
         return f"{look.stored:,} units, {look.derived:,} trajectories derived"
     planned = "" if look.planned else ", evaluation not planned yet"
     finished = "; finished" if look.finished else ""
-    return f"{look.done:,} of {look.wanted:,} units{planned}, {look.derived:,} trajectories derived{finished}"
+    taken = "" if look.taken is None else f"; {look_line(look.taken)}"
+    return f"{look.done:,} of {look.wanted:,} units{planned}, {look.derived:,} trajectories derived{taken}{finished}"
 
 
 def _pace_text(look: StudyLook) -> str:

@@ -6,6 +6,7 @@ lie beyond that they say where it begins, otherwise of Student's law over the cl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 STUDENT: Final = "student"
 
 LEAST_BEYOND = 50  # draws, for their quantile to say where a tail begins
+MOST_DRAWS = 40_000  # that are made for it
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RepeatedInterval:
         low: the lower end; NaN where there is no interval.
         high: the upper end; NaN where there is no interval.
         method: how the ends were made: studentized, student or expanded; None without an interval.
+        draws: how many bootstrap draws were made; 0 where none would have resolved the tail.
         documents: how many documents are behind it.
         clusters: how many clusters of documents.
 
@@ -56,6 +59,7 @@ class RepeatedInterval:
     low: float
     high: float
     method: str | None
+    draws: int
     documents: int
     clusters: int
 
@@ -74,7 +78,7 @@ def repeated_intervals(
         moments: those of the look's documents.
         endpoints: what is estimated.
         constant: the look's critical constant, in standard errors.
-        draws: how many bootstrap draws there are.
+        draws: how many bootstrap draws are made at least, of those looks whose tail ``MOST_DRAWS`` resolve.
         seed: their seed.
         last: whether it is the last look of the plan.
 
@@ -84,8 +88,8 @@ def repeated_intervals(
     pairs = list(dict.fromkeys((one.baseline, one.action) for one in endpoints if one.baseline is not None))
     estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
     tail = float(ndtr(-constant))
-    drawn = _resolves(tail, draws) or last
-    sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs, studentized=True) if drawn else None
+    made = draws_of(tail, draws, last=last)
+    sample = resample(moments, names, seed=seed, first=0, last=made, pairs=pairs, studentized=True) if made else None
     pooling = Pooling.of(moments, pairs)
     blocks = ClusterBlocks(pooling)
     found = []
@@ -108,7 +112,9 @@ def repeated_intervals(
                 distances[chosen][:, None],
             )  # fmt: skip
         low, high, method = _ends(number, given, tail, last=last)
-        found.append(RepeatedInterval(endpoint, number.estimate, low, high, method, int(documents), number.clusters))
+        found.append(
+            RepeatedInterval(endpoint, number.estimate, low, high, method, made, int(documents), number.clusters)
+        )
     return found
 
 
@@ -131,6 +137,12 @@ class _Number:
     def has_error(self) -> bool:
         """Whether its standard error says how far it may be off."""
         return self.between.bounded and self.error > self.between.resolution
+
+
+def draws_of(tail: float, least: int, *, last: bool) -> int:
+    """How many draws resolve a tail, ``least`` or more; 0 where that takes too many, unless it is the last look."""
+    needed = max(least, math.ceil(LEAST_BEYOND / max(tail, LEAST_BEYOND / 2**31)))
+    return needed if needed <= max(least, MOST_DRAWS) else least * last
 
 
 def _resolves(tail: float, draws: int) -> bool:

@@ -24,6 +24,13 @@ class Resolution:
     rule: str
     bound: float = 0.0
 
+    def __str__(self) -> str:
+        if self.rule == HALF_WIDTH:
+            return f"the interval's half width is at most {self.bound:g}"
+        if self.rule == EQUIVALENCE:
+            return f"the interval lies inside ±{self.bound:g}, or wholly outside"
+        return "the interval excludes 0"
+
     def holds(self, low: float, high: float) -> bool:
         """Whether an interval resolves its endpoint; one without ends, NaN, does not."""
         if self.rule == HALF_WIDTH:

@@ -193,7 +193,8 @@ def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
     assert [str(fault) for check in verify(run.store) for fault in check.faults] == []
 
 
-@pytest.mark.parametrize("documents", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("documents", [1, 5])
 def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: int) -> None:
     """Runs of a few documents each end within looks; what a run has not derived, another one does."""
     for _ in range(12):
@@ -217,6 +218,7 @@ def kept(location: Path, table: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
     run = study_run(laws, "other")
     begin(run)
@@ -234,6 +236,7 @@ def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
     assert kept(laws / "other", "looks") == [row for row in kept(laws / "store", "looks") if row["look"] == 1]
 
 
+@pytest.mark.slow
 def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> None:
     run = study_run(laws, "other")
     begin(run)
@@ -242,6 +245,7 @@ def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> 
     assert line.startswith("  evaluation: at most 16 documents, 36 units besides 12 that are there")
 
 
+@pytest.mark.slow
 def test_an_action_that_is_added_gets_the_documents_of_the_look(laws: Path) -> None:
     run = study_run(laws, "store", ("[plan]", '[[actions]]\nname = "three"\n\n[plan]'))
     begin(run)
@@ -258,6 +262,7 @@ def test_an_action_that_is_added_gets_the_documents_of_the_look(laws: Path) -> N
     assert one["interval"] == "repeated"
 
 
+@pytest.mark.slow
 def test_a_look_is_taken_again_for_an_action_that_is_redone(laws: Path) -> None:
     run = study_run(laws, "store")
     redo_actions([run], ["two"])
@@ -271,6 +276,7 @@ def test_a_look_is_taken_again_for_an_action_that_is_redone(laws: Path) -> None:
     assert {row["status"] for row in rows(run, "estimates", action="two", family="primary")} == {"seen"}
 
 
+@pytest.mark.slow
 def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> None:
     narrower = ("target_half_width = 0.2", "target_half_width = 0.0001")
     assert "--replan" in refused(stages.prepare, study_run(laws, "store", narrower), error=PlanError)
@@ -286,6 +292,7 @@ def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> Non
     assert again.progress.lines[-1].endswith("stands: planning anew decides the same")  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_fixed_plan_becomes_sequential_by_planning_anew(laws: Path) -> None:
     fixed = ('stopping = "sequential"\n', "")
     line = refused(stages.prepare, study_run(laws, "store", fixed), error=PlanError)

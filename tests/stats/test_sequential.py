@@ -16,7 +16,7 @@ from stats.bootstrap import estimate
 from stats.endpoints import Endpoint, Family
 from stats.intervals import Request
 from stats.moments import DocumentMoments
-from stats.sequential.repeated import RepeatedInterval, repeated_intervals
+from stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
 from stats.sequential.spending import critical_constants
 
@@ -69,10 +69,17 @@ def test_shares_grow_to_the_whole(shares: list[float]) -> None:
 
 
 def test_intervals_of_far_tails_are_students() -> None:
-    values = np.random.default_rng(4).uniform(0.3, 0.5, 12).tolist()
-    found = at_look(moments(values), 2.963)  # 2,000 draws have 3 beyond
-    assert (found.method, found.documents, found.clusters) == ("student", 12, 12)
-    assert (found.low, found.high) == pytest.approx(student_interval(values, 2.963), rel=1e-9)
+    values = np.random.default_rng(4).uniform(0.4, 0.5, 12).tolist()
+    found = at_look(moments(values), 4.333)
+    assert (found.method, found.draws, found.documents, found.clusters) == ("student", 0, 12, 12)
+    assert (found.low, found.high) == pytest.approx(student_interval(values, 4.333), rel=1e-9)
+
+
+def test_draws_are_as_many_as_say_where_a_tail_begins() -> None:
+    assert draws_of(0.022, 10_000, last=False) == 10_000
+    assert draws_of(0.0016, 10_000, last=False) == 31_250
+    assert [draws_of(tail, 10_000, last=False) for tail in (0.001, 0.0)] == [0, 0]
+    assert draws_of(0.001, 10_000, last=True) == 10_000  # for numbers that Student's law says nothing of
 
 
 def test_intervals_of_near_tails_are_those_of_the_same_level_without_looks() -> None:

@@ -1,0 +1,152 @@
+"""The section on the looks of a sequential study: what each of them said, and where the study stopped."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.numbers import count, fixed, level
+from report.printing.section import Drawing, Section
+from report.printing.strokes import WIDTH
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from report.reading.content import PageContent
+from report.reading.source import ViewRow
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import Scale
+from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ACROSS = 3  # panels in a line
+
+TEMPLATE = """
+<h2>Looks</h2>
+<p>This study was evaluated look by look, and was to stop at the first look at which every primary endpoint was resolved: {{ rule }}. {{ stopped }} The intervals of all looks hold together with a probability of {{ level }} for each endpoint, so that one may stop at any of them. Primary endpoints are reported with the interval of the last look; every other interval on this page is made as if the number of documents had been fixed.</p>
+{% if tables.sequence is defined %}
+{% call figure("sequence") %}<b>What each look said.</b> Estimate and repeated confidence interval of every primary endpoint by the number of documents. Filled points are resolved. {{ bounds }}{% endcall %}
+{{ table(tables.sequence) }}
+{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section | None:
+    """What the looks said; None of a study that is not sequential."""
+    planned = content.facts.plan.content.get("sequential") if content.facts.plan else None
+    if planned is None:
+        return None
+    rows = sorted(content.source.of("sequence"), key=lambda row: (*_endpoint(row), row["look"]))
+    values = {
+        "rule": str(Resolution(planned["resolve"], planned["bound"])),
+        "bounds": _bounds(planned),
+        "stopped": _stopped(rows, len(planned["looks"])),
+        "level": level(rows[0]["level"]) if rows else "",
+    }
+    if not rows:
+        return Section("sequence", "Looks", TEMPLATE, values=values)
+    words = "Estimates of primary endpoints with their intervals, look by look"
+    drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),)
+    return Section("sequence", "Looks", TEMPLATE, (sequence_table(rows),), drawings, values)
+
+
+def sequence_table(rows: list[ViewRow]) -> PrintedTable:
+    """Every endpoint at every look, in the endpoint's own unit."""
+    lines = []
+    for row in rows:
+        scale = _scale(row)
+        ends = [_number(row[name], scale) for name in ("low", "high")]
+        interval = "no interval yet" if row["low"] is None else f"{ends[0]} to {ends[1]}"
+        lines.append(
+            table_row(
+                count(row["look"]), count(row["documents"]), count(row["clusters"]),
+                Cell(f"{_number(row['estimate'], scale)} {scale.sign}", interval), row["interval"] or "",
+                "yes" if row["resolved"] else "no", group=_label(row),
+            )
+        )  # fmt: skip
+    columns = (
+        Column("look"), Column("documents"), Column("clusters"), Column("estimate"),
+        Column("interval", "", "studentized, student (by Student’s law) or expanded percentiles", left=True),
+        label_column("resolved"),
+    )  # fmt: skip
+    return PrintedTable("sequence", "Looks at the primary endpoints", columns, tuple(lines), records=tuple(rows))
+
+
+def sequence_figure(rows: list[ViewRow], planned: dict[str, Any]) -> Figure:
+    """A panel for each endpoint: its intervals by documents, and what resolves it."""
+    panels = [list(own) for _, own in groupby(rows, key=_endpoint)]
+    lines = math.ceil(len(panels) / _ACROSS)
+    figure = new_figure(WIDTH, 0.3 + 2.5 * lines)
+    axes = figure.subplots(lines, _ACROSS, squeeze=False).ravel()
+    for place, own in zip(axes, panels, strict=False):
+        _panel(place, own, planned)
+    for place in axes[len(panels) :]:
+        place.set_visible(False)
+    return figure
+
+
+def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
+    scale = _scale(rows[0])
+    known = [row for row in rows if row["estimate"] is not None]
+    limit = planned["bound"] * scale.factor
+    for row in known:
+        x, y = row["documents"], row["estimate"] * scale.factor
+        if row["low"] is not None:
+            ends = [row[name] * scale.factor for name in ("low", "high")]
+            axes.plot([x, x], ends, color=INK, linewidth=1.3)
+        axes.plot([x], [y], marker="o", markersize=6, color=INK, markerfacecolor=INK if row["resolved"] else "white")
+    if planned["resolve"] == HALF_WIDTH:
+        x = [row["documents"] for row in known]
+        for side in (-limit, limit):
+            y = [row["estimate"] * scale.factor + side for row in known]
+            axes.plot(x, y, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
+    else:
+        for side in {-limit, limit}:
+            axes.axhline(side, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.set_xticks([row["documents"] for row in rows], [count(row["documents"]) for row in rows])
+    axes.margins(x=0.15)
+    axes.set_title(_label(rows[0], "\n"), fontsize=8)
+    axes.set(xlabel="documents", ylabel=scale.sign)
+
+
+def _stopped(rows: list[ViewRow], looks: int) -> str:
+    if not rows:
+        return "No look has been taken yet."
+    reached = max(row["look"] for row in rows)
+    last = [row for row in rows if row["look"] == reached]
+    where = f"look {reached} of {looks}"
+    if all(row["resolved"] for row in last):
+        return f"It stopped at {where}, where all were."
+    unresolved = f"{sum(not row['resolved'] for row in last)} of {len(last)} are unresolved"
+    return f"At {where}, with all documents of the plan, {unresolved}." if reached == looks else (
+        f"So far {where} was taken; {unresolved}."
+    )  # fmt: skip
+
+
+def _bounds(planned: dict[str, Any]) -> str:
+    if planned["resolve"] == HALF_WIDTH:
+        return "The dashed lines are the target half width about each estimate: an interval between them is resolved."
+    if planned["resolve"] == EQUIVALENCE:
+        return "The dashed lines are the margin."
+    return "The dashed line is 0."
+
+
+def _endpoint(row: ViewRow) -> tuple[str, str, str, str]:
+    return row["quantity"], row["stratum"], row["action"], row["baseline"] or ""
+
+
+def _label(row: ViewRow, between: str = " of ") -> str:
+    subject = row["action"] if row["baseline"] is None else f"{row['action']} − {row['baseline']}"
+    return f"{row['quantity']}{between}{subject}"
+
+
+def _scale(row: ViewRow) -> Scale:
+    known = ALL_QUANTITIES.get(row["quantity"])
+    return known.scale if known else Scale.PERCENT
+
+
+def _number(value: float | None, scale: Scale) -> str:
+    return "—" if value is None else fixed(value * scale.factor, 2)

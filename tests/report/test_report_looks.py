@@ -1,0 +1,88 @@
+"""The section on the looks of a sequential study: where it stopped, and what every look said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, make_views
+
+from report.parts.sequential.looks import section, sequence_figure
+from report.printing.section import Section
+from report.reading.content import read_content
+from report.reading.source import Provenance, StudyRows
+
+HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
+
+
+def looks(*half_widths: float | None) -> list[Row]:
+    """One endpoint of each action: its interval at every look, None without one."""
+    return [
+        {
+            "study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "action": action, "baseline": None,
+            "look": look, "quantity": "mismatch", "documents": 12 * look, "clusters": 12 * look, "estimate": 0.3,
+            "low": None if half is None else 0.3 - half, "high": None if half is None else 0.3 + half,
+            "interval": None if half is None else "student", "resolved": half is not None and half <= 0.1,
+            "level": 0.975, "constant": 2.0, "draws": 100, "events_version": look, "plan_sha256": "ab" * 32,
+        }
+        for action in PAIR
+        for look, half in enumerate(half_widths, 1)
+    ]  # fmt: skip
+
+
+def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:
+    views: FakeViews = make_views()
+    plan = views.views["plans"][0]
+    if planned is not None:
+        plan["plan"] = json.dumps(json.loads(plan["plan"]) | {"sequential": planned | {"looks": [{}] * 3}})
+    views.views["sequence"] = rows
+    source = StudyRows(views, STUDY, MODEL)
+    return section(read_content(source, baseline=None, token_text=None, provenance=Provenance("store"), latex=False))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (looks(None, 0.2, 0.1), "It stopped at look 3 of 3, where all were."),
+        (looks(None, 0.05), "It stopped at look 2 of 3, where all were."),
+        (looks(None, 0.3, 0.2), "At look 3 of 3, with all documents of the plan, 2 of 2 are unresolved."),
+        (looks(None, 0.3), "So far look 2 of 3 was taken; 2 of 2 are unresolved."),
+        ([], "No look has been taken yet."),
+    ],
+)
+def test_the_page_says_where_the_study_stopped(rows: list[Row], words: str) -> None:
+    found = made(rows, HALF_WIDTH)
+    assert found is not None
+    assert found.values["stopped"] == words
+
+
+def test_every_look_has_its_row() -> None:
+    found = made(looks(None, 0.05), HALF_WIDTH)
+    assert found is not None
+    (table,) = found.tables
+    cells = [[cell.text for cell in row.cells] + [row.cells[3].under, row.group] for row in table.rows]
+    first, second = (f"mismatch of {action}" for action in sorted(PAIR))
+    assert cells == [
+        ["1", "12", "12", "30.00 %", "–", "no", "no interval yet", first],
+        ["2", "24", "24", "30.00 %", "student", "yes", "25.00 to 35.00", first],
+        ["1", "12", "12", "30.00 %", "–", "no", "no interval yet", second],
+        ["2", "24", "24", "30.00 %", "student", "yes", "25.00 to 35.00", second],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("planned", "lines"),
+    [
+        (HALF_WIDTH, {20.0, 40.0}),
+        ({"resolve": "equivalence", "bound": 0.02}, {-2.0, 2.0}),
+        ({"resolve": "sign", "bound": 0.0}, {0.0}),
+    ],
+)
+def test_the_bounds_of_resolution_are_drawn(planned: dict[str, object], lines: set[float]) -> None:
+    figure = sequence_figure(looks(0.3, 0.05), planned)
+    dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert {round(float(y), 9) for line in dashed for y in line.get_ydata()} == lines
+
+
+def test_a_study_of_a_fixed_size_has_no_such_section() -> None:
+    assert made([], None) is None

@@ -1,0 +1,143 @@
+"""Looks at simulated studies: how often the truth is outside any of their intervals, and how early they stop.
+
+Documents of a stratum are independent, normal or exponential, whose skewness is 2.
+All studies of a batch are resampled by the same draws, by matrix products, since the code under test takes some seconds a
+study at 10,000 draws; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import norm, t
+
+from schema.moments import SCALAR_MOMENTS
+from schema.windows import Windows
+from stats.endpoints import Endpoint
+from stats.moments import DocumentMoments
+from stats.sequential.repeated import draws_of, repeated_intervals
+from stats.sequential.spending import critical_constants
+
+Float = NDArray[np.float64]
+Law = Callable[[np.random.Generator, tuple[int, ...]], Float]
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+def normal(random: np.random.Generator, shape: tuple[int, ...]) -> Float:
+    """Mean 0, variance 1."""
+    return random.standard_normal(shape)
+
+
+def skewed(random: np.random.Generator, shape: tuple[int, ...]) -> Float:
+    """Mean 0, variance 1, skewness 2."""
+    return random.standard_exponential(shape) - 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Intervals of the mean of all strata: [studies, looks], the documents of a stratum at each look."""
+
+    low: Float
+    high: Float
+    documents: tuple[int, ...]
+
+    def ever_excluded(self, truth: float = 0.0) -> float:
+        """The share of studies in which the truth is outside the interval of any look."""
+        return float(((self.low > truth) | (self.high < truth)).any(axis=1).mean())
+
+    def share_of_documents(self, effect: float) -> float:
+        """The mean share of N at which studies stop whose intervals are to exclude 0, where the truth is an effect."""
+        settled = (self.low + effect > 0) | (self.high + effect < 0)
+        settled[:, -1] = True
+        return float(np.mean(np.array(self.documents)[settled.argmax(axis=1)])) / self.documents[-1]
+
+
+def simulate(law: Law, strata: int, documents: int, studies: int, draws: int, *, studentized: bool = True) -> Simulated:
+    """Studies of so many documents a stratum and their looks at a quarter, half, three quarters and all of them."""
+    counts = [math.ceil(share * documents) for share in SHARES]
+    constants = critical_constants([count / documents for count in counts], 0.05)
+    random = np.random.default_rng([strata, documents, studies])
+    parts = []
+    for batch in range(0, studies, 500):
+        values = law(random, (strata, documents, min(500, studies - batch)))
+        ends = [
+            np.array(_ends(values[:, :count], constant, draws if studentized else 0, random))
+            for count, constant in zip(counts, constants, strict=True)
+        ]
+        parts.append(np.stack(ends, axis=-1))
+    low, high = np.concatenate(parts, axis=1)
+    return Simulated(low, high, tuple(counts))
+
+
+def _ends(values: Float, constant: float, draws: int, random: np.random.Generator) -> tuple[Float, Float]:
+    """The intervals of one look at values [strata, documents, studies]."""
+    strata, documents, _ = values.shape
+    tail = float(norm.sf(constant))
+    means = values.mean(axis=1)
+    error = np.sqrt(values.var(axis=1, ddof=1).sum(axis=0) / documents) / strata
+    if not draws or not (draws := draws_of(tail, draws, last=False)):
+        reach = t.isf(tail, strata * (documents - 1)) * error
+        return means.mean(axis=0) - reach, means.mean(axis=0) + reach
+    low, high = np.quantile(_distances(values - means[:, None], draws, random), [tail, 1 - tail], axis=0)
+    return means.mean(axis=0) - high * error, means.mean(axis=0) - low * error
+
+
+def _distances(centred: Float, draws: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """t* of every draw, [draws, studies]."""
+    documents = centred.shape[1]
+    total, variance = np.float32(0), np.float32(0)
+    for stratum in centred.astype(np.float32):
+        counts = random.multinomial(documents, np.full(documents, 1 / documents), draws).astype(np.float32) / documents
+        mean = counts @ stratum
+        total = total + mean
+        variance = variance + (counts @ stratum**2 - mean**2) / (documents - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(total / np.sqrt(variance), dtype=np.float32)
+
+
+def test_the_simulation_is_what_the_looks_compute() -> None:
+    """Of a study of 2 x 12 documents: 10,000 draws of other numbers leave its ends within 5% of the width."""
+    values = 0.5 + skewed(np.random.default_rng(7), (2, 12, 1)) / 20
+    names = np.array([f"d{number:02}" for number in range(24)])
+    scalars = {name: values.reshape(24, 1) for name in SCALAR_MOMENTS}
+    strata = np.repeat(["a", "b"], 12)
+    measured = DocumentMoments(names, strata, names, ("one",), Windows.of(16), scalars, {}, {})
+    for constant, method in ((4.333, "student"), (2.014, "studentized")):
+        (found,) = repeated_intervals(
+            measured, [Endpoint("mismatch", "one")], constant=constant, draws=10_000, seed=1, last=False
+        )
+        low, high = (float(end[0]) for end in _ends(values, constant, 10_000, np.random.default_rng(1)))
+        assert found.method == method
+        assert max(abs(found.low - low), abs(found.high - high)) < 0.05 * (high - low)
+
+
+def test_the_truth_is_seldom_excluded() -> None:
+    """200 studies, 1 standard error 1.6%: about .05 with more, so that 11% is 3.7 standard errors above."""
+    assert simulate(normal, 2, 12, 200, 2_500).ever_excluded() <= 0.11
+
+
+def sizes() -> Iterator[tuple[Law, int, int, float]]:
+    for law in (normal, skewed):
+        yield from ((law, 6, 48, 0.055), (law, 6, 9, 0.06), (law, 6, 12, 0.06), (law, 6, 24, 0.06), (law, 2, 12, 0.06))
+    yield normal, 1, 24, 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "strata", "documents", "most"), list(sizes()))
+def test_the_truth_is_excluded_as_often_as_it_may_be(law: Law, strata: int, documents: int, most: float) -> None:
+    """20,000 studies: 1 standard error is 0.15%."""
+    assert simulate(law, strata, documents, 20_000, 10_000).ever_excluded() <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("errors", "most"), [(5, 0.6), (8, 0.45)])
+def test_large_effects_are_settled_early(errors: float, most: float) -> None:
+    """The share of N that is taken, of an effect of so many final standard errors, 6 x 48 documents."""
+    simulated = simulate(normal, 6, 48, 4_000, 10_000)
+    assert simulated.share_of_documents(errors / math.sqrt(6 * 48)) <= most
