@@ -54,7 +54,8 @@ class SeamlessSiLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Activation of x, of any shape, in x's dtype."""
         wide = x.float()
-        return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
+        divisor = wide.neg().exp_().add_(1.0)
+        return torch.div(wide, divisor, out=divisor).to(x.dtype)
 
 
 def replace_linear_layers(network: nn.Module) -> None:

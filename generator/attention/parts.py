@@ -18,7 +18,8 @@ from generator.attention.cpu_products import has_product, product
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
 CHUNK = 4096  # keys that are attended to apart from others, on every device
-_ROWS = 128  # queries (or positions of queries) whose scores a CPU computes at once
+_POSITIONS = 128  # of queries of a prompt, all of them after each other, whose scores a CPU computes at once
+_QUERIES = 256  # of decoding streams, likewise: with fewer of them, laying out the keys takes longer than it saves
 
 PartialAttention = tuple[Tensor, Tensor]
 """An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
@@ -124,18 +125,23 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 
 def _by_onednn(query: Tensor, key: Tensor) -> bool:
     """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
-    fitting = query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[1] >= _MANY_KEYS
-    return fitting and has_product()
+    return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
+
+
+def fits_onednn(tensor: Tensor) -> bool:
+    """Whether oneDNN multiplies such tensors."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 
 def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
     """Attend from scaled queries [heads, T, size], some rows at a time: their scores fit the processor's cache."""
-    output, mass = torch.empty_like(query), query.new_empty(query.shape[:2])
-    for head, keys_and_values in enumerate(zip(key, value, strict=True)):
-        for first in range(0, query.shape[1], _ROWS):
-            rows = slice(first, first + _ROWS)
-            output[head, rows], mass[head, rows] = _attend_rows(query[head, rows], *keys_and_values)
-    return output, mass
+    found = [
+        _attend_rows(rows, *keys_and_values)
+        for head, *keys_and_values in zip(query, key, value, strict=True)
+        for rows in torch.split(head, _QUERIES)
+    ]
+    output, mass = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return output.view(query.shape), mass.view(query.shape[:2])
 
 
 def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -143,10 +149,10 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
     output = torch.empty_like(query)
     _, group, length, size = query.shape
     before = key.shape[1] - length
-    ahead = torch.full((_ROWS, _ROWS), -torch.inf).triu_(1)
+    ahead = torch.full((_POSITIONS, _POSITIONS), -torch.inf).triu_(1)
     for head, (head_key, head_value) in enumerate(zip(key, value, strict=True)):
-        for first in range(0, length, _ROWS):
-            last = min(first + _ROWS, length)
+        for first in range(0, length, _POSITIONS):
+            last = min(first + _POSITIONS, length)
             rows = query[head, :, first:last].reshape(-1, size)
             own = slice(before + first, before + last)
             scores = product(rows, head_key[own])
@@ -161,6 +167,8 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
 
 def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
     """Attend from scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
+    if len(key) <= CHUNK:
+        return _weigh(product(query, key), value)
     parts = (
         _weigh(product(query, some_keys), some_values)
         for some_keys, some_values in zip(torch.split(key, CHUNK), torch.split(value, CHUNK), strict=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.parts import attend_prompt
-from generator.attention.shared_prefix import TILE
+from generator.attention.shared_prefix import TILE, tile_of
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
@@ -150,13 +150,13 @@ def _attention_deviations(network: Any, multiple: int, generator: torch.Generato
     weight, attention = next(network.parameters()), network.model.layers[0].self_attn
     group = attention.num_key_value_groups
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
+    tile, scaling = tile_of(weight, multiple), attention.scaling
     query, key, value = (
         torch.randn(kv_heads, entries, size, generator=generator).to(weight.device, weight.dtype)
-        for entries in (TILE * group, _ENTRIES, _ENTRIES)
+        for entries in (tile * group, _ENTRIES, _ENTRIES)
     )
-    scaling = attention.scaling
     whole = attend_prompt(query, key, value, scaling)
-    for count in range(multiple, TILE, multiple):
+    for count in [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]:
         for part in (slice(count * group), slice(-count * group, None)):
             for one, all_rows in zip(attend_prompt(query[:, part], key, value, scaling), whole, strict=True):
                 yield _relative(one, all_rows[:, part])

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from generator.attention.fused.attention import FusedAttention, are_fused
-from generator.attention.parts import attend_part, attend_prompt, join_parts
+from generator.attention.parts import attend_part, attend_prompt, fits_onednn, join_parts
 from generator.attention.stream_slots import StreamSlots
 from schema.errors import InputError
 
 _STEPS = 8  # numbers of rows between one and its double, where they are few
-TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most
+TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most; by oneDNN, twice as many
 
 _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
 
@@ -58,7 +58,7 @@ class SharedPrefix:
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
-        tiles: Per cache, how many streams read its prompt entries at once, at most; TILE by default.
+        tiles: Per cache, how many streams read its prompt entries at once, at most; 0, the default, for ``tile_of``.
 
     Raises:
         InputError: Other tiles are asked for where operations are fused.
@@ -69,12 +69,13 @@ class SharedPrefix:
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple = caches, row_multiple
-        self._at_once = (tiles or [TILE] * len(caches)) if share_reads else [1] * len(caches)
+        usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
+        self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._slots = StreamSlots(streams)
         self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused):
-            if any(tile != TILE for tile in tiles):
+            if any(tiles):
                 raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
             layers = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
@@ -259,6 +260,14 @@ def _copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
     moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
     for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
         parts.index_copy_(1, target, parts[:, source])
+
+
+def tile_of(key: Tensor, multiple: int) -> int:
+    """How many streams' queries are multiplied with a prompt's keys at once, at most, with a multiple of rows.
+
+    If the multiple is ``TILE``, there is one number of them only.
+    """
+    return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
 
 
 def few_rows(streams: int, multiple: int) -> int:

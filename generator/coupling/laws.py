@@ -6,13 +6,15 @@ vocabulary is large; blocks of tokens are then summed in float32, and everything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
 _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of laws taken at once
+_LONG_BYTES = 2**15  # of a law; so long ones are subtracted one by one where they lie
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
@@ -96,12 +98,19 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
     Returns:
         y, int64 [B].
     """
-    column = x[:, None]
-    keep = accept * p.gather(-1, column).squeeze(-1).double() < q.gather(-1, column).squeeze(-1).double()
+    at_x = (law.gather(-1, x[:, None]).squeeze(-1) for law in (p, q))
+    return couple_by_excess(*at_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
+
+
+def couple_by_excess(
+    p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor, excess_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """As ``couple``, from the probabilities of x, [B], and max(q - p, 0) of some rows, int64 [n] -> [n, V]."""
+    keep = accept * p.double() < q.double()
     y = x.clone()
     rows = (~keep).nonzero().squeeze(-1)
     if len(rows):
-        excess = (q[rows] - p[rows]).clamp_(min=0.0)
+        excess = excess_of(rows)
         # Where rounding leaves no excess mass, the laws differ in the last bit only: keep x.
         y[rows] = torch.where(excess.sum(-1) > 0.0, draw(excess, residual[rows]), x[rows])
     return y
@@ -127,6 +136,7 @@ class LawTable:
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
         self._laws, self._absorbed_token = laws, absorbed_token
         self._at_once = pairs_at_once(laws)
+        self._room: Tensor | None = None
 
     def draw(self, rows: Tensor, u: Tensor) -> Tensor:
         """Draw one token from each of ``rows``, int64 [B] on the CPU, by uniforms ``u`` [B]: int64 [B]."""
@@ -134,7 +144,7 @@ class LawTable:
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
         """TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
-        return torch.cat([total_variation(p, q) for _, p, q in self.pairs(left, right)])
+        return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the compressed side's tokens given the reference's.
@@ -150,21 +160,44 @@ class LawTable:
             The tokens, int64 [B], and the TV between the laws, float64 [B].
         """
         tokens, distances = [], []
-        for part, p, q in self.pairs(left, right):
-            tokens.append(couple(p, q, x[part], accept[part], residual[part]))
-            distances.append(total_variation(p, q))
+        p, q = (self._probabilities(rows, x) for rows in (left, right))
+        for part in self._parts(len(left)):
+            excess_of = partial(self._excess, left[part], right[part])
+            tokens.append(couple_by_excess(p[part], q[part], x[part], accept[part], residual[part], excess_of))
+            distances.append(self._distance(left[part], right[part]))
         return torch.cat(tokens), torch.cat(distances)
 
-    def pairs(self, left: Tensor, right: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Some pairs at a time: which ones, and the laws of both rows, [pairs, V] each."""
-        for part in self._parts(len(left)):
-            yield part, self._take(left[part]), self._take(right[part])
+    def _distance(self, left: Tensor, right: Tensor) -> Tensor:
+        return distance_of(block_sums(self._apart(left, right).abs_()))
+
+    def _excess(self, left: Tensor, right: Tensor, some: Tensor) -> Tensor:
+        """max(q - p, 0) of some pairs, [some, V]."""
+        some = some.cpu()
+        return self._apart(right[some], left[some]).clamp_(min=0.0)
+
+    def _apart(self, left: Tensor, right: Tensor) -> Tensor:
+        """p - q of some pairs, [pairs, V], until this is asked for again."""
+        laws = self._laws
+        long = laws.device.type == "cpu" and laws.shape[-1] * laws.itemsize >= _LONG_BYTES
+        if not long or bool((left < 0).any() | (right < 0).any()):
+            return self._take(left).sub_(self._take(right))
+        if self._room is None:
+            self._room = laws.new_empty((self._at_once, laws.shape[-1]))
+        for row, p, q in zip(self._room, left.tolist(), right.tolist(), strict=False):
+            torch.sub(laws[p], laws[q], out=row)
+        return self._room[: len(left)]
+
+    def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The probability of one token under the law of each row, [B]."""
+        rows = rows.to(self._laws.device)
+        absorbed = (tokens == self._absorbed_token).to(self._laws.dtype)
+        return torch.where(rows < 0, absorbed, self._laws[rows.clamp(min=0), tokens])
 
     def _parts(self, entries: int) -> list[slice]:
         return [slice(first, first + self._at_once) for first in range(0, max(entries, 1), self._at_once)]
 
     def _take(self, rows: Tensor) -> Tensor:
-        laws = self._laws[rows.clamp(min=0).to(self._laws.device)]
+        laws = self._laws.index_select(0, rows.clamp(min=0).to(self._laws.device))
         absorbed = (rows < 0).nonzero().squeeze(-1).to(laws.device)
         if len(absorbed):
             laws[absorbed] = 0.0

@@ -24,7 +24,7 @@ class PromptCaches:
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
-        tiles: Of each of them, how many rows read it at once, at most.
+        tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
     """
 
     entries: int

@@ -13,7 +13,7 @@ import torch
 from generator.actions import Action
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
-from generator.attention.shared_prefix import TILE, PrefixLayer
+from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
@@ -116,7 +116,7 @@ class PrefilledPrompt:
             caches.append(evicted[action.name])
             seconds.append(shared + time.perf_counter() - began)
         self._prompt.forget_statistics()
-        tiles = [action.row_tile or TILE for action, _ in self._actions]
+        tiles = [action.row_tile or 0 for action, _ in self._actions]
         return PreparedPrompt(self._model, self._prompt, caches, tiles, seconds, self._horizon)
 
     def _prompt_of(self, action: Action) -> Prompt:
@@ -132,7 +132,7 @@ class PreparedPrompt:
 
     Args:
         caches: One compact cache for each action.
-        tiles: Of each action, how many rows read its cache at once, at most.
+        tiles: Of each action, how many rows read its cache at once, at most; 0 for the usual number.
         seconds: Of each action, what prefill and eviction took.
     """
 
@@ -175,7 +175,7 @@ class PreparedPrompt:
             self._prompt.entries,
             self._prompt.first_law,
             [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
-            (TILE,) * 3,
+            (0,) * 3,
         )
         kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
@@ -186,7 +186,7 @@ class PreparedPrompt:
         """What its streams start from."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
         layers = [whole, *(cache.layers for cache in self._caches)]
-        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (TILE, *self._tiles))
+        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (0, *self._tiles))
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""

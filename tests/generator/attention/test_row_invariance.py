@@ -11,6 +11,7 @@ from torch import nn
 
 from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
+from generator.attention.shared_prefix import tile_of
 from generator.transformer.loading import load_model
 
 
@@ -63,3 +64,17 @@ def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, mo
 
     monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
     assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
+
+
+def test_wider_tiles_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of more than 64 streams' queries is off: with the last multiple, there are never more."""
+    attend = row_invariance.attend_prompt
+
+    def other_rounding(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, mass = attend(query, *others)
+        return output, mass * (1 + 2.0**-20) if query.shape[1] > 128 else mass
+
+    monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
+    assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
+    assert tile_of(torch.empty(0), 32) == 2 * tile_of(torch.empty(0), 64)
+    assert tile_of(torch.empty(0, dtype=torch.bfloat16), 8) == tile_of(torch.empty(0), 64)

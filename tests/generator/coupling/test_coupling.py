@@ -250,11 +250,13 @@ def test_total_variation_of_float32_laws(size: int) -> None:
         assert torch.equal(total_variation(p[row : row + 1], q[row : row + 1])[0], distance[row])
 
 
+@pytest.mark.parametrize("long", [0, 2**15])
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
-def test_a_table_of_laws(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs by row number, few or many at a time; row -1 is the point mass on the absorbing token."""
+def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs by row number, few or many at a time, laws copied or not; row -1 is the point mass on the absorbing token."""
     laws, absorbed = large_laws(900, 6, torch.float32), 17
     monkeypatch.setattr("generator.coupling.laws._CPU_BYTES", at_once * laws[0].nbytes)
+    monkeypatch.setattr("generator.coupling.laws._LONG_BYTES", long)
     table = LawTable(laws, absorbed)
     random = np.random.default_rng(1)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))
