@@ -14,6 +14,8 @@ from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
 from schema.errors import InputError
 
+_KEPT_BYTES = 2**25 - 2**14  # just below 32 MiB
+
 # What CUDA says when all that follows in the process will fail: errors of kernels and of the hardware.
 _DEVICE_LOST = re.compile(
     "CUDA error: .*(illegal memory access|illegal instruction|misaligned address|invalid program counter|"
@@ -69,8 +71,17 @@ class Decoder:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Use the model's number of threads inside the block, and on CUDA sums that are not split."""
+        keep_freed_blocks()
         with torch_threads(self.threads), whole_sums(self.device):
             yield
+
+
+def keep_freed_blocks() -> None:
+    """Let glibc use blocks again that were freed, up to 64 MiB of them, which the system would fill with zeros anew.
+
+    It keeps up to twice the largest block that was ever freed, of those below 32 MiB: this frees one of that size.
+    """
+    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
 @contextmanager
