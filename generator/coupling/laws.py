@@ -98,8 +98,8 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
     Returns:
         y, int64 [B].
     """
-    at_x = (law.gather(-1, x[:, None]).squeeze(-1) for law in (p, q))
-    return couple_by_excess(*at_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
+    p_x, q_x = (law.gather(-1, x[:, None]).squeeze(-1) for law in (p, q))
+    return couple_by_excess(p_x, q_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
 
 
 def couple_by_excess(
