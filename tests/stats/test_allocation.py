@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import scipy.stats
 
 from schema.errors import InputError
-from schema.moments import SCALAR_MOMENTS
+from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
 from stats.allocation import Allocation, _components, _influence, allocate, linearize
 from stats.bootstrap import observed, resample
@@ -246,6 +247,29 @@ def test_out_of_reach_takes_the_upper_bounds_and_says_so(development: ReplicateM
     assert (undefined.replicates, undefined.documents_per_stratum, undefined.reachable) == (24, 400, False)
     assert undefined.reason.startswith("late_minus_early of a (pooled) is undefined on the development documents")
     assert math.isnan(undefined.half_widths[0])
+
+
+def test_endpoints_of_answers_are_planned_from_documents_with_answers(development: ReplicateMoments) -> None:
+    random = np.random.default_rng(8)
+    right = (random.random(development.present.shape) < 0.7).astype(float)
+    lost = right * (random.random(right.shape) < 0.4)
+    scalars = {**development.scalars, **dict.fromkeys(ANSWER_MOMENTS, lost), "reference_right": right}
+    answers = dataclasses.replace(development, scalars=scalars)
+    endpoints = [Endpoint("lost_share", "a"), Endpoint("saturation", "a")]
+    asked = {
+        "target": 0.1,
+        "document_seconds": 1.0,
+        "replicate_seconds": 0.1,
+        "replicates": (2, 9),
+        "documents": (2, 99),
+    }
+    got = allocate(development, endpoints, **asked, answers=answers)
+    assert got.endpoints == (linearize(answers, endpoints[0]), linearize(development, endpoints[1]))
+    strata = [development.strata == name for name in STRATA]
+    pooled = [statistics.fmean(float(value[own, 0].mean()) for own in strata) for value in (lost, right)]
+    assert got.endpoints[0].value == pytest.approx(pooled[0] / pooled[1])
+    with pytest.raises(InputError, match="no development document has answers that are scored"):
+        allocate(development, endpoints, **asked)
 
 
 def test_nothing_varies(development: ReplicateMoments) -> None:
