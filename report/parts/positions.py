@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from report.printing.numbers import in_text
 from report.printing.section import Section
 from report.printing.tables import action_tables, columns_of
 from report.reading.content import PageContent
+from stats.registry import Scale
 
 _DECOMPOSITION = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",
@@ -13,6 +15,9 @@ _DECOMPOSITION = (
 _DECOMPOSITION_PAGE = """
 <h2>How much, how soon, how long</h2>
 <p>R is the share of positions with different tokens. It is the share of first mismatches (O) plus the share of positions after them (E) times the mismatch rate at those positions (C): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
+{% if floor %}
+<p>{{ floor }}</p>
+{% endif %}
 {{ table(tables.decomposition) }}
 {{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
 """  # noqa: E501
@@ -31,7 +36,26 @@ _SATURATION_PAGE = """
 def decomposition(content: PageContent) -> Section:
     """R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
     tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
-    return Section("decomposition", "Decomposition", _DECOMPOSITION_PAGE, tables)
+    return Section("decomposition", "Decomposition", _DECOMPOSITION_PAGE, tables, values={"floor": _floor(content)})
+
+
+def _floor(content: PageContent) -> str:
+    """What numerics alone do, beside what the other actions do; empty without a noise floor."""
+    floors = content.facts.noise_floors
+    if not floors:
+        return ""
+
+    def parting(action: str) -> str:
+        return f"{in_text(content.estimates.get('divergence_probability', action), Scale.PERCENT)} under {action}"
+
+    still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
+    said = (
+        "Noise floor: nothing is evicted, and the whole cache is computed another way. Of continuations, "
+        f"{', '.join(map(parting, floors))} diverge within {content.windows.horizon} tokens by numerics alone"
+    )
+    if others := [parting(name) for name in content.actions if name not in floors]:
+        said += f"; {', '.join(others)}"
+    return said + "." + (f" δ is exactly 0 under {', '.join(still)}: this path is invariant." if still else "")
 
 
 def saturation(content: PageContent) -> Section | None:

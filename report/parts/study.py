@@ -6,7 +6,7 @@ import itertools
 
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
 from report.printing.section import Section
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from report.printing.tables import NOISE_FLOOR, Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, total
@@ -57,9 +57,18 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
         added = "control" if action["control"] else "added after the plan" if action["action"] in facts.added else ""
+        floor = [NOISE_FLOOR] if action["action"] in facts.noise_floors else []
+        what = ", ".join([*floor, *([added] if added else [])])
         stored = facts.storage.get(action["action"])
         held = _held(stored) if stored else [MISSING] * 6
-        rows.append(table_row(Cell(action["action"], added), action["selector"], action["keep"], *held))
+        rows.append(
+            table_row(
+                Cell(action["action"], what),
+                action["selector"],
+                action["keep"],
+                *held,
+            )
+        )
     columns = (
         label_column("action"),
         label_column("selector"),

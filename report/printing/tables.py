@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _STANDINGS = {
 }
 
 FEW_MARK = "*"
+NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
 
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # but +0.5 is a number
 
@@ -190,10 +191,25 @@ def action_tables(
 ) -> tuple[PrintedTable, ...]:
     """The table of all actions or of ``actions``, or of all contrasts with the baseline; and ``NAME_by_stratum``."""
     rows, baseline = (content.others, content.baseline) if contrasts else (actions or content.actions, None)
+    floors = content.facts.noise_floors
     return tuple(
-        action_table(full, title, content.estimates, rows, columns, baseline=baseline, strata=strata, note=note)
+        _with_floors(
+            action_table(full, title, content.estimates, rows, columns, baseline=baseline, strata=strata, note=note),
+            floors,
+        )
         for full, strata in ((name, (POOLED,)), (f"{name}_by_stratum", content.facts.strata))
     )
+
+
+def _with_floors(table: PrintedTable, floors: Sequence[str]) -> PrintedTable:
+    """The table with its noise floors marked as such."""
+    rows = tuple(
+        replace(row, cells=(replace(row.cells[0], under=NOISE_FLOOR), *row.cells[1:]))
+        if row.cells[0].text in floors
+        else row
+        for row in table.rows
+    )
+    return replace(table, rows=rows)
 
 
 def contrast_rows_table(

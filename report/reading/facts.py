@@ -19,6 +19,9 @@ EVALUATION = "evaluation"
 DEVELOPMENT = "development"
 
 
+_NUMERICS = "numerics"  # the selector of noise floors
+
+
 @dataclass(frozen=True)
 class Storage:
     """What one action keeps of the prompts and costs, from its units.
@@ -113,6 +116,11 @@ class Facts:
         """The actions that the plan does not name, since they were added after it; none without a plan."""
         planned = self.plan.content.get("actions", self.compared) if self.plan else self.compared
         return [action for action in self.compared if action not in planned]
+
+    @property
+    def noise_floors(self) -> list[str]:
+        """The actions that evict nothing and compute the whole cache another way: what numerics alone do."""
+        return [row["action"] for row in self.actions if row["selector"] == _NUMERICS]
 
     @property
     def finite(self) -> bool:

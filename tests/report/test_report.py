@@ -583,3 +583,18 @@ def test_latex_is_whole_and_escaped(tmp_path: Path, page: Page) -> None:
 )  # fmt: skip
 def test_signs_become_latex(text: str, expected: str) -> None:
     assert escape(text) == expected
+
+
+def test_a_noise_floor_is_marked_and_said(page: Page) -> None:
+    """Beside every action; a page without one does not speak of it."""
+    views = make_views(("snapkv-half", "recent-half", "numerics-floor"))
+    html = page(views)
+    assert html.count("numerics-floor<small>noise floor</small>") >= 2
+    said = re.search(r"Of continuations, ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor diverge", html)
+    (floor,) = [
+        row for row in views.views["decomposition"] if (row["action"], row["stratum"]) == ("numerics-floor", "pooled")
+    ]
+    assert said is not None
+    assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
+    assert "this path is invariant" not in html
+    assert "noise floor" not in page(make_views()).lower()
