@@ -88,6 +88,9 @@ def scalar_moments(path: Path) -> dict[str, float]:
     moments["prefix_diverged"] = float(tau in BLOCKS[0])
     moments["prefix_eos_x"] = float(path.eos_x in BLOCKS[0])
     moments["prefix_eos_y"] = float(path.eos_y in BLOCKS[0])
+    entered = tau or H
+    moments["occupation_compensator"] = path.delta[entered:].sum() / H
+    moments["exposure_compensator"] = sum((H - t) * path.delta[t - 1] for t in range(1, entered + 1)) / H
     return moments
 
 
