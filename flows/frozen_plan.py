@@ -24,7 +24,7 @@ from stats.sequential.resolution import Resolution
 PRIMARY_FAMILY = "primary"
 
 # Keys of [plan] that came later: settings and hashes of plans have them where they are not at their default.
-_LATER = ("stopping", "looks", "resolve", "margin")
+_LATER = ("stopping", "looks", "resolve", "margin", "variance")
 
 # What of [plan] may grow, and where a plan has what was chosen for it.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}

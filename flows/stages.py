@@ -26,11 +26,13 @@ from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.study_run import StudyRun
 from generator.transformer.tokenizer import token_reader
+from schema.frozen_text import with_measured
 from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments
 from stats.intervals import STUDENTIZED
+from stats.reduction.saving import saving
 
 
 def prepare(run: StudyRun, *, compared: bool = False) -> None:
@@ -227,6 +229,8 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
     """What is said of a plan that was frozen, and of the one that it is a later revision of."""
     frozen, reason = f"plan {plan.sha256[:12]} frozen", plan.content["reason"]
     k, n = f"K = {plan.replicates} replicates", f"N = {plan.documents_per_stratum} documents per stratum"
+    saved = saving(with_measured(plan.content))
+    reason += f"; {saved}" if saved else ""
     if before is None:
         return f"{frozen}: {k}, {n}; {reason}"
     changed = "".join(f", {one.what} = {one.asked} (was {one.before})" for one in plan_differences(before, study))

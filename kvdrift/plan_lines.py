@@ -9,6 +9,7 @@ from flows.frozen_plan import FrozenPlan
 from report.printing.numbers import duration, fixed, level
 from schema.frozen_text import with_measured
 from stats.quantities import PAIR_QUANTITIES
+from stats.reduction.saving import saving
 from stats.registry import Scale
 
 _HEADS = ("endpoint", "action", "on development", "expected half-width", "level")
@@ -31,6 +32,7 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
         "actions": f"{', '.join(others) or 'none'} against {content['baseline']}",
         "levels": f"{level(plan.family.level)} for each of {family} primary endpoints, 95% for all else",
         "target": f"half-width {_number(content['target_half_width'], Scale.POINTS)}; {content['reason']}",
+        "saves": saving(content),
         "time": f"{duration(content['expected_seconds'])} of generation are expected",
     }
     if plan.looks is not None:
@@ -39,6 +41,7 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
             f"at {', '.join(counts)} documents; the evaluation stops where this holds of every primary endpoint, at "
             f"the latest at N: {plan.looks.resolution}"
         )
+    facts = {name: text for name, text in facts.items() if text}
     width = max(map(len, facts))
     lines = [f"plan of study '{plan.study}', model {plan.model}"]
     lines += [f"  {name:<{width}}  {text}" for name, text in facts.items()]

@@ -149,6 +149,7 @@ class PlanSection(_Section):
     ``stopping`` "sequential" looks at the evaluation at the ``looks``, shares of N, and stops when every primary
     endpoint is resolved as ``resolve`` says: its interval is as narrow as the target, excludes 0, or lies inside or
     wholly outside +-``margin``.
+    ``variance`` is what K and N are chosen by: that of the estimates, or that of the reduced ones.
     """
 
     baseline: str
@@ -166,6 +167,7 @@ class PlanSection(_Section):
     looks: Annotated[list[str], Field(min_length=1)] = ["1/4", "1/2", "3/4", "1"]
     resolve: Literal["half_width", "sign", "equivalence"] = "half_width"
     margin: Annotated[float, Field(gt=0)] | None = None
+    variance: Literal["plain", "reduced"] = "plain"
     family_size: Positive | None = None
     draws: Annotated[int, Field(ge=100)] = 10_000
     exploratory_draws: Annotated[int, Field(ge=100)] = 2_000
@@ -291,6 +293,10 @@ class Study(_Section):
         least = min(part.evaluation for part in self.documents)
         if self.plan.documents != "auto" and self.plan.documents > least:
             raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
+        if self.plan.variance == "reduced" and self.plan.stopping != FIXED:
+            raise InputError(
+                'plan.variance = "reduced": looks of a sequential study are at the estimates themselves; write "plain"'
+            )
         low, high = self.plan.replicates_between
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")

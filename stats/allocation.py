@@ -25,7 +25,9 @@ from schema.study import POOLED
 from stats.endpoints import Family
 from stats.moments import Float, ReplicateMoments
 from stats.pooling import Pooling
+from stats.quantities import quantity_named
 from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.reduction.control_variates import is_reduced
 from stats.registry import Array, Pooled
 from stats.standard_errors import STEP
 
@@ -116,6 +118,7 @@ def allocate(
     family_size: int = 0,
     constant: float | None = None,
     answers: ReplicateMoments | None = None,
+    reduced: ReplicateMoments | None = None,
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
@@ -127,6 +130,7 @@ def allocate(
     largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
     ``constant`` is z where that is not the normal quantile: the last look's critical constant in a sequential study.
     ``answers`` are the moments of documents with answers, for the endpoints that are of these alone.
+    With ``reduced`` moments of the same documents, endpoints are planned for by them where there are reduced estimates.
 
     Raises:
         InputError: bounds, targets or costs are out of range, a stratum has fewer than two documents or replicates, or
@@ -138,7 +142,9 @@ def allocate(
     _check_bounds("documents per stratum", documents)
     _check_costs(document_seconds, replicate_seconds)
     level = Family("plan", tuple(endpoints), alpha, family_size).level
-    linearized = tuple(linearize(_measured(development, answers, endpoint), endpoint) for endpoint in endpoints)
+    linearized = tuple(
+        linearize(_measured(development, answers, reduced, endpoint), endpoint) for endpoint in endpoints
+    )
     z = float(ndtri((1 + level) / 2)) if constant is None else constant
     strata = len(np.unique(development.strata))
     curve = tuple(
@@ -163,13 +169,20 @@ def allocate(
     )
 
 
-def _measured(development: ReplicateMoments, answers: ReplicateMoments | None, endpoint: Endpoint) -> ReplicateMoments:
-    """Return the moments of the documents that an endpoint is of."""
-    if endpoint.quantity not in ANSWER_QUANTITIES:
-        return development
-    if answers is None:
-        raise InputError(f"endpoint {endpoint}: no development document has answers that are scored")
-    return answers
+def _measured(
+    development: ReplicateMoments,
+    answers: ReplicateMoments | None,
+    reduced: ReplicateMoments | None,
+    endpoint: Endpoint,
+) -> ReplicateMoments:
+    """Return the moments of the documents that an endpoint is of, reduced ones where it has a reduced estimate."""
+    if endpoint.quantity in ANSWER_QUANTITIES:
+        if answers is None:
+            raise InputError(f"endpoint {endpoint}: no development document has answers that are scored")
+        return answers
+    if reduced is not None and is_reduced(quantity_named(endpoint.quantity), development.document_means()):
+        return reduced
+    return development
 
 
 def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:

@@ -35,11 +35,13 @@ from stats.endpoints import Endpoint, Family
 from stats.intervals import PERCENTILE, STUDENTIZED
 from stats.moments import ReplicateMoments
 from stats.quantities import PAIR_QUANTITIES
+from stats.reduction.coefficients import reduced_replicates
+from stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
 
 # What says how a plan came about; two that differ in nothing else decide the same.
 # Looks follow from the settings and from what was evaluated before.
 _CIRCUMSTANCES = (
-    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential",
+    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
 )  # fmt: skip
 
 
@@ -88,19 +90,24 @@ def make_plan(
         replicates, documents = (grown.replicates,) * 2, (grown.documents_per_stratum,) * 2
         branched = grown.branched_actions
     level = Family(PRIMARY_FAMILY, tuple(endpoints), planned.alpha, planned.family_size or 0).level
-    allocation = allocate(
-        development,
-        endpoints,
-        target=planned.target_half_width,
-        document_seconds=document_seconds,
-        replicate_seconds=replicate_seconds,
-        replicates=replicates,
-        documents=documents,
-        alpha=planned.alpha,
-        family_size=planned.family_size or 0,
-        constant=last_constant(planned, level),
-        answers=answers,
-    )
+    allocations = {
+        variance: allocate(
+            development,
+            endpoints,
+            target=planned.target_half_width,
+            document_seconds=document_seconds,
+            replicate_seconds=replicate_seconds,
+            replicates=replicates,
+            documents=documents,
+            alpha=planned.alpha,
+            family_size=planned.family_size or 0,
+            constant=last_constant(planned, level),
+            answers=answers,
+            reduced=reduced,
+        )
+        for variance, reduced in ((PLAIN_VARIANCE, None), (REDUCED_VARIANCE, reduced_replicates(development)))
+    }
+    allocation = allocations[planned.variance]
     looks = plan_looks(material, allocation.documents_per_stratum, level)
     return {
         "study": study.name,
@@ -127,6 +134,7 @@ def make_plan(
         "draws": planned.draws,
         "exploratory_draws": planned.exploratory_draws,
         "target_half_width": planned.target_half_width,
+        "variance": planned.variance,
         "primary_endpoints": _endpoint_rows(allocation),
         **({} if looks is None else {"sequential": looks}),
         "calibration": {
@@ -137,6 +145,7 @@ def make_plan(
             "margin": MARGIN,
             "level": 1 - planned.alpha / INTERVALS_PER_FAMILY,
         },
+        "reduction": _variance_ratios(*allocations.values()),
         "reachable": allocation.reachable,
         "reason": allocation.reason + ("" if grown else _raised(study, evaluated)),
         "development": {
@@ -154,6 +163,7 @@ def make_plan(
         ],
         MEASURED: {
             "expected_seconds": allocation.seconds,
+            "sizes": {variance: _size(one) for variance, one in allocations.items()},
             "development": {"seconds_per_document": document_seconds, "seconds_per_replicate": replicate_seconds},
             "residual_branching": {
                 "development_efficiency_in_seconds": {name: efficiency.get(name) for name in actions}
@@ -179,7 +189,8 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two plans have equal settings and lead to the same evaluation and estimates."""
     first, second = (
-        {"interval": PERCENTILE} | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
+        {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
+        | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
         for one in (content, other)
     )
     return first == second
@@ -283,6 +294,29 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
             "expected_half_width": _number(half_width),
         })  # fmt: skip
     return rows
+
+
+def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, Any]]:
+    """By endpoint, the variance between replicates of the reduced estimate as a share of the estimate's."""
+    rows: list[dict[str, Any]] = []
+    for own, other in zip(plain.endpoints, reduced.endpoints, strict=True):
+        endpoint, (_, variance), (_, less) = own.endpoint, own.components, other.components
+        rows.append({
+            "quantity": endpoint.quantity,
+            "action": endpoint.action,
+            "baseline": endpoint.baseline,
+            "variance_ratio": _number(less / variance) if variance > 0 else None,
+        })  # fmt: skip
+    return rows
+
+
+def _size(allocation: Allocation) -> dict[str, Any]:
+    return {
+        "replicates": allocation.replicates,
+        "documents_per_stratum": allocation.documents_per_stratum,
+        "reachable": allocation.reachable,
+        "seconds": allocation.seconds,
+    }
 
 
 def _number(value: float) -> float | None:

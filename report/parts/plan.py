@@ -19,6 +19,7 @@ from report.reading.estimates import PRIMARY, Estimate
 from schema.frozen_text import with_measured
 from stats.intervals import SEEN
 from stats.quantities import ALL_QUANTITIES
+from stats.reduction.saving import saving
 from stats.registry import Quantity, Scale
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 # Labels of the plan's entries: what it decided, and what it was decided from.
 _CHOSEN = {
     "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
-    "actions": "actions", "target_half_width": "target half-width", "reachable": "targets reachable",
+    "actions": "actions", "target_half_width": "target half-width", "variance": "sizes chosen by the variance that is",
+    "saving": "what reduced estimates save", "reachable": "targets reachable",
     "reason": "reason", "alpha": "alpha", "family_size": "family size", "level": "level of primary intervals",
     "interval": "intervals", "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
     "expected_seconds": "expected time", "seen": "evaluation documents seen before",
@@ -78,6 +80,7 @@ TEMPLATE = """
 def section(content: PageContent) -> Section:
     """The plan, its primary endpoints, and estimates of unknown quantities."""
     plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
+    plan |= {"saving": saved} if (saved := saving(plan)) else {}
     estimates = content.estimates.all()
     primary = [row for row in estimates if row.standing in {PRIMARY, SEEN}]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
@@ -126,8 +129,8 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
 
     The spreads are the square roots of the plan's variance components.
     """
-    rows = []
-    for entry in plan.get("primary_endpoints", []):
+    rows, ratios = [], plan.get("reduction", [])
+    for place, entry in enumerate(plan.get("primary_endpoints", [])):
         known, scale = _known(entry["quantity"])
         spread = Scale.POINTS if scale is Scale.PERCENT else scale
         numbers = (
@@ -138,19 +141,26 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
         )
         cells = ("" if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}" for value, unit in numbers)
         label = Cell(entry["quantity"], known.meaning if known else "")
-        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells))
+        ratio = ratios[place]["variance_ratio"] if ratios else None
+        share = ("" if ratio is None else fixed(ratio, 2),) if ratios else ()
+        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells, *share))
     if not rows:
         return None
-    columns = (
+    columns = [
         label_column("endpoint"),
         label_column("action"),
         Column("development", "", "value on development documents"),
         Column("sd, documents", "", "standard deviation between documents: variance component of the plan"),
         Column("sd, replicates", "", "standard deviation between replicates of a document"),
         Column("expected half-width", "", "of the interval, at the plan’s K and N"),
-    )
+    ]
+    if ratios:
+        meaning = "variance between replicates of the reduced estimate, as a share of the estimate’s"
+        columns.append(Column("reduced variance", "", meaning))
     note = "From development documents alone; the standard deviations decided K and N."
-    return PrintedTable("plan_endpoints", "Planned endpoints and variance components", columns, tuple(rows), note)
+    return PrintedTable(
+        "plan_endpoints", "Planned endpoints and variance components", tuple(columns), tuple(rows), note
+    )
 
 
 def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
@@ -215,7 +225,8 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     """A table with an estimate in each row; None without estimates."""
     if not rows:
         return None
-    lines = []
+    lines, meaning = [], "the same less control variates of mean zero"
+    reduced = [Column("reduced", "", meaning)] if any(row.estimate_reduced is not None for row in rows) else []
     for row in rows:
         known, scale = _known(row.quantity)
         cell = estimate_cells([row], scale, {})[0]
@@ -223,9 +234,13 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
         label = Cell(row.quantity if row.x is None else f"{row.quantity} ({row.x})", known.meaning if known else "")
         counts = count(row.draws), count(row.documents), count(row.clusters)
         rest = level(row.level), row.interval or "", *counts, row.family or "", row.standing
-        lines.append(table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *rest))
+        less = estimate_cells([row.reduced], scale, {})[0]
+        beside = ("" if row.estimate_reduced is None else Cell(f"{less.text} {scale.sign}", less.under),)
+        lines.append(
+            table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *beside[: len(reduced)], *rest)
+        )
     columns = (
-        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"),
+        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"), *reduced,
         Column("level"), label_column("interval"), Column("draws"), Column("documents"), Column("clusters"),
         label_column("family"), label_column("status"),
     )  # fmt: skip

@@ -48,6 +48,9 @@ class Estimate:
     status: str | None = None
     interval: str | None = None
     clusters: int | None = None
+    estimate_reduced: float | None = None
+    low_reduced: float | None = None
+    high_reduced: float | None = None
     published: float | None = None
     published_low: float | None = None
     published_high: float | None = None
@@ -71,6 +74,15 @@ class Estimate:
     def of_few_clusters(self) -> bool:
         """Whether it has an interval over fewer clusters than its coverage is sure of."""
         return self.has_interval and self.clusters is not None and self.clusters < FEW_CLUSTERS
+
+    @property
+    def reduced(self) -> Estimate:
+        """The reduced estimate in place of this one."""
+        return Estimate(
+            self.stratum, self.action, self.baseline, self.quantity, self.x, self.estimate_reduced, self.low_reduced,
+            self.high_reduced, self.level, self.draws, self.documents, self.family, self.status, self.interval,
+            self.clusters,
+        )  # fmt: skip
 
     def excludes_zero(self) -> bool:
         """Whether zero is outside the interval; not so without one."""
@@ -124,6 +136,11 @@ class ReportedEstimates:
     def known(self, *quantities: str) -> bool:
         """Whether any of these quantities has a number anywhere."""
         return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
+
+    @property
+    def reduced(self) -> ReportedEstimates:
+        """The reduced estimates of those that have them."""
+        return ReportedEstimates(row.reduced for row in self.all() if row.estimate_reduced is not None)
 
     def compared(self, published: Mapping[Place, Published]) -> ReportedEstimates:
         """Return these estimates with the paper's numbers beside them, by quantity, stratum, action, baseline and x."""

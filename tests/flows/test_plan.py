@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -24,10 +25,12 @@ from flows.comparison import differences
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
 from flows.planning import plan as planning
 from flows.study_run import StudyRun
+from kvdrift.plan_lines import plan_lines
 from schema.errors import PlanError
-from schema.frozen_text import frozen_sha256, frozen_text
+from schema.frozen_text import frozen_sha256, frozen_text, with_measured
 from schema.store.store import Store
 from sql.catalog import open_views
+from stats.moments import ReplicateMoments
 from transforms.pipeline import run_derivation
 
 
@@ -159,6 +162,63 @@ def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
 
 def test_a_new_plan_is_studentized(finished: Path) -> None:
     assert frozen(finished).interval == frozen(finished).content["interval"] == "studentized"
+
+
+def test_what_sizes_are_chosen_by_is_the_plans(tmp_path: Path) -> None:
+    """Plans and study files that say nothing choose by the estimates' own variance."""
+    silent = load_study(write_study(tmp_path))
+    said = {
+        variance: load_study(write_study(tmp_path, ("draws = 200", f'variance = "{variance}"\ndraws = 200')))
+        for variance in ("plain", "reduced")
+    }
+    settings = plan_settings(silent)
+    assert "variance" not in settings["plan"]
+    content = {"actions": [], "plan_section_sha256": plan_section_sha256(silent), "settings": settings}
+    old = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), content)
+    hashed = replace(old, content=content | {"settings": {}})
+    for plan, what in ((old, "plan.variance: frozen plain, asked reduced"), (hashed, r"\[plan\] or \[windows\]")):
+        check_plan_agrees(plan, silent)
+        check_plan_agrees(plan, said["plain"])
+        with pytest.raises(PlanError, match=what):
+            check_plan_agrees(plan, said["reduced"])
+    assert planning.decides_the_same({}, {"variance": "plain", "reduction": []})
+    assert not planning.decides_the_same({}, {"variance": "reduced"})
+
+
+def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_views(Store.open(finished)) as views:
+        development = replicate_moments(views, "small", "kvdrift/tiny", "development")
+        units = views.rows("units", study="small", model="kvdrift/tiny")
+
+    def calmer(moments: ReplicateMoments) -> ReplicateMoments:
+        """Replicates nearer to the mean of all."""
+        means = {name: np.nanmean(values, axis=(0, 2), keepdims=True) for name, values in moments.scalars.items()}
+        near = {name: mean + 0.5 * (moments.scalars[name] - mean) for name, mean in means.items()}
+        return replace(moments, scalars=near)
+
+    def planned(replicates: str, target: float, variance: str) -> dict[str, Any]:
+        asked = f'replicates = {replicates}\ntarget_half_width = {target}\nvariance = "{variance}"'
+        run = run_of(load_study(write_study(tmp_path, ("replicates = 5", asked))), finished)
+        return with_measured(planning.make_plan(run.material, development, units, {}))
+
+    monkeypatch.setattr(planning, "reduced_replicates", calmer)
+    reached = max(row["expected_half_width"] for row in planned("40", 0.5, "plain")["primary_endpoints"])
+    auto = '"auto"\nreplicates_between = [2, 40]'
+    plans = {variance: planned(auto, 1.01 * reached, variance) for variance in ("plain", "reduced")}
+    sizes = plans["plain"]["sizes"]
+    assert sizes == plans["reduced"]["sizes"]
+    assert sizes["reduced"]["replicates"] < sizes["plain"]["replicates"]
+    for variance, plan in plans.items():
+        assert {name: plan[name] for name in ("replicates", "documents_per_stratum")} == {
+            name: sizes[variance][name] for name in ("replicates", "documents_per_stratum")
+        }
+        assert [row["variance_ratio"] for row in plan["reduction"]] == pytest.approx([0.25] * 3)
+        frozen_plan = FrozenPlan("small", "kvdrift/tiny", "0" * 64, datetime.now(UTC), plan)
+        (line,) = [one for one in plan_lines(frozen_plan) if one.split()[0] == "saves"]
+        assert f"{sizes['reduced']['replicates']} replicates instead of {sizes['plain']['replicates']}" in line
+        assert ("with variance" in line) == (variance == "plain")
 
 
 def opening_after(commit: Callable[[], object]) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ from fixtures.report_views import (
 
 from report.page import draw_figures
 from report.parts.examples import visible
+from report.parts.plan import endpoints_table
 from report.printing.canvas import action_styles
 from report.printing.headline import sentences
 from report.printing.latex import escape
@@ -421,6 +422,24 @@ def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, st
     assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
     assert html.index("windows] SHA-256") > html.index("What the plan was made from") > html.index("<dt>alpha</dt>")
     assert "<dd>folds: 6; margin: −0.02; observations: positions</dd>" in html
+
+
+def test_reduced_estimates_have_a_table_and_their_plan_a_column(three: tuple[Path, str]) -> None:
+    folder, html = three
+    tables = check(html).tables
+    assert "Their intervals are 75% to 75% as wide as those above, 75% in the middle." in html
+    rows = {row[0]: row for row in tables["table-reduced"][1:]}
+    for action in THREE:
+        value = 100 * action_numbers(action, 0.0)["mismatch"]
+        assert number(rows[action][1].split(" ", 1)[0]) == pytest.approx(1.01 * value, abs=0.0501)
+    assert [record["quantity"] for record in records(folder, "reduced")][:2] == ["mismatch", "exposure"]
+    endpoint = {"quantity": "gap", "action": "a", "baseline": "b", "variance_between_replicates": 0.01}
+    plan = {"primary_endpoints": [endpoint], "reduction": [endpoint | {"variance_ratio": 0.641}]}
+    table = endpoints_table(plan)
+    assert table is not None
+    assert [(column.head, cell.text) for column, cell in zip(table.columns, table.rows[0].cells, strict=True)][-1] == (
+        "reduced variance", "0.64",
+    )  # fmt: skip
 
 
 def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> None:

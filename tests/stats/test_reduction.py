@@ -16,6 +16,8 @@ from oracles.plain_reduction import coefficients, control_variate, weights
 from generator.finite.paths import PairPaths, pair_paths
 from schema.moments import SCALAR_MOMENTS
 from schema.windows import Windows
+from stats.allocation import Allocation, allocate
+from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments, ReplicateMoments
 from stats.quantities import QUANTITIES
 from stats.reduction.coefficients import FEWEST_CLUSTERS, PENALTIES, fit_coefficients, reduced_replicates
@@ -27,6 +29,7 @@ from stats.reduction.control_variates import (
     reduced_documents,
     reduced_scalars,
 )
+from stats.reduction.saving import saving
 
 Array = NDArray[np.float64]
 SYSTEMS = [(2, 6, (), "near"), (2, 6, (0,), "far"), (3, 4, (2,), "sparse"), (2, 1, (), "far")]
@@ -192,6 +195,42 @@ def token_moments(apart: NDArray[np.bool_], delta: Array, windows: Windows) -> d
             own = values[..., first - 1 : last]
             found[f"block_{block}_{name}"] = own.mean(axis=-1) if last >= first else np.full(tau.shape, np.nan)
     return found
+
+
+def test_a_plan_is_made_from_the_variance_of_what_it_plans_for(paths: list[PairPaths]) -> None:
+    """A token's endpoint by its reduced moments where these are given, one of total variation by its own."""
+    development = replicates_of(paths, Windows.of(8), 40, seed=4)
+    reduced = reduced_replicates(development)
+    endpoints = [Endpoint("mismatch", ACTION), Endpoint("saturation", ACTION)]
+
+    def planned(moments: ReplicateMoments, less: ReplicateMoments | None = None) -> Allocation:
+        costs = {"document_seconds": 1.0, "replicate_seconds": 0.01}
+        return allocate(
+            moments, endpoints, target=0.02, replicates=(2, 64), documents=(2, 10_000), reduced=less, **costs
+        )
+
+    plain, less = planned(development), planned(development, reduced)
+    assert less.endpoints == (planned(reduced).endpoints[0], plain.endpoints[1])
+    assert less.endpoints[0].components[1] < 0.8 * plain.endpoints[0].components[1]
+    assert planned(development, None) == plain
+
+
+@pytest.mark.parametrize(
+    ("reduced", "variance", "line"),
+    [
+        ((9, 12), "reduced", "9 replicates instead of 14, 64% of the time"),
+        ((14, 12), "reduced", ""),
+        ((9, 10), "plain", "9 replicates instead of 14, 10 documents per stratum instead of 12, 54% of the time"),
+    ],
+)  # fmt: skip
+def test_what_is_saved_is_said(reduced: tuple[int, int], variance: str, line: str) -> None:
+    sizes = {
+        name: {"replicates": k, "documents_per_stratum": n, "reachable": True, "seconds": float(k * n)}
+        for name, (k, n) in (("plain", (14, 12)), ("reduced", reduced))
+    }
+    would = 'with variance = "reduced" ' if variance == "plain" else ""
+    assert saving({"variance": variance, "sizes": sizes}) == would + line
+    assert saving({"replicates": 14}) == "", "an older plan"
 
 
 def test_quantities_of_tokens_alone_are_reduced(paths: list[PairPaths]) -> None:
