@@ -46,6 +46,7 @@ from sql.materialization import materialize_moments
 from stats.intervals import PERCENTILE, STUDENTIZED, Estimates, Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
+from stats.reduction.control_variates import CONTROLS, REDUCED
 from transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here
@@ -74,10 +75,11 @@ def moments_of(location: str) -> DocumentMoments:
 
 
 def intervals(moments: DocumentMoments, draws: int, threads: int, interval: str = STUDENTIZED) -> int:
-    """Estimate everything from document moments; returns the number of intervals."""
+    """Estimate everything from document moments, with reduced estimates; returns the number of other intervals."""
     request = Request(interval=interval)
     analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), request, None)
-    parts = parts_of(analysis, moments, subjects_of(moments))
+    coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
+    parts = parts_of(analysis, moments, subjects_of(moments), coefficients)
     if threads == 1:
         return sum(len(one) for one in in_sequence(parts))
     with ThreadPoolExecutor(threads) as pool:
