@@ -203,6 +203,8 @@ class PlanSection(_Section):
             raise InputError(f'plan.margin: belongs to resolve = "equivalence", not to "{self.resolve}"')
         if self.stopping == "sequential" and self.interval == "percentile":
             raise InputError('plan.interval = "percentile": the intervals of looks are studentized; remove it')
+        if self.stopping == "sequential" and self.variance == "reduced":
+            raise InputError('plan.variance = "reduced": looks are at the estimates as they are; remove it')
 
 
 class WindowsSection(_Section):
@@ -293,10 +295,6 @@ class Study(_Section):
         least = min(part.evaluation for part in self.documents)
         if self.plan.documents != "auto" and self.plan.documents > least:
             raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
-        if self.plan.variance == "reduced" and self.plan.stopping != FIXED:
-            raise InputError(
-                'plan.variance = "reduced": looks of a sequential study are at the estimates themselves; write "plain"'
-            )
         low, high = self.plan.replicates_between
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")
