@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from report.printing.numbers import in_text
+import statistics
+
+from report.printing.numbers import fixed, in_text
 from report.printing.section import Section
-from report.printing.tables import action_tables, columns_of
+from report.printing.tables import action_table, action_tables, columns_of
 from report.reading.content import PageContent
 from stats.registry import Scale
 
@@ -20,7 +22,12 @@ _DECOMPOSITION_PAGE = """
 {% endif %}
 {{ table(tables.decomposition) }}
 {{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
+{% if widths %}
+<p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
+{{ table(tables.reduced) }}
+{% endif %}
 """  # noqa: E501
+_REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_probability", "mean_entry")
 
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 _SATURATION_PAGE = """
@@ -36,7 +43,17 @@ _SATURATION_PAGE = """
 def decomposition(content: PageContent) -> Section:
     """R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
     tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
-    return Section("decomposition", "Decomposition", _DECOMPOSITION_PAGE, tables, values={"floor": _floor(content)})
+    widths, reduced = _width_sentence(content), content.estimates.reduced
+    if widths:
+        own = action_table("reduced", "Reduced estimates", reduced, content.actions, columns_of(*_REDUCED))
+        tables = (*tables, own)
+    return Section(
+        "decomposition",
+        "Decomposition",
+        _DECOMPOSITION_PAGE,
+        tables,
+        values={"floor": _floor(content), "widths": widths},
+    )
 
 
 def _floor(content: PageContent) -> str:
@@ -66,3 +83,18 @@ def saturation(content: PageContent) -> Section | None:
     title = "Saturation and local agreement"
     tables = action_tables("saturation", title, content, columns_of(*_SATURATION)) if known else ()
     return Section("saturation", "Saturation", _SATURATION_PAGE, tables)
+
+
+def _width_sentence(content: PageContent) -> str:
+    """How wide the intervals of reduced estimates are against those of the same pooled numbers; empty without any."""
+    rows = [content.estimates.get(quantity, action) for quantity in _REDUCED for action in content.actions]
+    ratios = [
+        (row.high_reduced - row.low_reduced) / (row.high - row.low)
+        for row in rows
+        if row.low is not None and row.high is not None and row.low_reduced is not None and row.high_reduced is not None
+        and row.high > row.low
+    ]  # fmt: skip
+    if not ratios:
+        return ""
+    least, middle, most = (fixed(100 * one, 0) for one in (min(ratios), statistics.median(ratios), max(ratios)))
+    return f"Their intervals are {least}% to {most}% as wide as those above, {middle}% in the middle."
