@@ -38,9 +38,11 @@ def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, Kno
     """Return the answers of the documents of a study and model that are scored, by document."""
     found = {}
     columns = ["study", "model", "doc", "task", "source", "answers", "scoring"]
-    for row in store.read("documents", columns=columns).to_pylist():
-        answers = tuple(answer for answer in row["answers"] or () if answer)
-        if (row["study"], row["model"]) == (study, model) and answers:
+    documents = store.read("documents", columns=columns)
+    own = pc.and_(pc.equal(documents["study"], study), pc.equal(documents["model"], model))
+    for row in documents.filter(pc.and_(own, pc.greater(pc.list_value_length(documents["answers"]), 0))).to_pylist():
+        answers = tuple(answer for answer in row["answers"] if answer)
+        if answers:
             scoring = row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")
             if scoring is not None:
                 found[row["doc"]] = KnownAnswers(answers, scoring)
