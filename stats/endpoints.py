@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from schema.errors import InputError, nearest
 from schema.study import POOLED
 from schema.windows import Windows
-from stats.quantities import DIFFERENCES, QUANTITIES, quantity_named
+from stats.quantities import DIFFERENCES, PAIR_QUANTITIES, quantity_named
 from stats.registry import Higher
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def decidable_quantities() -> dict[str, Quantity]:
 
     A single number, of which more is worse or better: a quantity of actions stands for its difference.
     """
-    contrasts = {name: one for name, one in QUANTITIES.items() if one.kind == "contrast"}
+    contrasts = {name: one for name, one in PAIR_QUANTITIES.items() if one.kind == "contrast"}
     return {
         name: one for name, one in {**DIFFERENCES, **contrasts}.items()
         if one.axis is None and one.higher is not Higher.NEITHER
@@ -126,9 +126,9 @@ def decidable_quantity(name: str) -> Quantity:
     known = decidable_quantities()
     if name in known:
         return known[name]
-    if name not in QUANTITIES:
+    if name not in PAIR_QUANTITIES:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, known)}")
-    if (axis := QUANTITIES[name].axis) is not None:
+    if (axis := PAIR_QUANTITIES[name].axis) is not None:
         why = f"it has a value at each {axis}, and a decision is on a single number"
     else:
         why = "more of it is neither worse nor better"

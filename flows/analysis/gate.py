@@ -12,20 +12,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.analysis.answers import answer_moments
 from flows.analysis.estimation import document_moments
 from flows.analysis.parts import EXPLORATORY_LEVEL
 from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
+from flows.scores import known_answers
 from schema.errors import ControlError, InputError, nearest
 from schema.store.revisions import current_actions
 from schema.store.store import Store
 from schema.store.studies import chosen_study
 from schema.study import CONTROL_ACTION, POOLED
+from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.intervals import EXPLORATORY, STUDENTIZED, Request, planned_status
 from stats.moments import DocumentMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Quantity
 
 _DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
@@ -119,6 +123,8 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         _check_actions(store, views, question, study)
         _check_finished(store, views, question, study, model, plan)
         moments = document_moments(views, study, model, EVALUATION, profiles=False)
+        if contrast.name in ANSWER_QUANTITIES or contrast.difference_of in ANSWER_QUANTITIES:
+            moments = _answers(store, views, study, model, moments.windows)
     _check_pair(moments, question)
     row = _estimated(moments, contrast, question, plan)
     return Verdict(
@@ -129,6 +135,16 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         _status(store, plan, contrast, question),
         version, None if plan is None else plan.sha256,
     )  # fmt: skip
+
+
+def _answers(store: Store, views: Views, study: str, model: str, windows: Windows) -> DocumentMoments:
+    """Read the moments of the evaluation documents with answers."""
+    known = known_answers(store, study, model)
+    moments = answer_moments(views, study, model, EVALUATION, windows, known)
+    if moments is None:
+        lacking = f"are not all scored: kvdrift analyze {store.location}" if known else "are not known"
+        raise InputError(f"study '{study}': the answers of evaluation documents {lacking}")
+    return moments
 
 
 def _estimated(

@@ -399,14 +399,14 @@ for _name in (
 
 QUANTITIES: Mapping[str, Quantity] = registered()
 
+PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
+
 # By the quantity of an action that they are the difference of: the registered contrasts, and those that no analysis
 # estimates unless it is asked for them by name.
 DIFFERENCES: Mapping[str, Quantity] = {
-    **{name: difference_of(one) for name, one in QUANTITIES.items() if one.kind == "action"},
-    **{one.difference_of: one for one in QUANTITIES.values() if one.difference_of},
+    **{name: difference_of(one) for name, one in PAIR_QUANTITIES.items() if one.kind == "action"},
+    **{one.difference_of: one for one in PAIR_QUANTITIES.values() if one.difference_of},
 }
-
-PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 
 ALL_QUANTITIES: Mapping[str, Quantity] = {**PAIR_QUANTITIES, **BRANCHING_QUANTITIES}
 

@@ -93,6 +93,21 @@ def test_higher_may_be_better_and_what_no_plan_names_is_exploratory(
     assert (code == 0) == (answer["low"] > -1)
 
 
+def test_answers_of_documents_can_decide(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--quantity", "accuracy", *WORSE, "--margin", "0.02")
+    _, out, _ = call(capsys, "gate", finished, *asked, "--json")
+    answer = json.loads(out)
+    with kvdrift.open(finished) as views:
+        of = views.rows("answers", ("accuracy",), split="evaluation", stratum="pooled", action="recent-half")
+        other = views.rows("answers", ("accuracy",), split="evaluation", stratum="pooled", action="snapkv-half")
+    assert answer["estimate"] == pytest.approx(of["accuracy"][0].as_py() - other["accuracy"][0].as_py(), abs=1e-12)
+    assert (answer["contrast"], answer["higher"], answer["documents"]) == ("accuracy_difference", "better", 6)
+    monkeypatch.setattr(gating, "answer_moments", lambda *_: None)
+    assert "not all scored: kvdrift analyze" in mistake(capsys, "gate", finished, *asked)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

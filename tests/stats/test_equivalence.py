@@ -10,7 +10,7 @@ from fixtures.simulated_studies import PAIRS, exact_truth, simulated_study
 from stats.bootstrap import estimate, observed
 from stats.endpoints import Decision, decidable_quantities, decidable_quantity, decide
 from stats.intervals import Request
-from stats.quantities import DIFFERENCES, QUANTITIES
+from stats.quantities import DIFFERENCES, PAIR_QUANTITIES, QUANTITIES
 from stats.registry import Higher
 
 EQUIVALENT, WORSE, UNRESOLVED = Decision.EQUIVALENT, Decision.WORSE, Decision.UNRESOLVED
@@ -65,12 +65,12 @@ def test_a_quantity_of_actions_stands_for_its_difference() -> None:
     pair = ("action 0", "action 1")
     study = simulated_study(0, 6).of_actions(pair)
     for name, contrast in decidable_quantities().items():
-        if QUANTITIES.get(name, contrast).kind == "contrast":
+        if QUANTITIES.get(name, contrast).kind == "contrast":  # or of answers, which the study has none of
             continue
         of_actions, of_pair = observed(study, [name], [pair])[name], observed(study, [contrast.name], [pair])
         expected = of_actions[:, 1] - of_actions[:, 0]
         np.testing.assert_array_equal(of_pair[contrast.name][:, 0], expected, err_msg=name)
-    assert set(DIFFERENCES) == {name for name, one in QUANTITIES.items() if one.kind == "action"}
+    assert set(DIFFERENCES) == {name for name, one in PAIR_QUANTITIES.items() if one.kind == "action"}
 
 
 def rates_of_decisions(size: int, batches: int, draws: int = 768) -> dict[str, dict[str, float]]:
