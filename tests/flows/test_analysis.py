@@ -135,6 +135,7 @@ def test_many_tasks_of_a_flow_lock_no_database(
     assert "database is locked" not in output.out + output.err
 
 
+@pytest.mark.slow
 def test_kept_views_change_nothing(synthetic: Path) -> None:
     store = Store.open(synthetic)
     with open_views(store) as plain, open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as kept:

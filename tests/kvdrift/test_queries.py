@@ -86,9 +86,13 @@ def test_an_entry_is_whole_with_its_semicolon(text: str, whole: bool) -> None:  
 
 
 def test_an_interrupted_query_ends_and_the_next_one_is_answered(views: Views) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        rows_of(views, "select sum(sqrt(a.range * b.range)) from range(100_000) a, range(100_000_000) b")  # hours
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rows_of(views, "select sum(sqrt(a.range * b.range)) from range(100_000) a, range(100_000_000) b")  # hours
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert rows_of(views, "select 7 as seven").to_pylist() == [{"seven": 7}]
 
 

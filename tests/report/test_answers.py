@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, FakeViews, make_views
 
 from report.page import build_report
@@ -60,6 +61,7 @@ def test_the_page_has_accuracy_and_when_answers_are_lost(tmp_path: Path) -> None
     assert (tmp_path / "figures" / "answers.svg").is_file()
 
 
+@pytest.mark.slow
 def test_a_page_says_where_answers_are_not_scored(tmp_path: Path) -> None:
     views = make_views()
     assert (

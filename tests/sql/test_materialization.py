@@ -160,6 +160,7 @@ def test_redone_and_dropped_actions(store: Store) -> None:
     assert_as_computed(store, ALL)
 
 
+@pytest.mark.slow
 def test_moments_of_new_documents_name_no_file_of_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each naming of all files of a large table is a statement of as many lines."""
     add_documents(store, "a")

@@ -295,6 +295,7 @@ def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str,
     assert plain.delta.max() > 0.01
 
 
+@pytest.mark.slow
 def test_loading_says_nothing(folder: Path) -> None:
     """Neither on standard output nor on standard error, a needless tensor in the files included."""
     edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.needless": torch.zeros(3)}))
