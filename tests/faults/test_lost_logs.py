@@ -13,6 +13,7 @@ from fixtures.command import call
 from fixtures.refusals import refused
 
 from flows.analysis.current import estimates_are_current
+from flows.scores import score_stored
 from schema.errors import DamagedStoreError
 from schema.store.delta.table_log import RELIED_ON, TableLog
 from schema.store.store import Store
@@ -61,10 +62,11 @@ def rows(location: Path) -> dict[str, list[str]]:
 
 
 def use(location: Path) -> None:
-    """What a run does with a store first: open it, list and derive what is pending, read its units."""
+    """What a run does with a store first: open it, derive and score what is pending, read its units."""
     store = Store.create(location)
     version = store.version("events")
     commit(store, [derive_segment(store, one) for one in pending(store, version)], version, covered=True)
+    score_stored(store, "small", "kvdrift/tiny")
     store.units()
 
 

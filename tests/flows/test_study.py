@@ -94,6 +94,7 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     stages.prepare(run)
     assert stages.evaluate(run) > 0, "killed too late"
     stages.derive(run)
+    assert stages.score(run) > 0
     stages.check(run)
     assert stages.analyze(run) > 0
     assert not stages.is_finished(run)

@@ -169,11 +169,14 @@ LEFT_OUT = {
     "actions": "what was done",
     "analyzed_branchings": "single replicates: swrb has their means",
     "analyzed_trajectories": "single replicates: moments has their means",
+    "answer_correlations": "systems have no texts: test_views compares the views of answers with their definitions",
+    "answers": "likewise",
     "branching_depths": "single replicates: swrb_windows has their means",
     "branchings": "single replicates: swrb has their means",
     "calibration": "verdicts of an analysis",
     "controls": "checks of what was done",
     "depth_intervals": "identified_interval and swrb_windows are its two halves",
+    "document_answers": "systems have no texts, as for answers",
     "documents": "what was measured",
     "estimates": "an analysis: columns of the other views with intervals (test_coverage)",
     "events": "single steps",
@@ -195,6 +198,8 @@ LEFT_OUT = {
     "revisions": "what was done",
     "superseded": "what was done",
     "superseded_plans": "what was to be measured",
+    "scores": "systems have no texts, as for answers",
+    "trajectory_answers": "likewise",
 }
 VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
 

@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from fixtures.command import call
-from fixtures.older_stores import ACTIONS_1, make_store_1, put_1
+from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
@@ -228,9 +228,10 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_store_of_version_1(tmp_path: Path) -> None:
     store = Store(make_store_1(tmp_path / "old", [make_unit("d0"), make_unit("d1", first=4)], lost_rows=1))
     names = {"study": "s", "model": "org/model"}
-    append(store, "documents", *(document_row(number) | names for number in (0, 1)))
-    data = encode_parquet(pa.Table.from_pylist([action_row("snapkv")], schema=ACTIONS_1))
-    put_1(DeltaTable(f"{store.location}/actions"), f"{content_digest(data)}.parquet", data, 1, [])
+    rows = {"documents": [document_row(number) | names for number in (0, 1)], "actions": [action_row("snapkv")]}
+    for table, of_version_1 in rows.items():
+        data = encode_parquet(pa.Table.from_pylist(of_version_1, schema=SCHEMAS_1[table]))
+        put_1(DeltaTable(f"{store.location}/{table}"), f"{content_digest(data)}.parquet", data, len(of_version_1), [])
     before = contents(store.location)
     checks = {check.subject: check for check in verify(store)}
     assert [fault for check in checks.values() for fault in check.faults] == []
