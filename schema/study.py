@@ -192,7 +192,8 @@ class PlanSection(_Section):
             InputError: A key does not go with the others.
 
         """
-        given = [name for name in ("looks", "resolve", "margin") if name in self.model_fields_set]
+        fields = type(self).model_fields
+        given = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
         if self.stopping == FIXED and given:
             raise InputError(f'plan.{given[0]}: belongs to looks; write stopping = "sequential" with it')
         if any(one >= other for one, other in pairwise([Fraction(0), *self.shares])) or self.shares[-1] != 1:

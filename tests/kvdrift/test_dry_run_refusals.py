@@ -166,4 +166,4 @@ class TestAgainstTheStore:
         assert "development: 4 documents, 9 units besides 3 that are there" in out
         assert "missing: snapkv-half (3), recent-half (3), full (3)" in out
         assert "plan: to be made from the development documents" in out
-        assert "then: derive 3 units that are there and those that are generated, estimate" in out
+        assert "then: derive 3 units that are there and those that are generated, score answers, estimate" in out
