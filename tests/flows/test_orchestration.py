@@ -31,6 +31,7 @@ def home(unbroken: tuple[Path, str, str], tmp_path: Path) -> Path:
     return Path(shutil.copytree(unbroken[0] / ".prefect", tmp_path / "home"))
 
 
+@pytest.mark.slow
 def test_the_environment_is_as_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)

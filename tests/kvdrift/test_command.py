@@ -332,6 +332,7 @@ def test_a_report_reads_tokens_of_the_studys_revision(tmp_path: Path, monkeypatc
     assert asked == [("kvdrift/tiny", "abc")]
 
 
+@pytest.mark.slow
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     code, out, err = run_command("run", write_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
     assert (code, err) == (0, "")

@@ -114,6 +114,7 @@ def test_the_published_figures_are_typical() -> None:
     assert sum(int((family.divergences >= 10).sum()) for family in families) > 0.9 * SEEDS * SYSTEMS
 
 
+@pytest.mark.slow
 def test_the_study_of_the_published_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From study file to report, stage by stage; then there is nothing left to do. Figures are made, but not written."""
     monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")

@@ -144,6 +144,7 @@ def test_a_document_that_becomes_known_after_its_trajectories(store: Store) -> N
     assert_as_computed(store)
 
 
+@pytest.mark.slow
 def test_redone_and_dropped_actions(store: Store) -> None:
     add_actions(store, 1, "one")
     assert_as_computed(store)

@@ -71,6 +71,7 @@ def redone(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.slow
 def test_every_view_is_that_of_a_store_with_current_units_alone(redone: Store, tmp_path: Path) -> None:
     fresh = store_of(tmp_path / "fresh", [action_row("kept"), action_row("redone")], current_units(0))
     with open_views(redone) as ours, open_views(fresh) as theirs:

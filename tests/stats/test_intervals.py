@@ -169,7 +169,8 @@ def test_every_quantity_has_a_range_that_its_values_keep_to() -> None:
     for name, quantity in ALL_QUANTITIES.items():
         low, high = quantity.range.between(H)
         assert low < high, name
-        assert (quantity.range is Range.UNBOUNDED) == name.endswith("_share"), name
+        of_a_contrast = name.endswith("_share") and quantity.kind == "contrast"
+        assert (quantity.range is Range.UNBOUNDED) == of_a_contrast, name
         if quantity.scale is Scale.TOKENS:
             assert math.isfinite(high - low)
         # Shares of positions of this study are of no law: only what is bounded for any moments in [0, 1] is held here.
