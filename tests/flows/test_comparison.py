@@ -67,6 +67,7 @@ def test_a_changed_action_names_the_command_that_redoes_it(
     assert check_agrees(run, ["recent-half"]) == []
 
 
+@pytest.mark.slow
 def test_the_command_refuses_instead_of_saying_that_it_is_finished(finished: Path, tmp_path: Path) -> None:
     code, out, err = run_command("run", write_study(tmp_path, ("seed = 3", "seed = 4")), "--store", finished)
     assert (code, out) == (2, "")

@@ -163,6 +163,7 @@ def faults(run: StudyRun, last: str = "calibration") -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> None:
     """More replicates and documents; the run breaks off after the plan, and again after the first document."""
     first = plan_of(study_run(laws, "store"))

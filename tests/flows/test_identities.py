@@ -209,6 +209,7 @@ def test_units_and_rows_say_what_made_them(laws: Path) -> None:
     assert faults(run.store) == []
 
 
+@pytest.mark.slow
 def test_another_law_of_an_action_under_the_same_path_is_refused_and_redone(laws: Path) -> None:
     write_tables(laws / "tables.json", actions=(0.1, 0.4))
     run = finite_run(laws)

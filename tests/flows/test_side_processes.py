@@ -41,6 +41,7 @@ def by_name(documents: Sequence[Sequence[Unit]]) -> dict[tuple[str, str], Any]:
     return {(unit.record["doc"], unit.record["action"]): unit.events for units in documents for unit in units}
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_events_of_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one of them is killed, then both, and at last the work is given up."""
     work, local = work_of(study), LocalGenerator()

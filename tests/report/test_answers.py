@@ -50,6 +50,7 @@ def test_the_sentence_names_what_every_action_loses() -> None:
     assert [float(line.get_ydata()[0]) for line in axes.get_lines() if line.get_markersize() == 7] == [3.1, 41.0]
 
 
+@pytest.mark.slow
 def test_the_page_has_accuracy_and_when_answers_are_lost(tmp_path: Path) -> None:
     views = make_views()
     views.views["answers"] = answer_rows()

@@ -80,6 +80,7 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
     assert len(html) < 1_500_000
 
 
+@pytest.mark.slow
 def test_same_input_gives_same_bytes(three: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = three
     build(tmp_path, make_views(THREE), draw=draw_figures)  # not from copies
@@ -279,6 +280,7 @@ def test_one_action_alone(page: Page) -> None:
     assert not {"figure-gap_terms", "figure-eos_terms", "gap", "calibration"} & set(checker.ids)
 
 
+@pytest.mark.slow
 def test_six_actions_seven_strata(page: Page) -> None:
     strata = tuple(f"RULER-{length}K" for length in (4, 8, 16, 32, 64, 128, 256))
     html = page(make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")

@@ -86,6 +86,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         return folder, build(folder, branched_views(), latex=True)
 
 
+@pytest.mark.slow
 def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
     _, html = drawn
     part = html[html.index('<section id="branching">') :]

@@ -123,6 +123,7 @@ def test_the_views_read_no_steps(store: Store) -> None:
             assert views.rows(view).num_rows > 0, view
 
 
+@pytest.mark.slow
 def test_what_got_replicates_or_is_new_is_computed_until_its_moments_are_stored(store: Store) -> None:
     add_documents(store, "d2")
     generate(store, make_unit("d1", action="one", first=4), make_unit("d2", action="two"))

@@ -432,6 +432,7 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
     assert store.covered_version("steps", segments.COVERED) == store.data_version("events")
 
 
+@pytest.mark.slow
 def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transforms.watch.MICRO_BATCH", 2)
     monkeypatch.setattr("transforms.watch.BATCHES_PER_GATHERING", 2)
