@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.heard import Heard
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
@@ -77,20 +78,6 @@ def write_tables(path: Path) -> None:
     write_systems(path, [table_system(4, 0.5, actions) for actions in laws])
 
 
-class Said:
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, stage: str, total: int, unit: str) -> None: ...
-
-    def advance(self, done: int) -> None: ...
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 @pytest.fixture(scope="module")
 def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("laws")
@@ -117,11 +104,11 @@ def study_run(folder: Path, store: str, *changes: tuple[str, str], replan: bool 
         text = text.replace(old, new, 1)
     (folder / "study.toml").write_text(text)
     run = run_of(load_study(folder / "study.toml"), folder / store)
-    return replace(run, replan=replan, progress=Said())
+    return replace(run, replan=replan, progress=Heard())
 
 
 def said(run: StudyRun) -> list[str]:
-    assert isinstance(run.progress, Said)
+    assert isinstance(run.progress, Heard)
     return run.progress.lines
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.heard import Heard
 from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
@@ -24,7 +25,6 @@ from flows.material import _leave_unrecorded_scoring
 from flows.scores import known_answers, score_stored, unscored_units
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
-from schema.progress import Progress
 from schema.store.store import Store, Unit
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 from sql.catalog import open_views
@@ -35,23 +35,6 @@ from verification.whole_store import verify
 STUDY, MODEL, H = "s", "kvdrift/tiny", 40
 ACTIONS = ("gentle", "harsh")
 DOCUMENTS_OF = {f"needle-{n}": make_document("needle", 384, n, 7) for n in range(4)}
-
-
-class Heard(Progress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, stage: str, total: int, unit: str) -> None:
-        """Not kept."""
-
-    def advance(self, done: int) -> None:
-        """Not kept."""
-
-    def say(self, line: str) -> None:
-        """Keep a line."""
-        self.lines.append(line)
 
 
 def unit(doc: str, action: str, first: int = 0, replicates: int = 6, revision: int = 0) -> Unit:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.heard import Heard
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.stored_rows import content
@@ -69,20 +70,6 @@ exploratory_draws = 100
 """
 
 
-class Said:
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def begin(self, stage: str, total: int, unit: str) -> None: ...
-
-    def advance(self, done: int) -> None: ...
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 @pytest.fixture(scope="module")
 def stopped_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("laws")
@@ -115,7 +102,7 @@ def study_run(
         text = text.replace(old, new, 1)
     (folder / "study.toml").write_text(text)
     run = run_of(load_study(folder / "study.toml"), folder / store)
-    return replace(run, replan=replan, progress=Said(), limit=DocumentLimit(limit))
+    return replace(run, replan=replan, progress=Heard(), limit=DocumentLimit(limit))
 
 
 def begin(run: StudyRun) -> None:
