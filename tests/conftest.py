@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
+pytest_plugins = ["fixtures.browser"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 
