@@ -17,7 +17,7 @@ from typing import Any
 from flows import stages
 from flows.analysis.parts import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
-from flows.orchestration import orchestration
+from flows.orchestration.server import orchestration
 from flows.pages import page_of, report_is_current
 from flows.revisions import begun_revisions, redo_actions
 from flows.study_run import StudyRun

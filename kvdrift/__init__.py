@@ -51,7 +51,7 @@ def run(study: str | Path, store: str | Path | None = None) -> Path:
         schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
 
     """
-    from kvdrift.commands.run import run_file
+    from flows.study_file.run import run_file
     from schema.progress import SILENT
     from schema.study import load_studies
 

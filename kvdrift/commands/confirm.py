@@ -26,7 +26,7 @@ def confirm(
     Run in the same store, what it plans is prespecified.
     """
     from flows.planning.confirmation import write_confirmation
-    from kvdrift.commands.run import default_location
+    from flows.study_file.options import default_location
     from schema.store.store import Store
     from schema.study import load_studies
 

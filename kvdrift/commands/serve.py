@@ -49,7 +49,7 @@ def serve(
         raise InputError(
             f"--host {host}: others can reach it; give --token-file, --tls-cert and --tls-key, or --host 127.0.0.1"
         )
-    from kvdrift.credentials import read_pem, read_token
+    from generator.service.credentials import read_pem, read_token
 
     token = None if token_file is None else read_token(token_file)
     certificate = None

@@ -25,7 +25,7 @@ from flows.analysis.estimation import document_moments, replicate_moments
 from flows.analysis.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
 from flows.analysis.stored import analyze_stored
 from flows.frozen_plan import find_plan
-from flows.orchestration import orchestration
+from flows.orchestration.server import orchestration
 from flows.scores import known_answers
 from kvdrift.command import main
 from schema.errors import InputError

@@ -17,7 +17,7 @@ from fixtures.study_files import load_study
 
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
-from flows.orchestration import _failing_in_one_line, _own_home, orchestration
+from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
 from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
 from schema.errors import OperationError
@@ -84,7 +84,7 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     )
     program = (
         "import pathlib\n"
-        "from flows.orchestration import orchestration\n"
+        "from flows.orchestration.server import orchestration\n"
         "with orchestration(pathlib.Path('not-made')):\n"
         "    from prefect.settings import get_current_settings\n"
         "    print(get_current_settings().api.url)\n"

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from flows import stages
 from flows.checks import check_study
+from flows.study_file.run import run_file
 from generator.coupling.residual_branching import PURPOSES, branch_replicates
 from generator.coupling.rollout import ActionReplicates, rollout
 from generator.finite.families import mixture_system
 from generator.finite.kernels import FiniteKernels
 from generator.finite.system import FiniteSystem
-from kvdrift.commands.run import run_file
 from schema.progress import SILENT
 from schema.store.store import Store
 from sql.catalog import open_views

@@ -54,7 +54,7 @@ def generators(
 ) -> Iterator[Generators]:
     """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
     if addresses:
-        from generator.service.dispatch import EndpointPool
+        from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate
 
         pool = EndpointPool(addresses, studies, progress.say)
 
@@ -63,9 +63,9 @@ def generators(
 
         yield Generators(storing(pool.generate), pool.identify, check_endpoints)
     elif cluster is not None:
-        from flows.cluster.connection import Cluster
-        from flows.cluster.derivation import derive_on
-        from flows.cluster.generator import ClusterGenerator
+        from flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
+        from flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
+        from flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
 
         with Cluster(cluster, progress.say) as connection:
             there = ClusterGenerator(connection)

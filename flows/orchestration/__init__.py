@@ -1,0 +1,1 @@
+"""Prefect as a study uses it: whose server, and what a run shows there."""

@@ -1,0 +1,1 @@
+"""A study file run as a whole: who generates for it, and its run."""

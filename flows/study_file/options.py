@@ -1,0 +1,63 @@
+"""What options and parameters say of a run: where its store is, and who generates for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.cluster.address import ClusterAddress
+from schema.errors import InputError
+from schema.study import Study
+
+if TYPE_CHECKING:
+    from generator.service.client import ServiceAddress
+
+
+def default_location(studies: Sequence[Study]) -> str:
+    """Return ``stores/NAME`` in the working folder."""
+    return str(Path("stores") / studies[0].name)
+
+
+def named_workers(
+    studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
+) -> ClusterAddress | None:
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None where neither does.
+
+    Raises:
+        InputError: what is given cannot be read, or says twice who generates.
+
+    """
+    who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
+    given = [option for option, there in who.items() if there]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)}: each says who generates; give one of them")
+    if gpus is not None:
+        return ClusterAddress.of_gpus(gpus, studies)
+    return None if cluster is None else ClusterAddress.parse(cluster)
+
+
+def named_services(
+    locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
+) -> list[ServiceAddress]:
+    """Return the services that ``--endpoint`` names.
+
+    Raises:
+        InputError: what is given cannot be read, or has nothing to say how it is reached.
+
+    """
+    given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
+    for name, value in given.items():
+        if value is not None and not locations:
+            raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
+    for location in locations:
+        if locations.count(location) > 1:
+            raise InputError(f"--endpoint {location}: is given twice; give each endpoint once")
+    if not locations:
+        return []
+    from generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
+    from generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
+
+    token = None if token_file is None else read_token(token_file)
+    certificates = None if root_certificates is None else read_pem("--tls-root-certs", root_certificates)
+    return [ServiceAddress(location, token, certificates, timeout) for location in locations]

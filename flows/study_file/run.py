@@ -1,0 +1,51 @@
+"""The run of a study file: its studies, one to a model, from their documents to their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.checks import check_study
+from flows.cluster.address import ClusterAddress
+from flows.study_file.generators import generators
+from flows.study_file.options import default_location
+from flows.study_flow import Outcome, run_studies
+from flows.study_run import DocumentLimit, StudyRun
+from generator.service.client import ServiceAddress
+from schema.location import absolute
+from schema.progress import Progress
+from schema.study import Study
+
+
+def run_file(
+    studies: Sequence[Study],
+    store: str | Path | None,
+    addresses: Sequence[ServiceAddress],
+    progress: Progress,
+    limit: int | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
+    replan: bool = False,
+    cluster: ClusterAddress | None = None,
+) -> Outcome:
+    """Run the studies of one file, one to a model; without ``addresses`` of services or a ``cluster``, in this process.
+
+    The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
+    units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew.
+
+    Raises:
+        InputError: the study file, the store, a service or a worker is not as it must be.
+        OperationError: the work failed.
+
+    """
+    location = absolute(store if store is not None else default_location(studies))
+    shared = DocumentLimit(limit)
+    with generators(studies, addresses, cluster, progress) as by:
+        runs = [
+            StudyRun(study, location, by.made_by, progress, shared, by.identify, by.derived_by, by.sides, replan=replan)
+            for study in studies
+        ]
+        for one in runs:
+            check_study(one, served=by.served)
+        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only)
