@@ -14,6 +14,7 @@ from fixtures.awkward_logs import LOGS, Log, awkward_log
 from fixtures.branched_logs import SWRB_LOGS
 from oracles.answer_definitions import ANSWER_EVALUATIONS
 from oracles.coupled_paths import Analysis
+from oracles.summary_definitions import SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from schema.store.store import Store
 
 VIEWS = sorted(view_texts())
-EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS}
+EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **SUMMARY_EVALUATIONS}
 TOLERANCE = 1e-9
 
 

@@ -1,0 +1,54 @@
+-- The first view to query: one row for each action of a study and model, over its evaluation documents with all strata
+-- pooled. No filter is needed. The interval of R is that of estimates, where the estimate is of the same events: 'outdated'
+-- says that it is of earlier ones, and then no interval stands here.
+with
+
+risks as (
+    select
+        study, model, action, documents,
+        trajectories / documents as replicates,
+        divergence_probability
+    from main.decomposition
+    where split = 'evaluation' and stratum = 'pooled'
+),
+
+costs as (
+    select study, model, action, cache_share, cache_bytes, mismatch, exposure, mean_entry, accuracy
+    from main.frontier
+    where split = 'evaluation' and stratum = 'pooled'
+),
+
+references_answered as (
+    select study, model, action, accuracy_reference
+    from main.answers
+    where split = 'evaluation' and stratum = 'pooled'
+),
+
+intervals as (
+    select study, model, action, documents as estimated_documents, estimate, low, high, level, status
+    from main.estimates
+    where
+        split = 'evaluation' and stratum = 'pooled' and quantity = 'mismatch' and baseline is null and x is null
+),
+
+judged as (
+    select
+        *,
+        estimated_documents = documents and abs(estimate - mismatch) < 1e-9 as current
+    from risks
+    inner join costs using (study, model, action)
+    left join intervals using (study, model, action)
+)
+
+select
+    study, model, action, control, cache_share, cache_bytes, mismatch,
+    case when current then low end as mismatch_low,
+    case when current then high end as mismatch_high,
+    case when current then level end as level,
+    case when estimated_documents is null then null when current then status else 'outdated' end as status,
+    divergence_probability, mean_entry, exposure, accuracy_reference, accuracy, documents, replicates, horizon
+from judged
+inner join (select study, model, horizon from main.windows) as windows using (study, model)
+left join references_answered using (study, model, action)
+left join (select study, action, control from main.actions) as actions using (study, action)
+order by study, model, mismatch, action

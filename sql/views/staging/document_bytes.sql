@@ -1,0 +1,22 @@
+-- What a document's cache takes under every action, as it is stored for one sequence: kept keys and values, their indices
+-- and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document.
+with
+
+caches as (
+    select
+        study, model, doc, action,
+        max(payload_bytes + index_bytes + metadata_bytes) as cache_bytes
+    from main.units
+    group by study, model, doc, action
+),
+
+full_caches as (
+    select study, model, doc, max(cache_bytes) as full_cache_bytes
+    from caches
+    semi join (select study, action from main.actions where control) as controls using (study, action)
+    group by study, model, doc
+)
+
+select study, model, doc, action, cache_bytes, full_cache_bytes
+from caches
+left join full_caches using (study, model, doc)

@@ -1,0 +1,115 @@
+"""The views that people query first, evaluated from units, paths and stored rows by plain loops."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fixtures.awkward_logs import Row
+from oracles.answer_definitions import answers
+from oracles.coupled_paths import Analysis, Pool
+from oracles.view_definitions import decomposition, estimates
+
+
+def stored_bytes(analysis: Analysis, names: Row) -> int | None:
+    """The most that a unit of a document and action says."""
+    parts = ("payload_bytes", "index_bytes", "metadata_bytes")
+    units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
+    known = [sum(unit[part] for part in parts) for unit in units if all(unit[part] is not None for part in parts)]
+    return max(known, default=None)
+
+
+def full_bytes(analysis: Analysis, names: Row) -> int | None:
+    """The most that a control of the same document says."""
+    controls = [row["action"] for row in analysis.log.actions if row["study"] == names["study"] and row["control"]]
+    known = [stored_bytes(analysis, names | {"action": action}) for action in controls]
+    return max((one for one in known if one is not None), default=None)
+
+
+def document_bytes(analysis: Analysis) -> list[Row]:
+    keys = {tuple(unit[name] for name in ("study", "model", "doc", "action")) for unit in analysis.log.units}
+    named = [dict(zip(("study", "model", "doc", "action"), key, strict=True)) for key in keys]
+    return [
+        {**one, "cache_bytes": stored_bytes(analysis, one), "full_cache_bytes": full_bytes(analysis, one)}
+        for one in named
+    ]
+
+
+def pooled_bytes(pool: Pool, of: Callable[[str], int | None]) -> float | None:
+    """Documents and then strata with equal weight; None where a document does not say."""
+    strata: dict[str, list[int | None]] = {}
+    for doc, paths in pool.members.items():
+        strata.setdefault(paths[0].document["stratum"], []).append(of(doc))
+    values = [[one for one in stratum if one is not None] for stratum in strata.values()]
+    if sum(map(len, values)) < len(pool.docs):
+        return None
+    return statistics.fmean(statistics.fmean(stratum) for stratum in values)
+
+
+def frontier(analysis: Analysis) -> list[Row]:
+    rows = []
+    scored = {place(row): row for row in answers(analysis)}
+    measured = {place(row): row for row in decomposition(analysis)}
+    for keys, pool, _ in analysis.pools():
+        names = {name: keys[name] for name in ("study", "model", "action")}
+        held, whole = (
+            pooled_bytes(pool, lambda doc, of=of, names=names: of(analysis, names | {"doc": doc}))
+            for of in (stored_bytes, full_bytes)
+        )
+        risk = measured[place(keys)]
+        rows.append({
+            **keys,
+            **{name: risk[name] for name in ("documents", "mismatch", "exposure", "mean_entry")},
+            "cache_bytes": held,
+            "cache_share": None if held is None or whole is None else held / whole,
+            "accuracy": scored[place(keys)]["accuracy"] if place(keys) in scored else None,
+        })  # fmt: skip
+    return rows
+
+
+def place(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("study", "model", "split", "stratum", "action"))
+
+
+def of_pooled_evaluation(rows: Iterable[Row]) -> dict[tuple[str, ...], Row]:
+    kept = [row for row in rows if (row["split"], row["stratum"]) == ("evaluation", "pooled")]
+    return {(row["study"], row["model"], row["action"]): row for row in kept}
+
+
+def summary(analysis: Analysis) -> list[Row]:
+    costs, risks = (of_pooled_evaluation(view(analysis)) for view in (frontier, decomposition))
+    scored = of_pooled_evaluation(answers(analysis))
+    scalar = {"quantity": "mismatch", "baseline": None, "x": None}
+    stored = of_pooled_evaluation(row for row in estimates(analysis) if scalar.items() <= row.items())
+    rows = []
+    for key, cost in costs.items():
+        names = dict(zip(("study", "model", "action"), key, strict=True))
+        declared = [row["control"] for row in analysis.log.actions if (row["study"], row["action"]) == key[::2]]
+        estimate = stored.get(key)
+        stands = (
+            estimate is not None
+            and estimate["documents"] == cost["documents"]
+            and abs(estimate["estimate"] - cost["mismatch"]) < 1e-9
+        )
+        shown = estimate if estimate is not None and stands else dict.fromkeys(("low", "high", "level"))
+        rows.append({
+            **names,
+            **{name: cost[name] for name in ("cache_share", "cache_bytes", "mismatch", "exposure", "mean_entry",
+                                             "accuracy", "documents")},
+            "control": declared[0] if declared else None,
+            "mismatch_low": shown["low"],
+            "mismatch_high": shown["high"],
+            "level": shown["level"],
+            "status": None if estimate is None else estimate["status"] if stands else "outdated",
+            "divergence_probability": risks[key]["divergence_probability"],
+            "accuracy_reference": scored[key]["accuracy_reference"] if key in scored else None,
+            "replicates": risks[key]["trajectories"] / risks[key]["documents"],
+            "horizon": analysis.windows[key[0], key[1]].horizon,
+        })  # fmt: skip
+    return rows
+
+
+SUMMARY_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
+    function.__name__: function for function in (document_bytes, frontier, summary)
+}
