@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv study test slow faults kvpress check docs clean
+.PHONY: venv study test slow faults kvpress check docs site clean
 
 venv: $(STAMP)
 
@@ -51,5 +51,10 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m kvdrift.reference > docs/commands.md
 
+# The documents as a site, site/index.html; a warning fails it, and nothing is fetched. Its search needs a server, which
+# `.venv/bin/mkdocs serve` is.
+site: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info

@@ -1,0 +1,70 @@
+"""The site is built without a warning, has every page of the documents, and fetches nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures.house import ROOT
+
+from website.pages import PAGES, linked, notebook_page
+
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link(?![^>]*rel=\"?canonical)[^>]*\shref=\"?(https?:)?//"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_there_and_in_the_navigation(site: Path) -> None:
+    first = (site / "index.html").read_text(encoding="utf-8")
+    names = [path.name for path in (ROOT / "docs").glob("*.md")] + list(PAGES.values())
+    for name in names:
+        page = name.replace(".md", ".html")
+        assert (site / page).is_file()
+        assert f'href="{page}"' in first or page == "index.html"
+
+
+def test_nothing_is_fetched(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert not FETCHED.search(page.read_text(encoding="utf-8")), page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_what_would_be_fetched_is_found() -> None:
+    assert FETCHED.search('<script async src="https://example.org/a.js">')
+    assert FETCHED.search('<link rel="stylesheet" href="//example.org/a.css">')
+    assert not FETCHED.search('<link rel="canonical" href="https://example.org/"><a href="https://example.org">')
+
+
+def test_the_reference_has_what_docstrings_say(site: Path) -> None:
+    page = (site / "python.html").read_text(encoding="utf-8")
+    for text in ("folder or URL of a store", "MissingStoreError", "There is no store where one was looked for"):
+        assert text in page
+
+
+def test_links_lead_to_pages() -> None:
+    text = (
+        "[a](docs/gate.md#what) [b](ARCHITECTURE.md) [c](https://x.org/docs/a.md) [d](LICENSE) [e](#f) ![p](docs/p.png)"
+    )
+    here = "[a](gate.md#what) [b](architecture.md) [c](https://x.org/docs/a.md) [d](LICENSE.txt) [e](#f) ![p](p.png)"
+    assert linked(text, "README.md") == here
+    assert linked("[x](../README.md) [y](gate.md)", "docs/clusters.md") == "[x](index.md) [y](gate.md)"
+
+
+def test_a_notebook_is_a_page() -> None:
+    cells = (
+        '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, {"cell_type": "code", "source": ["x = 1"]}]}'
+    )
+    assert notebook_page(cells) == "# A\nb\n\n```python\nx = 1\n```\n"

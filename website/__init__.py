@@ -1,0 +1,1 @@
+"""What makes the site of the documents, beside ``mkdocs.yml``; not in the package."""

@@ -1,0 +1,61 @@
+"""Pages of the site whose text lies elsewhere in the repository: README is the first one.
+
+MkDocs calls the two functions that begin with ``on_``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = "docs/notebook.ipynb"
+PAGES = {
+    "README.md": "index.md", "CHANGELOG.md": "changelog.md", "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+}  # fmt: skip
+"""Files of the repository, each with its page."""
+
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^()#\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages, and the licence that README links to."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=notebook_page(text) if source == NOTEBOOK else text))
+    files.append(File.generated(config, "LICENSE.txt", content=(ROOT / "LICENSE").read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs' call
+    """Let links lead to pages of the site where they lead to files of the repository."""
+    places = {page: source for source, page in PAGES.items()}
+    return linked(markdown, places.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+
+
+def linked(markdown: str, source: str) -> str:
+    """Text of the file ``source`` with links as the site has them, from its folder of pages."""
+
+    def target(link: re.Match[str]) -> str:
+        path = normpath(PurePosixPath(source).parent / link[1])
+        if path == "LICENSE":
+            return "LICENSE.txt"
+        return PAGES.get(path) or relpath(path, "docs")
+
+    return _LINK.sub(target, markdown)
+
+
+def notebook_page(text: str) -> str:
+    """A notebook's cells as Markdown: its texts, and its code in fences."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        lines = "".join(cell["source"])
+        parts.append(lines if cell["cell_type"] == "markdown" else f"```python\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
