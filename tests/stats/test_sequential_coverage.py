@@ -81,11 +81,12 @@ def _ends(values: Float, constant: float, draws: int, random: np.random.Generato
     tail = float(norm.sf(constant))
     means = values.mean(axis=1)
     error = np.sqrt(values.var(axis=1, ddof=1).sum(axis=0) / documents) / strata
-    if not draws or not (draws := draws_of(tail, draws, last=False)):
-        reach = t.isf(tail, strata * (documents - 1)) * error
-        return means.mean(axis=0) - reach, means.mean(axis=0) + reach
-    low, high = np.quantile(_distances(values - means[:, None], draws, random), [tail, 1 - tail], axis=0)
-    return means.mean(axis=0) - high * error, means.mean(axis=0) - low * error
+    student = t.isf(tail, strata * (documents - 1))
+    below, above = student, student
+    if draws and (draws := draws_of(tail, draws, last=False)):
+        low, high = np.quantile(_distances(values - means[:, None], draws, random), [tail, 1 - tail], axis=0)
+        below, above = np.maximum(high, student), np.maximum(-low, student)
+    return means.mean(axis=0) - below * error, means.mean(axis=0) + above * error
 
 
 def _distances(centred: Float, draws: int, random: np.random.Generator) -> NDArray[np.float32]:
@@ -125,7 +126,7 @@ def test_the_truth_is_seldom_excluded() -> None:
 def sizes() -> Iterator[tuple[Law, int, int, float]]:
     for law in (normal, skewed):
         yield from ((law, 6, 48, 0.055), (law, 6, 24, 0.06), (law, 6, 12, 0.06), (law, 6, 9, 0.06))
-    yield from ((normal, 2, 12, 0.06), (skewed, 2, 12, 0.07), (skewed, 1, 24, 0.07))
+    yield from ((normal, 2, 12, 0.06), (skewed, 2, 12, 0.06), (skewed, 1, 24, 0.06))
 
 
 @pytest.mark.slow
@@ -133,8 +134,9 @@ def sizes() -> Iterator[tuple[Law, int, int, float]]:
 def test_the_truth_is_excluded_as_often_as_it_may_be(law: Law, strata: int, documents: int, most: float) -> None:
     """4,000 studies, 1 standard error 0.35%: a failure is one of 2, and so a rate of 0.7% more than ``most``.
 
-    Measured with as many, normal: 5.2% at 6 x 48, 4.6% at 6 x 9. Skewed: 5.2% at 6 x 48, 5.7% at 6 x 24, 5.3% at
-    6 x 12, 5.9% at 6 x 9; 6.5% at 2 x 12 and 6.6% at 1 x 24, where Student's law alone has 10%.
+    Measured with as many, normal: 4.9% at 6 x 12, 4.3% at 6 x 9, 4.5% at 2 x 12. Skewed: 4.2% at 6 x 48, 4.8% at 6 x 24,
+    4.4% at 6 x 12, 4.9% at 6 x 9; of 20,000 studies 5.3% at 2 x 12 and 5.4% at 1 x 24, where Student's law alone has
+    9.7% and the studentized bootstrap alone 6.5%.
     """
     assert simulate(law, strata, documents, 4_000, 10_000).ever_excluded() <= most + 0.007
 
