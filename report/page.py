@@ -8,14 +8,14 @@ from pathlib import Path
 import jinja2
 
 from report.printing.canvas import drawing, save
-from report.printing.headline import sentences
 from report.printing.latex import write_tex
+from report.printing.palette import properties
 from report.printing.section import Drawing, Section
 from report.printing.tables import write_records
 from report.reading.content import PageContent, TokenReader, read_content
 from report.reading.estimates import ESTIMATE_COLUMNS
 from report.reading.source import Provenance, StudyRows, ViewSource
-from report.sections import SECTIONS
+from report.sections import PARTS, Part
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -66,14 +66,20 @@ def build_report(
         provenance=provenance or Provenance(),
         latex=latex,
     )
-    sections = [section for make in SECTIONS if (section := make(content)) is not None]
-    for part in ("figures", "tables"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+    parts = [(part, _made(part, content)) for part in PARTS]
+    sections = [section for _, own in parts for section, _ in own]
+    for name in ("figures", "tables"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     _write_tables(sections, content, folder / "tables")
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
-    page.write_text(_html(content, sections, figures), encoding="utf-8", newline="\n")
+    page.write_text(_html(content, parts, figures), encoding="utf-8", newline="\n")
     return page
+
+
+def _made(part: Part, content: PageContent) -> list[tuple[Section, str]]:
+    """The sections that the page has of a part, each with its question."""
+    return [(section, question) for make, question in part.sections if (section := make(content)) is not None]
 
 
 def _write_tables(sections: list[Section], content: PageContent, folder: Path) -> None:
@@ -92,7 +98,7 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
         return {one.name: save(one.draw(), one.name, folder, one.words) for one in drawings}
 
 
-def _html(content: PageContent, sections: list[Section], figures: dict[str, str]) -> str:
+def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -101,8 +107,9 @@ def _html(content: PageContent, sections: list[Section], figures: dict[str, str]
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    bodies = [
-        environment.from_string(_MACROS + section.template.lstrip()).render(
+
+    def body(section: Section) -> str:
+        return environment.from_string(_MACROS + section.template.lstrip()).render(
             content=content,
             facts=content.facts,
             windows=content.windows,
@@ -110,8 +117,9 @@ def _html(content: PageContent, sections: list[Section], figures: dict[str, str]
             figures=figures,
             **section.values,
         )
-        for section in sections
-    ]
-    pairs = list(zip(sections, bodies, strict=True))
-    page = environment.get_template("page.html.j2")
-    return page.render(content=content, sections=pairs, sentences=sentences(content))
+
+    return environment.get_template("page.html.j2").render(
+        content=content,
+        parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
+        colours=[properties(dark=dark) for dark in (False, True)],
+    )

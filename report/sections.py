@@ -1,4 +1,4 @@
-"""The sections of the page, in its order.
+"""The parts of the page and their sections, in the page's order.
 
 A new section is a module of ``report.parts`` with a function ``section(content)``, and its place here. The function
 returns None where the page does not have the section.
@@ -7,6 +7,7 @@ returns None where the page does not have the section.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from report.parts import (
     answers,
@@ -25,11 +26,62 @@ from report.parts import (
     systems,
 )
 from report.parts.sequential import looks
+from report.parts.verdict import section as verdict
 from report.printing.section import Section
 from report.reading.content import PageContent
 
-SECTIONS: tuple[Callable[[PageContent], Section | None], ...] = (
-    study.section, positions.decomposition, answers.section, entry.section, gap.section, clocks.section, eos.section,
-    positions.saturation, depth.section, branching.section, systems.section, calibration.section, plan.section,
-    looks.section, examples.section, reference.definitions, reference.provenance,
-)  # fmt: skip
+Make = Callable[[PageContent], Section | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page.
+
+    Attributes:
+        name: its anchor.
+        title: its heading; empty for the first part, which is the page's first screen.
+        sections: what makes its sections, each with the question that it answers.
+        folded: whether its sections are closed until they are opened or printed; each shows its question.
+
+    """
+
+    name: str
+    title: str
+    sections: tuple[tuple[Make, str], ...]
+    folded: bool = False
+
+
+PARTS: tuple[Part, ...] = (
+    Part("first", "", ((verdict.section, ""),)),
+    Part(
+        "why",
+        "Why",
+        (
+            (verdict.contrasts, "What does each action do?"),
+            (answers.section, "Does it cost right answers?"),
+            (positions.decomposition, "How often do tokens differ, from when on, and for how long?"),
+            (entry.section, "When do the two continuations part?"),
+            (gap.section, "Is the difference one of time or of rate?"),
+            (clocks.section, "Does divergence grow with position, or with time since it began?"),
+            (examples.section, "What does it look like?"),
+        ),
+    ),
+    Part(
+        "specialists",
+        "For specialists",
+        (
+            (reference.definitions, "What does each symbol mean?"),
+            (study.section, "What was run, on which documents, and with how many bytes?"),
+            (plan.section, "What was fixed before the evaluation, and what came of it?"),
+            (looks.section, "Where did this sequential study stop?"),
+            (eos.section, "How much of the difference is only that one text is shorter?"),
+            (positions.saturation, "Where do the two laws have nothing in common?"),
+            (depth.section, "What does a short window after the first mismatch say of R?"),
+            (branching.section, "Where is another estimator of R cheaper?"),
+            (systems.section, "Are estimates right where R is known?"),
+            (calibration.section, "Can a cheaper observation replace R?"),
+        ),
+        folded=True,
+    ),
+    Part("end", "", ((reference.provenance, ""),)),
+)

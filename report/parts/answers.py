@@ -33,7 +33,6 @@ _PLACE_WORDS = {
     "after": "of right X: it parts after the last token of the answer",
 }
 TEMPLATE = """
-<h2>Does it matter?</h2>
 {% if rows %}
 <p><b>{{ sentence }}</b> {{ correlation }}</p>
 <p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right where its score is 1. An answer is lost where the reference X is right and the compressed Y is not, and gained the other way round.</p>
@@ -57,7 +56,7 @@ def section(content: PageContent) -> Section | None:
     rows = content.source.of("answers", split=content.split)
     if not rows:
         values = {"rows": rows, "answered": answered}
-        return Section("answers", "Answers", TEMPLATE, values=values) if answered else None
+        return Section("answers", "Does it matter?", TEMPLATE, values=values) if answered else None
     tables = [
         *action_tables("answers", "Answers", content, columns_of(
             "accuracy_reference", "accuracy", "score_gap", "lost", "gained", "lost_share"
@@ -80,7 +79,7 @@ def section(content: PageContent) -> Section | None:
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
     }
-    return Section("answers", "Answers", TEMPLATE, tuple(tables), drawings, values)
+    return Section("answers", "Does it matter?", TEMPLATE, tuple(tables), drawings, values)
 
 
 def lost_sentence(content: PageContent) -> str:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from report.parts.depth import by_depth, depth_table, interval_band, read_depths, selected_depths
-from report.printing.canvas import INK, QUIET, ActionStyle, action_styles, legend_line, new_figure
+from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
+from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, action_legend, errors, log_axis, percent_axis, position_axis
 from report.printing.tables import (
@@ -25,6 +26,7 @@ from report.printing.tables import (
     action_tables,
     columns_of,
 )
+from report.printing.wording import listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.source import ViewRow
@@ -50,7 +52,6 @@ _PANELS = (
 )
 
 TEMPLATE = """
-<h2>Residual branching</h2>
 <p>Survival-weighted residual branching (SWRB) is another estimator of the same R. A replicate walks a prefix that both continuations share, and adds up the probability at each position that the pair diverges there; M is the sum. It starts one branch at a position drawn with these probabilities, and multiplies the mismatches of the branch by M. Pairs that agree to the end contribute 0 to R; SWRB counts them by their probability, where plain coupling has to draw them.</p>
 {% for sentence in pays %}
 <p>{{ sentence }}</p>
@@ -120,13 +121,13 @@ def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[
         means = (
             "for the same number of kernel-pair evaluations it divides the Monte Carlo variance of R by the efficiency"
         )
-        sentences.append(f"Residual branching pays for {_list(by_verdict[PAYS])}: {means}.")
+        sentences.append(f"Residual branching pays for {listed(by_verdict[PAYS])}: {means}.")
     if by_verdict[LOSES]:
         subject = "It" if sentences else "Residual branching"
         means = "for the same number of evaluations, coupled pairs have the smaller variance"
-        sentences.append(f"{subject} does not pay for {_list(by_verdict[LOSES])}: {means}.")
+        sentences.append(f"{subject} does not pay for {listed(by_verdict[LOSES])}: {means}.")
     if by_verdict[OPEN]:
-        sentences.append(f"Undecided for {_list(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
+        sentences.append(f"Undecided for {listed(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
     return [*sentences, _in_time(estimates, actions)]
 
 
@@ -180,7 +181,7 @@ def _in_time(estimates: ReportedEstimates, actions: Sequence[str]) -> str:
             f"{action} ({in_text(entry, Scale.RATIO)})" for action, entry in known.items() if verdict(entry) == found
         ]
         if own:
-            parts.append(f"{'is undecided' if found == OPEN else found} for {_list(own)}")
+            parts.append(f"{'is undecided' if found == OPEN else found} for {listed(own)}")
     return f"By measured decoding time, it {'; it '.join(parts)}."
 
 
@@ -188,11 +189,6 @@ def _named(estimates: ReportedEstimates, action: str) -> str:
     mass = estimates.get(_MASS, action).estimate
     diverge = "" if mass is None else f"; {fixed(100 * mass, 1)}% of pairs diverge"
     return f"{action} (efficiency {in_text(estimates.get('efficiency', action), Scale.RATIO)}{diverge})"
-
-
-def _list(parts: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle], strata: Sequence[str]) -> Figure:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from report.printing.canvas import INK, QUIET, legend_patch, new_figure
+from report.printing.canvas import legend_patch, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level
+from report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, published_handle, zero_line
 from report.printing.tables import Cell, Column, PrintedTable, contrast_rows_table, label_column, table_row
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
-_COLOURS = {"equivalent": "#0072b2", "different": "#d55e00"}
+_COLOURS = {"equivalent": ACTION_COLOURS[0], "different": ACTION_COLOURS[1]}
 _UNCALIBRATED = (
     "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
     "full_minus_flat_extrapolation",
 )  # fmt: skip
 
 TEMPLATE = """
-<h2>Predicting the gap</h2>
 {% if tables.calibration is defined %}
 {% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it. The filled marker is the predictor that development selected. A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
 {{ table(tables.calibration) }}
@@ -56,7 +56,7 @@ def section(content: PageContent) -> Section | None:
     if "flat_extrapolation_gap" in names:
         title = "Uncalibrated predictions"
         tables.append(contrast_rows_table("uncalibrated", title, estimates, names, content.others, baseline))
-    return Section("calibration", "Prediction", TEMPLATE, tuple(tables), tuple(drawings))
+    return Section("calibration", "Predicting the gap", TEMPLATE, tuple(tables), tuple(drawings))
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:
@@ -103,7 +103,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     figure = new_figure(WIDTH, 1.3 + 0.3 * len(rows))
     axes = figure.add_subplot()
     margin = 100 * max(row["margin"] for row in rows)
-    axes.axvspan(-margin, margin, color="#111827", alpha=0.07, linewidth=0)
+    axes.axvspan(-margin, margin, color=SHADE, alpha=0.07, linewidth=0)
     for place, row in enumerate(rows):
         _error(axes, row, place)
         if (printed := _printed(row, published)) is not None:
@@ -120,7 +120,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     axes.margins(x=0.12)
     zero_line(axes, upright=True)
     axes.set_xlabel("error of the predicted gap, ΔR − prediction (percentage points)")
-    band = legend_patch(f"margin ±{fixed(margin, 0)} pp", color="#111827", alpha=0.07, linewidth=0)
+    band = legend_patch(f"margin ±{fixed(margin, 0)} pp", color=SHADE, alpha=0.07, linewidth=0)
     printed_too = any(_printed(row, published) for row in rows)
     figure.legend(handles=[band, published_handle("D")] if printed_too else [band], loc="outside upper left", ncols=2)
     return figure

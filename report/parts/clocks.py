@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, library, new_figure, shown
+from report.printing.canvas import ActionStyle, action_styles, legend_line, library, new_figure, shown
 from report.printing.numbers import MISSING, count
+from report.printing.palette import QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import (
     WIDTH,
@@ -39,7 +40,6 @@ _EVERY = 8  # lags between two open markers on a curve
 _STEP = 0.62  # of a stratum's height, for its actions
 
 TEMPLATE = """
-<h2>Two clocks</h2>
 {% if figures.two_clocks is defined %}
 {% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> The left panels average over all continuations at each position t: thick lines are δ, and thin lines are f, with the compressed model forced along the reference. The panel below shows {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks. The right panels have the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members. The early lags (1–{{ windows.early_last }}) and the late lags ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. The panel below shows late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes on the left while δ stays high on the right, the baseline diverges too; the branches do not come back together.{% endcall %}
 <p class="how">Where late − early is above 0, the two laws move further apart along the branch; where it is below 0, they come closer.</p>
@@ -197,7 +197,7 @@ def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionSty
     percent_axis(axes, "total variation (%)")
     if windows.early_last >= 1:
         for first, last in ((1, windows.early_last), (windows.late_first, bound)):
-            axes.axvspan(first - 0.5, last + 0.5, color="#111827", alpha=0.06, linewidth=0)
+            axes.axvspan(first - 0.5, last + 0.5, color=SHADE, alpha=0.06, linewidth=0)
         headroom(axes, 0.1)
         top = axes.get_xaxis_transform()
         for name, ends in (("early", 1 + windows.early_last), ("late", windows.late_first + bound)):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from report.printing.canvas import QUIET, ActionStyle, action_styles, legend_line, new_figure, shown
+from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure, shown
 from report.printing.numbers import count, decimals_of, fixed, level
+from report.printing.palette import QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _FEW = 5
 
 TEMPLATE = """
-<h2>What a branch window leaves open</h2>
 {% if tables %}
 {% call figure("depth") %}<b>How deep a window must be.</b> The first L positions of each branch, τ included, determine R only up to the shaded interval. At its lower edge all later positions agree, and at its upper edge all of them differ.{% if content.others %} The right panel has the same interval for the difference to {{ content.baseline }}. Where a band excludes 0 (from the marker on), the order of the two actions is certain.{% endif %} At L = {{ windows.horizon }} R is known.{% endcall %}
 <p class="how">The error of the midpoint is at most the half-width, and no estimate from the same window has a smaller bound. The realized tail is the part of R beyond the window. The enclosure also counts the sampling of documents.</p>
@@ -60,13 +60,13 @@ def section(content: PageContent) -> Section:
     """What a window of each depth leaves open."""
     depths = read_depths(content)
     if not depths.intervals:
-        return Section("depth", "Windows", TEMPLATE)
+        return Section("depth", "What a branch window leaves open", TEMPLATE)
     name, title = "identified_interval", "Identified interval of R by depth"
     ordering = (ordering_table(depths, content),) if depths.orderings else ()
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, partial(depth_figure, depths, content))
-    return Section("depth", "Windows", TEMPLATE, tables, (drawing,))
+    return Section("depth", "What a branch window leaves open", TEMPLATE, tables, (drawing,))
 
 
 def read_depths(content: PageContent) -> Depths:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = """
-<h2>Entry into divergence</h2>
 {% if shown %}
 {% call figure("entry_cdf") %}<b>When the two continuations first differ.</b> The height of a curve at t is the share of continuations whose first mismatch is at position t or before. Continuations that agree through H = {{ windows.horizon }} are counted too, so a curve need not reach 100%. A curve further to the left means earlier divergence.{% if content.estimates.have_intervals %} Bands are pointwise intervals.{% endif %}{% endcall %}
 <p class="how">The columns are the shares of continuations that have diverged by the end of the first block, by the bound of the branch cohort, and by H. Mean τ averages over the continuations that diverge.</p>
@@ -35,7 +34,7 @@ def section(content: PageContent) -> Section:
     shown = content.estimates.known("entry_cdf")
     words = "Share of continuations that have diverged by each position, one curve per action"
     drawings = (Drawing("entry_cdf", words, partial(entry_figure, content)),) if shown else ()
-    return Section("entry", "Entry", TEMPLATE, tables, drawings, {"shown": shown})
+    return Section("entry", "Entry into divergence", TEMPLATE, tables, drawings, {"shown": shown})
 
 
 def entry_figure(content: PageContent) -> Figure:

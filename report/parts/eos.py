@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from report.printing.palette import TERM_COLOURS
 from report.printing.section import Drawing, Section
 from report.printing.tables import EstimateColumn, action_table, action_tables, columns_of
 from report.printing.term_bars import Terms, term_drawings
@@ -14,10 +15,12 @@ TERMS = Terms(
     "eos_share",
     "EOS share",
     "difference in R (TV) − F to the baseline (percentage points)",
-    (("pre_eos", "before either EOS", "#3e8191", ""), ("eos_related", "at or after an EOS", "#e3bd85", "////")),
+    (
+        ("pre_eos", "before either EOS", TERM_COLOURS[0], ""),
+        ("eos_related", "at or after an EOS", TERM_COLOURS[1], "////"),
+    ),
 )
 TEMPLATE = """
-<h2>Around the end of the text</h2>
 {% if shown %}
 <p>A side that has emitted EOS emits EOS at every later position up to the horizon. So part of the difference between the two histories is only that one answer is shorter. R (TV) − F is the sum of four parts: before either EOS (G₀), at the first EOS (G₁), while one side has ended (G₂), and after both have ended (G₃, where δ is 0).</p>
 {{ table(tables.eos_partition) }}
@@ -52,4 +55,4 @@ def section(content: PageContent) -> Section | None:
         tables += action_tables("eos_contrasts", title, content, columns_of(*CONTRAST), contrasts=True, note=note)
         words = f"Difference in R − F to {content.baseline}, split into before and after an EOS"
         drawings = term_drawings("eos_terms", words, content, TERMS) if shown else ()
-    return Section("eos", "EOS", TEMPLATE, tuple(tables), drawings, {"shown": shown})
+    return Section("eos", "Around the end of the text", TEMPLATE, tuple(tables), drawings, {"shown": shown})

@@ -18,10 +18,9 @@ _STRATA = 3
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "⇥"})
 
 TEMPLATE = """
-<h2>Examples</h2>
 <p>The examples are chosen by a rule, not by hand: of {% if documents | length > 1 %}each of the first {{ documents | length }} strata{% else %}the first stratum{% endif %}, the first {{ content.split }} document by id, with replicate 0 of each action. Positions are aligned: the reference is above, the compressed model below. Mismatches are shaded, with the lower token in bold, and <b>τ</b> marks the first one. The EOS of a side is boxed, and what follows it is grey.</p>
 {% for document in documents %}
-<h3>{{ document.stratum }} <span class="quiet">· {{ document.doc }}{% if document.task %} · {{ document.task }}{% endif %}</span></h3>
+<h4>{{ document.stratum }} <span class="quiet">· {{ document.doc }}{% if document.task %} · {{ document.task }}{% endif %}</span></h4>
 {% if document.answers %}<p class="answers">Answers: {% for answer in document.answers %}<code>{{ answer }}</code>{% if not loop.last %}, {% endif %}{% endfor %}</p>
 {% endif %}
 {% for example in document.examples %}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from report.printing.numbers import fixed
+from report.printing.palette import TERM_COLOURS
 from report.printing.section import Section
 from report.printing.tables import action_tables, columns_of, contrast_rows_table
 from report.printing.term_bars import Terms, term_drawings
@@ -18,13 +19,12 @@ TERMS = Terms(
     "exposure share",
     "gap in token mismatch to the baseline (percentage points)",
     (
-        ("exposure_term", "exposure: apart longer", "#3e8191", ""),
-        ("rate_term", "rate: apart more often", "#e3bd85", "////"),
-        ("occurrence_term", "occurrence: first mismatch", "#343a46", ""),
+        ("exposure_term", "exposure: apart longer", TERM_COLOURS[0], ""),
+        ("rate_term", "rate: apart more often", TERM_COLOURS[1], "////"),
+        ("occurrence_term", "occurrence: first mismatch", TERM_COLOURS[2], ""),
     ),
 )
 TEMPLATE = """
-<h2>What the gap is made of</h2>
 {% if shown %}
 {% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points.{% endif %}{% endcall %}
 <p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.</p>
@@ -62,7 +62,7 @@ def section(content: PageContent) -> Section | None:
     words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
     drawings = term_drawings("gap_terms", words, content, TERMS) if shown else ()
     values = {"shown": shown, "exposure": exposure_sentence(content)}
-    return Section("gap", "Gap", TEMPLATE, tuple(tables), drawings, values)
+    return Section("gap", "What the gap is made of", TEMPLATE, tuple(tables), drawings, values)
 
 
 def exposure_sentence(content: PageContent) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.canvas import new_figure
 from report.printing.numbers import MISSING, count, duration, fixed, level
+from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
 from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, status_note, table_row
@@ -45,7 +46,6 @@ _OF_DOCUMENTS = "another study of this store had evaluated documents of the plan
 _OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
 
 TEMPLATE = """
-<h2>Plan</h2>
 {% if facts.plan %}
 <p>{% if facts.plan.revision %}Revision {{ facts.plan.revision }}, frozen{% else %}Frozen{% endif %} {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from events version {{ facts.plan.events_version }}{% endif %}, {% if facts.plan.evaluated %}after {{ facts.plan.evaluated }} evaluation documents had been generated{% else %}before the first evaluation event{% endif %}. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
 {{ facts_list(chosen) }}

@@ -15,7 +15,6 @@ _DECOMPOSITION = (
     "mean_entry",
 )  # fmt: skip
 _DECOMPOSITION_PAGE = """
-<h2>How much, how soon, how long</h2>
 <p>R is the share of positions with different tokens. It is the share of first mismatches (O) plus the share of positions after them (E) times the mismatch rate at those positions (C): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
 {% if floor %}
 <p>{{ floor }}</p>
@@ -31,7 +30,6 @@ _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_p
 
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 _SATURATION_PAGE = """
-<h2>Saturation and local agreement</h2>
 {% if tables %}
 <p>S is the share of positions where δ is above {{ windows.saturation_threshold }}, so that the two laws have almost nothing in common. The other two columns are shares of the branch cohort (τ ≤ {{ windows.cohort_bound }}), counted after τ and before either EOS: continuations with a run of at least {{ windows.agreement_run }} equal tokens, and continuations with a mismatch after an agreement.</p>
 {{ table(tables.saturation, False) }}
@@ -49,7 +47,7 @@ def decomposition(content: PageContent) -> Section:
         tables = (*tables, own)
     return Section(
         "decomposition",
-        "Decomposition",
+        "How much, how soon, how long",
         _DECOMPOSITION_PAGE,
         tables,
         values={"floor": _floor(content), "widths": widths},
@@ -82,7 +80,7 @@ def saturation(content: PageContent) -> Section | None:
     known = content.estimates.known("saturation", "long_agreement")
     title = "Saturation and local agreement"
     tables = action_tables("saturation", title, content, columns_of(*_SATURATION)) if known else ()
-    return Section("saturation", "Saturation", _SATURATION_PAGE, tables)
+    return Section("saturation", "Saturation and local agreement", _SATURATION_PAGE, tables)
 
 
 def _width_sentence(content: PageContent) -> str:

@@ -9,7 +9,6 @@ from report.reading.content import PageContent
 from report.reading.estimates import FEW_CLUSTERS
 
 DEFINITIONS = """
-<h2>Definitions</h2>
 <p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws. I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
 <dl class="facts">
 <dt>δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
@@ -36,7 +35,6 @@ DEFINITIONS = """
 """  # noqa: E501
 
 PROVENANCE = """
-<h2>Provenance</h2>
 {{ facts_list(rows) }}
 <dl class="facts">
 <dt>Files</dt><dd><code>figures/</code> has every figure as SVG and PDF, and <code>tables/</code> has every table as CSV with unrounded fractions{% if content.latex %} and as LaTeX (package booktabs){% endif %}; <code>tables/estimates.csv</code> has all estimates with levels, draws and status</dd>
@@ -63,7 +61,7 @@ def provenance(content: PageContent) -> Section:
         ("Generated with", _versions(facts.libraries)),
         ("Analyzed and drawn with", _versions(known.libraries)),
     ]
-    return Section("provenance", "Provenance", PROVENANCE, values={"rows": [row for row in rows if row[1]]})
+    return Section("provenance", "To reproduce", PROVENANCE, values={"rows": [row for row in rows if row[1]]})
 
 
 def _versions(versions: Mapping[str, object]) -> str:

@@ -12,7 +12,6 @@ from report.reading.estimates import ReportedEstimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, total
 
 TEMPLATE = """
-<h2>The study</h2>
 {% if facts.finite %}
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
 {% else %}
@@ -33,7 +32,7 @@ def section(content: PageContent) -> Section:
     """What was run."""
     tables = (actions_table(content.facts, content.actions), documents_table(content.facts))
     rows = study_rows(content.facts, content.estimates, content.actions)
-    return Section("study", "", TEMPLATE, tables, values={"rows": rows})
+    return Section("study", "The study", TEMPLATE, tables, values={"rows": rows})
 
 
 def documents_table(facts: Facts) -> PrintedTable:

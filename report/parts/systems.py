@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from report.printing.canvas import INK, QUIET, legend_line, library, new_figure
+from report.printing.canvas import legend_line, library, new_figure
 from report.printing.numbers import MISSING, count, fixed, significant
+from report.printing.palette import ACTION_COLOURS, INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
 from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, table_row
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
 _STUDY, _HORIZON = "finite-state", 3  # the paper's, in the view ``published``
 _ESTIMATORS = (PLAIN, SWRB)
 _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
-_STYLES = {PLAIN: ("#d55e00", "s", "coupled pairs"), SWRB: ("#0072b2", "o", "SWRB")}
+_STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 
 TEMPLATE = """
-<h2>Systems of known risk</h2>
 {% call figure("swrb_systems") %}<b>Systems of known risk.</b> Estimates of each system against its exact R; on the dashed line the error is 0.{% if tables.swrb_validation is defined %} The right panel has the variance of a coupled pair divided by the variance of an SWRB replicate, sorted, with its median as a dashed line.{% endif %}{% if published %} Open markers are the paper’s systems, which are other draws of the same family and are comparable only as a whole.{% endif %}{% endcall %}
 {% if tables.swrb_validation is defined %}{{ table(tables.swrb_validation) }}{% endif %}
 <details><summary>Every system</summary>
@@ -110,7 +110,7 @@ def section(content: PageContent) -> Section | None:
     drawing = Drawing("swrb_systems", words, partial(systems_figure, systems))
     values = {"published": bool(systems.published)}
     tables = tuple(table for table in made if table is not None)
-    return Section("systems", "Known risk", TEMPLATE, tables, (drawing,), values)
+    return Section("systems", "Systems of known risk", TEMPLATE, tables, (drawing,), values)
 
 
 def read_systems(content: PageContent) -> Systems:

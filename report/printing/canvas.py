@@ -18,22 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from report.printing.palette import ACTION_COLOURS, INK, PAPER, QUIET, RULE, with_properties
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-INK = "#1f2328"
-QUIET = "#6b7280"
-RULE = "#d9dde3"
-
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0559a", "#8a6a00", "#2f9ed6")  # Okabe and Ito, two of them darker
 _DASHES: tuple[Any, ...] = (
     "solid", (0, (5, 1.8)), (0, (1.2, 1.3)), (0, (6, 1.6, 1.2, 1.6)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (9, 2.5)),
 )  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 _LOOK: Any = {
+    "figure.facecolor": PAPER, "axes.facecolor": PAPER,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0,
     "text.parse_math": False, "text.color": INK,
     "axes.edgecolor": QUIET, "axes.labelcolor": INK, "axes.linewidth": 0.7,
@@ -62,9 +60,9 @@ class ActionStyle:
 
 def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
     """A style for each action by its place in the list; from the seventh on colours repeat with other dashes."""
-    turn = len(_COLOURS)
+    turn = len(ACTION_COLOURS)
     return {
-        action: ActionStyle(_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
+        action: ActionStyle(ACTION_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
         for i, action in enumerate(actions)
     }
 
@@ -82,6 +80,7 @@ def library() -> Any:
     import matplotlib.lines  # noqa: PLC0415
     import matplotlib.patches  # noqa: PLC0415
     import matplotlib.ticker  # noqa: PLC0415
+    import matplotlib.transforms  # noqa: PLC0415
 
     return matplotlib
 
@@ -151,8 +150,8 @@ def save(figure: Figure, name: str, folder: Path, description: str) -> str:
 
 
 def inline(svg: str, name: str, description: str) -> str:
-    """An SVG document as an HTML element: no prolog, no foreign names, ids that no other figure has."""
-    body = svg[svg.index("<svg") :]
+    """An SVG document as an HTML element: no prolog, the page's colours, ids that no other figure has."""
+    body = with_properties(svg[svg.index("<svg") :])
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", body)
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)

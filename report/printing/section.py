@@ -30,7 +30,7 @@ class Section:
 
     Attributes:
         name: its anchor.
-        link: what the page's navigation calls it; empty for a section that it leaves out.
+        title: its heading, and what the page's navigation calls it.
         template: its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by
             name, and ``values``; macros are in ``templates/macros.html.j2``.
         tables: its tables; each is a CSV file too.
@@ -39,7 +39,7 @@ class Section:
     """
 
     name: str
-    link: str
+    title: str
     template: str
     tables: tuple[PrintedTable, ...] = ()
     drawings: tuple[Drawing, ...] = ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from report.printing.canvas import INK, QUIET, ActionStyle, legend_line, library
+from report.printing.canvas import ActionStyle, legend_line, library
+from report.printing.palette import INK, QUIET
 from report.reading.estimates import Estimate
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from report.printing.canvas import INK, QUIET, legend_patch, new_figure
+from report.printing.canvas import legend_patch, new_figure
 from report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
+from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing
 from report.printing.strokes import WIDTH, errors, published_handle
 from report.reading.content import PageContent

@@ -20,6 +20,8 @@ DEVELOPMENT = "development"
 
 
 _NUMERICS = "numerics"  # the selector of noise floors
+_RESIDENT = 3  # parts of a document's bytes before the resident ones
+_SAME = 0.005  # bytes that differ by less count as the same budget
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Storage:
         replicates: coupled pairs of each document that has some.
         branchings: replicates of residual branching of each document that has some.
         resident: bytes by document: payload, index, metadata, resident.
+        per_replicate: bytes by document that each replicate adds to the prompt's cache; None where it is not known.
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
 
@@ -40,14 +43,23 @@ class Storage:
     replicates: list[int]
     branchings: list[int]
     resident: dict[str, tuple[int | None, ...]]
+    per_replicate: dict[str, float | None]
     seconds: float | None
     kernel_evaluations: int | None
 
     def mean_bytes(self, part: int) -> float | None:
         """Mean over documents: part 0 payload, 1 index, 2 metadata, 3 resident."""
-        values = [parts[part] for parts in self.resident.values()]
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
+        return mean(parts[part] for parts in self.resident.values())
+
+    @property
+    def prompt_cache(self) -> dict[str, int | None]:
+        """Bytes of the prompt's cache by document, which all replicates share: payload, index and metadata."""
+        return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
+
+    @property
+    def mean_prompt_cache(self) -> float | None:
+        """Mean bytes of the prompt's cache over documents."""
+        return mean(self.prompt_cache.values())
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,19 @@ class Facts:
         """Documents of a split, in one stratum or all."""
         return sum(row["split"] == split and stratum in {None, row["stratum"]} for row in self.documents)
 
+    def times_bytes(self, action: str, other: str) -> float | None:
+        """The prompt cache of one action over that of another, on the documents of both; None where it is not known.
+
+        Exactly 1 where they are within half a percent of each other.
+        """
+        first, second = (self.storage[name].prompt_cache if name in self.storage else {} for name in (action, other))
+        shared = sorted(first.keys() & second.keys())
+        mine, theirs = (total(held[doc] for doc in shared) for held in (first, second))
+        if not mine or not theirs or any(held[doc] is None for held in (first, second) for doc in shared):
+            return None
+        ratio = float(mine / theirs)
+        return 1.0 if abs(ratio - 1) < _SAME else ratio
+
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
         first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
@@ -201,6 +226,7 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
             replicates=_replicates(documents, PLAIN),
             branchings=_replicates(documents, SWRB),
             resident={doc: tuple(ranges[0][part] for part in parts) for doc, ranges in documents.items()},
+            per_replicate={doc: _added_by_one(ranges[0]) for doc, ranges in documents.items()},
             seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
         )
@@ -211,6 +237,20 @@ def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int
     """Replicates of an estimator, of each document that has some."""
     counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
     return [total for total in counts if total]
+
+
+def _added_by_one(unit: ViewRow) -> float | None:
+    """What each of a unit's replicates adds to the prompt's cache, in bytes; None where it is not known."""
+    stored = [unit[part] for part in ("payload_bytes", "index_bytes", "metadata_bytes")]
+    if unit["resident_bytes"] is None or stored[0] is None or not unit["replicates"]:
+        return None
+    return float((unit["resident_bytes"] - total(stored)) / unit["replicates"])
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None where none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def total(values: Iterable[Any]) -> Any:

@@ -339,7 +339,7 @@ def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> 
         views.views[name] = [row for row in views.views[name] if row["estimator"] == "plain"]
     html = build(tmp_path, views, "ternary")
     checker = check(html)
-    assert "<h2>Systems of known risk</h2>" in html
+    assert "<h3>Systems of known risk</h3>" in html
     assert "esidual branching" not in html
     assert checker.tables["table-swrb_systems"][1] == ["system-1 · snapkv-half", "1.00", "2.00 1.0 errors", MISSING,
                                                        "– exactly 22.0"]  # fmt: skip

@@ -7,8 +7,9 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from report.printing.canvas import INK, QUIET, new_figure
+from report.printing.canvas import new_figure
 from report.printing.numbers import count, fixed, level
+from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _ACROSS = 3  # panels in a line
 
 TEMPLATE = """
-<h2>Looks</h2>
 <p>This study was evaluated look by look, and was to stop at the first look at which every primary endpoint was resolved: {{ rule }}. {{ stopped }} The intervals of all looks hold together with a probability of {{ level }} for each endpoint, so that one may stop at any of them. Primary endpoints are reported with the interval of the last look; every other interval on this page is made as if the number of documents had been fixed.</p>
 {% if tables.sequence is defined %}
 {% call figure("sequence") %}<b>What each look said.</b> Estimate and repeated confidence interval of every primary endpoint by the number of documents. Filled points are resolved. {{ bounds }}{% endcall %}

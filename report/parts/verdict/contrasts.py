@@ -1,4 +1,4 @@
-"""The page's first sentences, made from the numbers: what differs, by how much, and which term explains it.
+"""One sentence on each action, made from the numbers: what differs, by how much, and which term explains it.
 
 A direction is claimed only where an interval supports it: "longer" where the interval of the exposure term excludes
 zero, "earlier" where that of the paired difference in mean entry does, or, where there is none, where the intervals of
@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from report.printing.numbers import MISSING, fixed, in_text, level
+from report.parts.verdict.choice import by_divergence
+from report.printing.numbers import fixed, in_text, level
+from report.printing.wording import capital
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate, ReportedEstimates
 from report.reading.facts import Facts
@@ -44,54 +46,63 @@ class Sentence:
 
 
 def sentences(content: PageContent) -> list[Sentence]:
-    """One sentence per contrast with the baseline, those of added actions last; for a single action, what it does."""
-    made = [_contrast(content, action) for action in content.others] or [_alone(content)]
+    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does."""
+    others = by_divergence(content, content.others)
+    made = [_contrast(content, action, first=action == others[0]) for action in others] or [_alone(content)]
     return sorted(made, key=lambda sentence: sentence.added)
 
 
 def _alone(content: PageContent) -> Sentence:
     name = content.baseline
-    mismatch = _shown(content.estimates.get("mismatch", name), Scale.PERCENT)
-    sample = _Sample.of(content, [name])
-    lead = f"{name} disagrees with {_whole(content)} on {mismatch} of positions{sample.caution}."
-    return Sentence(lead, f"{_capital(_entry(content, name))}. {sample.sentence}", _added(content, name))
+    mismatch = shown(content.estimates.get("mismatch", name), Scale.PERCENT)
+    sample = Sample.of(content, [name])
+    lead = f"{name} disagrees with {whole_cache(content)} on {mismatch} of positions{sample.caution}."
+    return Sentence(lead, f"{capital(_entry(content, name))}. {sample.sentence}", _added(content, name))
 
 
-def _contrast(content: PageContent, action: str) -> Sentence:
-    estimates, baseline, whole = content.estimates, content.baseline, _whole(content)
+def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
+    estimates, baseline, whole = content.estimates, content.baseline, whole_cache(content)
     gap, added = estimates.get("gap", action, baseline), _added(content, action, baseline)
-    mine, other = _pair(estimates.get("mismatch", action), estimates.get("mismatch", baseline))
-    bytes_, sample = _bytes(content.facts, action, baseline), _Sample.of(content, [action, baseline])
+    mine, other = _two_rates(estimates.get("mismatch", action), estimates.get("mismatch", baseline))
+    same, times = _bytes(content.facts, action, baseline)
+    sample = Sample.of(content, [action, baseline])
     rates = f"it disagrees with {whole} on {mine} of positions against {other}"
     if gap.estimate is None:
         return Sentence(f"The gap between {action} and {baseline} is not estimated.", sample.sentence, added)
-    shown = _shown(gap, Scale.POINTS)
+    in_points = shown(gap, Scale.POINTS)
     if not gap.has_interval:
-        lead = f"{action} disagrees with {whole} on {mine} of positions, {baseline} on {other}{bytes_}."
-        chance = f"The gap is {shown}; without an interval it may be due to chance."
+        lead = f"{action}{times} disagrees with {whole} on {mine} of positions, {baseline} on {other}{same}."
+        chance = f"The gap is {in_points}; without an interval it may be due to chance."
         return Sentence(lead, f"{chance} {sample.sentence}", added)
     if not gap.excludes_zero():
-        lead = f"{action} and {baseline} are not distinguishable{bytes_}{sample.caution}: {rates}."
-        return Sentence(lead, f"The gap is {shown}. {sample.sentence}", added)
+        lead = f"{action}{times} is not distinguishable from {baseline}{same}{sample.caution}: {rates}."
+        return Sentence(lead, f"The gap is {in_points}. {sample.sentence}", added)
     verbs = (_entry_verb(estimates, action, baseline), _exposure_verb(estimates, action, baseline))
-    more = f"disagrees {'more' if gap.estimate > 0 else 'less'}{_grounds(gap)}"
+    more = f"disagrees {'more' if gap.estimate > 0 else 'less'}{grounds(gap)}"
     does = " and ".join(verb for verb in verbs if verb) or more
     share = _largest_share(estimates, action, baseline)
-    lead = f"{action} {does} than {baseline}{bytes_}{sample.caution}: {rates}{f'; {share}' if share else ''}."
+    lead = f"{action}{times} {does} than {baseline}{same}{sample.caution}: {rates}{f'; {share}' if share else ''}."
     # The first sentence says of the baseline, too, when it diverges.
-    entries = [_capital(_entry(content, action)), *([_entry(content, baseline)] if action == content.others[0] else [])]
-    return Sentence(lead, f"The gap is {shown}. {'; '.join(entries)}. {sample.sentence}", added)
+    entries = [capital(_entry(content, action)), *([_entry(content, baseline)] if first else [])]
+    return Sentence(lead, f"The gap is {in_points}. {'; '.join(entries)}. {sample.sentence}", added)
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """The documents that a sentence rests on: those of the page's split that all of its actions have."""
+class Sample:
+    """The documents that a sentence rests on: those of the page's split that all of its actions have.
+
+    Attributes:
+        words: how many they are, and in which strata.
+        few: whether a stratum has so few clusters that an interval may be too narrow.
+
+    """
 
     words: str
     few: bool
 
     @classmethod
-    def of(cls, content: PageContent, actions: list[str]) -> _Sample:
+    def of(cls, content: PageContent, actions: list[str]) -> Sample:
+        """Return the documents of these actions."""
         facts = content.facts
         measured = [facts.storage[name].resident.keys() for name in actions if name in facts.storage]
         noun = "system" if facts.finite else "document"
@@ -129,34 +140,36 @@ def _added(content: PageContent, *actions: str) -> bool:
     return not set(content.facts.added).isdisjoint(actions)
 
 
-def _grounds(estimate: Estimate) -> str:
+def grounds(estimate: Estimate) -> str:
     """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
     if not estimate.has_interval:
         return ""
     return f" ({level(estimate.level)}, {_STATUS[estimate.standing]})"
 
 
-def _shown(estimate: Estimate, scale: Scale) -> str:
-    return in_text(estimate, scale) + _grounds(estimate)
+def shown(estimate: Estimate, scale: Scale) -> str:
+    """An estimate as it stands in a sentence, with its interval, its level and its status."""
+    return in_text(estimate, scale) + grounds(estimate)
 
 
-def _pair(first: Estimate, second: Estimate) -> tuple[str, str]:
+def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
     """Two rates of mismatch as they stand in a sentence; what both rest on is said once."""
-    if _grounds(first) == _grounds(second):
-        return in_text(first, Scale.PERCENT), _shown(second, Scale.PERCENT).replace(" (", " (both ", 1)
-    return _shown(first, Scale.PERCENT), _shown(second, Scale.PERCENT)
+    if grounds(first) == grounds(second):
+        return in_text(first, Scale.PERCENT), shown(second, Scale.PERCENT).replace(" (", " (both ", 1)
+    return shown(first, Scale.PERCENT), shown(second, Scale.PERCENT)
 
 
-def _whole(content: PageContent) -> str:
+def whole_cache(content: PageContent) -> str:
+    """What the actions are held against, in words."""
     return "the reference" if content.facts.finite else "the full cache"
 
 
 def _entry(content: PageContent, action: str) -> str:
-    parted = _shown(content.estimates.get("divergence_probability", action), Scale.PERCENT)
+    parted = shown(content.estimates.get("divergence_probability", action), Scale.PERCENT)
     entry = content.estimates.get("mean_entry", action)
     when = ""
     if entry.estimate is not None:
-        when = f", on average at position {_shown(entry, Scale.TOKENS).replace(' tokens', '')}"
+        when = f", on average at position {shown(entry, Scale.TOKENS).replace(' tokens', '')}"
     return f"under {action}, {parted} of continuations diverge within {content.windows.horizon} tokens{when}"
 
 
@@ -167,15 +180,15 @@ def _entry_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str
     difference = estimates.get(f"mean_entry{DIFFERENCE}", action, baseline)
     if not difference.excludes_zero() if difference.has_interval else _overlap(mine, other):
         return ""
-    grounds = _grounds(difference if difference.has_interval else mine)
-    return f"diverges {'earlier' if mine.estimate < other.estimate else 'later'}{grounds}"
+    rests_on = grounds(difference if difference.has_interval else mine)
+    return f"diverges {'earlier' if mine.estimate < other.estimate else 'later'}{rests_on}"
 
 
 def _exposure_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:
     term = estimates.get("exposure_term", action, baseline)
     if term.estimate is None or not term.excludes_zero():
         return ""
-    return f"stays apart {'longer' if term.estimate > 0 else 'for less time'}{_grounds(term)}"
+    return f"stays apart {'longer' if term.estimate > 0 else 'for less time'}{grounds(term)}"
 
 
 def _overlap(first: Estimate, second: Estimate) -> bool:
@@ -192,12 +205,13 @@ def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> 
     return f"{fixed(100 * largest.estimate, 0)}% of the gap is {_TERMS[largest.quantity]}"
 
 
-def _bytes(facts: Facts, action: str, baseline: str) -> str:
+def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:
+    """What follows both actions where they hold the same bytes, and what follows the first where they do not."""
     if facts.same_bytes(action, baseline):
-        return " at the same bytes"
-    mine, other = (facts.storage[name].mean_bytes(0) if name in facts.storage else None for name in (action, baseline))
-    return f" with {fixed(mine / other, 2)} times its prompt-cache bytes" if mine and other and mine != other else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:] if text else MISSING
+        return " at the same bytes", ""
+    times = facts.times_bytes(action, baseline)
+    if times is None:
+        return "", ""
+    if times == 1:
+        return " at about the same bytes", ""
+    return "", f", with {fixed(times, 2)} times the prompt-cache bytes of {baseline},"

@@ -1,0 +1,126 @@
+"""Which of a study's actions can be recommended, decided by intervals of differences in R and by bytes.
+
+An action is ruled out where another one holds no more bytes and has surely less R: the interval of the difference
+excludes 0. Of those that are left, one is recommended where its R is told apart from that of every other one; then the
+one with more bytes diverges less, and which to take is a question of bytes. An action that surely loses more than half
+of the right answers is not recommended at any bytes. Points decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from report.reading.content import PageContent
+from report.reading.estimates import PRIMARY, Estimate, ReportedEstimates
+from report.reading.facts import EVALUATION
+from stats.intervals import SEEN
+
+_TOO_MANY = 0.5  # of the right answers lost
+_BEST_FIRST = {PRIMARY: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be recommended.
+
+    Attributes:
+        candidates: the actions to choose from, by R: all but controls and noise floors.
+        places: for each candidate the first and the last place by R that the intervals leave it.
+        ruled_out: for each action that is ruled out the one that does so with the least R.
+        recommended: actions that can be recommended, those with more bytes first.
+        unfit: those that would be, but surely lose more than half of the right answers.
+        unsettled: pairs of the others whose difference in R may be 0.
+        obstacle: why nothing can be recommended whatever the intervals say, as a sentence; empty where nothing is
+            in the way.
+
+    """
+
+    candidates: list[str]
+    places: dict[str, tuple[int, int]]
+    ruled_out: dict[str, str] = field(default_factory=dict)
+    recommended: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
+    unsettled: list[tuple[str, str]] = field(default_factory=list)
+    obstacle: str = ""
+
+
+def choose(content: PageContent) -> Choice:
+    """What can be recommended of a study's actions."""
+    facts, estimates = content.facts, content.estimates
+    candidates = by_divergence(content, [action for action in content.actions if action not in facts.noise_floors])
+    less = {
+        (one, other)
+        for one in candidates for other in candidates if one != other and surely_less(estimates, one, other)
+    }  # fmt: skip
+    places = {
+        action: (
+            1 + sum((other, action) in less for other in candidates),
+            len(candidates) - sum((action, other) in less for other in candidates),
+        )
+        for action in candidates
+    }
+    if obstacle := _obstacle(content, candidates):
+        return Choice(candidates, places, obstacle=obstacle)
+    ruled_out = {
+        action: better[0]
+        for action in candidates
+        if (better := [one for one in candidates if (one, action) in less and _no_more_bytes(content, one, action)])
+    }
+    left = [action for action in candidates if action not in ruled_out]
+    unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
+    settled = [action for action in left if not any(action in pair for pair in unsettled)]
+    settled.sort(key=lambda action: -(facts.storage[action].mean_prompt_cache or 0.0))
+    unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
+    recommended = [action for action in settled if action not in unfit]
+    return Choice(candidates, places, ruled_out, recommended, unfit, unsettled)
+
+
+def by_divergence(content: PageContent, actions: Sequence[str]) -> list[str]:
+    """Actions by their R, those without one last."""
+    known = {action: content.estimates.get("mismatch", action).estimate for action in actions}
+    return sorted(actions, key=lambda action: (known[action] is None, known[action] or 0.0))
+
+
+def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
+    """R of one action less that of another; the planned one where the plan named only its mirror image."""
+    plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
+    turned = replace(
+        mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),
+        high=_negative(mirrored.low),
+    )  # fmt: skip
+    return min(plain, turned, key=lambda row: (not row.has_interval, _BEST_FIRST.get(row.standing, 2)))
+
+
+def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:
+    """Whether the interval of the difference says that an action has less R than another one."""
+    high = difference(estimates, action, other).high
+    return high is not None and high < 0
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
+    ratio = content.facts.times_bytes(action, other)
+    return ratio is not None and ratio <= 1
+
+
+def _obstacle(content: PageContent, candidates: list[str]) -> str:
+    """Why nothing can be recommended, whatever the intervals say."""
+    facts, estimates = content.facts, content.estimates
+    moved = [control.action for control in facts.controls if not control.zero]
+    unknown = any(facts.times_bytes(one, other) is None for one, other in combinations(candidates, 2))
+    obstacles = (
+        (facts.finite, "these are systems of known laws, and no action holds any bytes"),
+        (not candidates, "nothing was evicted, so there is nothing to choose"),
+        (content.split != EVALUATION, "no evaluation document has been measured yet"),
+        (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
+        (not estimates.have_intervals, "there are no intervals yet"),
+        (bool(estimates.stale), "the estimates do not cover all events"),
+        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only one, and there is none to hold it against"),
+        (unknown, "the bytes that the actions hold are not recorded, or they have no document in common"),
+    )
+    return next((words for is_there, words in obstacles if is_there), "")

@@ -1,0 +1,216 @@
+"""What the page recommends, in words, and what would settle what it leaves open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.contrasts import Sample, shown, whole_cache
+from report.printing.numbers import count, fixed, in_text, size
+from report.printing.wording import counted, listed
+from report.reading.content import PageContent
+from report.reading.estimates import PRIMARY, Estimate
+from report.reading.facts import EVALUATION
+from stats.intervals import SEEN
+from stats.registry import Scale
+
+_MOST = 3  # actions, or pairs, that a sentence names
+_FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What the page recommends.
+
+    Attributes:
+        lead: one sentence: the recommendation, or why there is none.
+        reasons: what it costs, and what it rules out; a sentence each.
+        settles: what would settle what is open, or confirm what is recommended; a sentence each.
+
+    """
+
+    lead: str
+    reasons: list[str]
+    settles: list[str]
+
+
+def recommendation(content: PageContent, choice: Choice) -> Recommendation:
+    """Put a choice into words."""
+    if choice.obstacle:
+        return Recommendation(_none(f"{choice.obstacle}."), _costs(content, choice), _obstacle_settles(content, choice))
+    lead = " ".join([_lead(content, choice), *_unfit(content, choice)])
+    sample = Sample.of(content, choice.candidates)
+    if sample.few:
+        lead = f"{lead} This rests on only {sample.words}."
+    reasons = [*_costs(content, choice), *_ruled_out(content, choice)]
+    return Recommendation(lead, reasons, [*_unsettled(content, choice), *_confirmed(content, choice)])
+
+
+def _none(because: str) -> str:
+    return f"No action can be recommended: {because}"
+
+
+def _lead(content: PageContent, choice: Choice) -> str:
+    taken, pairs = choice.recommended, choice.unsettled
+    if not taken:
+        answers = "what is not ruled out loses more than half of the right answers"
+        return _none(f"{_open(content, choice) or answers}.")
+    if pairs:
+        at = listed([f"{action} at {_bytes(content, action)} of prompt cache" for action in taken[:_MOST]])
+        return f"Take {at}; {_open(content, choice)}."
+    if len(taken) > 1:
+        first = [f"{action} where {_bytes(content, action)} of prompt cache fit" for action in taken[:-1]]
+        last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
+        return f"The choice is one of bytes: take {listed([*first, last])}."
+    (only,) = taken
+    if choice.unfit:
+        return f"Take {only}, which holds {_bytes(content, only)} of prompt cache."
+    others = [action for action in choice.candidates if action != only]
+    whole = whole_cache(content)
+    if len(others) > 1:
+        rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes"
+        return f"Take {only}: {rest} and disagrees more with {whole}."
+    (other,) = others
+    more = shown(difference(content.estimates, other, only), Scale.POINTS)
+    holding = _holding(content, other, only)
+    return f"Take {only}: {other}{holding}disagrees with {whole} on {more} more of the positions."
+
+
+def _unfit(content: PageContent, choice: Choice) -> list[str]:
+    """Which actions lose too many right answers to be recommended."""
+    if not choice.unfit or not choice.recommended:
+        return []
+    least = min(content.facts.times_bytes(action, choice.recommended[-1]) or 0.0 for action in choice.unfit)
+    fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
+    loses = "loses" if len(choice.unfit) == 1 else "lose"
+    return [f"{listed(choice.unfit)} {fewer}{loses} more than half of the right answers."]
+
+
+def _holding(content: PageContent, action: str, other: str) -> str:
+    """What stands between an action and its verb: how its bytes compare with those of another one."""
+    times = content.facts.times_bytes(action, other)
+    if content.facts.same_bytes(action, other):
+        return " holds the same bytes and "
+    return " holds about the same bytes and " if times == 1 else f" holds {fixed(times, 2)} times its bytes and "
+
+
+def _bytes(content: PageContent, action: str) -> str:
+    return size(content.facts.storage[action].mean_prompt_cache)
+
+
+def _open(content: PageContent, choice: Choice) -> str:
+    """Which pairs are not told apart, as a clause."""
+    pairs = choice.unsettled
+    told = [_pair(content, *pair) for pair in pairs[:_MOST]]
+    more = [f"{counted(len(pairs) - _MOST, 'more pair')} of actions are not told apart either"] if pairs[_MOST:] else []
+    return "; ".join([*told, *more])
+
+
+def _pair(content: PageContent, one: str, other: str) -> str:
+    """Two actions that are not told apart, the one with more bytes first."""
+    times = content.facts.times_bytes(one, other)
+    if times is not None and times < 1:
+        one, other = other, one
+        times = content.facts.times_bytes(one, other)
+    gap = difference(content.estimates, one, other)
+    if gap.estimate is None or not gap.has_interval:
+        return f"the difference between {one} and {other} has no interval"
+    apart = f"the interval of their difference in R includes 0: {shown(gap, Scale.POINTS)}"
+    if times == 1:
+        same = "the same" if content.facts.same_bytes(one, other) else "about the same"
+        return f"{one} and {other} hold {same} bytes, and {apart}"
+    return f"{one} holds {fixed(times, 2)} times the bytes of {other}, and {apart}"
+
+
+def _costs(content: PageContent, choice: Choice) -> list[str]:
+    """What each recommended action still costs; of all candidates where none is recommended."""
+    told = []
+    for action in ([*choice.recommended, *choice.unfit] or choice.candidates)[:_MOST]:
+        risk = content.estimates.get("mismatch", action)
+        if risk.estimate is None:
+            continue
+        lost = content.estimates.get("lost_share", action)
+        answers = "" if lost.estimate is None else f" and loses {in_text(lost, Scale.PERCENT)} of the right answers"
+        told.append(
+            f"{action} disagrees with {whole_cache(content)} on {shown(risk, Scale.PERCENT)} of positions{answers}."
+        )
+    return told
+
+
+def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
+    """Which actions are ruled out and by which; none where the first sentence has said it."""
+    if len(choice.candidates) == 2 and len(choice.ruled_out) == 1 and choice.recommended:
+        return []
+    return [
+        f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
+        f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
+        for action, better in choice.ruled_out.items()
+    ]
+
+
+def _unsettled(content: PageContent, choice: Choice) -> list[str]:
+    """How the pairs that are open would be settled."""
+    told = []
+    for one, other in choice.unsettled[:_MOST]:
+        gap = difference(content.estimates, one, other)
+        if gap.estimate is None or not gap.has_interval:
+            told.append(f"{one} and {other} need documents of both, and kvdrift analyze.")
+            continue
+        told.append(_documents(gap, one, other))
+    if told:
+        told.append(
+            "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse "
+            "than another."
+        )
+    return told
+
+
+def _documents(gap: Estimate, one: str, other: str) -> str:
+    """How many documents would tell two actions apart if their difference is what it seems."""
+    half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
+    times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
+    if times > _FURTHER or gap.documents is None:
+        return f"{one} and {other} differ by so little that more documents will hardly tell them apart."
+    seems = in_text(Estimate(gap.stratum, one, other, "gap", estimate=abs(gap.estimate or 0.0)), Scale.POINTS)
+    wanted = count(math.ceil(max(times, 1.1) * gap.documents))
+    return (
+        f"If {one} and {other} differ by the {seems} that they seem to, about {wanted} evaluation documents would tell "
+        f"them apart; this study has {count(gap.documents)}."
+    )
+
+
+def _confirmed(content: PageContent, choice: Choice) -> list[str]:
+    """What the intervals behind a recommendation are worth."""
+    pairs = [*choice.ruled_out.items()]
+    pairs += [(b, a) for a in choice.recommended for b in choice.recommended if a < b]
+    standings = {difference(content.estimates, *pair).standing for pair in pairs}
+    if not standings or not choice.recommended:
+        return []
+    if standings == {PRIMARY}:
+        return ["The intervals behind this were prespecified, and hold together."]
+    if standings <= {PRIMARY, SEEN}:
+        return [
+            "The plan named these differences when outcomes were known; documents that nobody has seen confirm them."
+        ]
+    confirms = (
+        "Exploratory intervals hold for one difference at a time. A plan that names the gap of these actions among its "
+        "primary endpoints, on documents that nobody has seen, confirms the choice."
+    )
+    return [confirms]
+
+
+def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
+    """What would remove an obstacle."""
+    facts = content.facts
+    if facts.finite or not choice.candidates:
+        return []
+    if content.split != EVALUATION:
+        return ["kvdrift run goes on to the evaluation documents."]
+    if any(not control.zero for control in facts.controls):
+        return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
+    if not content.estimates.have_intervals or content.estimates.stale:
+        return ["kvdrift analyze makes the intervals."]
+    if len(choice.candidates) == 1:
+        return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]
+    return ["Units that record payload_bytes on the same documents settle it."]

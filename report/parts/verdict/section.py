@@ -1,0 +1,60 @@
+"""The first section: what to take, the ranked table, and bytes against divergence."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from report.parts.verdict.choice import choose
+from report.parts.verdict.contrasts import sentences
+from report.parts.verdict.ranking import bytes_figure, has_bytes, ranked_table
+from report.parts.verdict.recommendation import recommendation
+from report.printing.section import Drawing, Section
+from report.reading.content import PageContent
+
+VERDICT = """
+<p class="lead">{{ said.lead }}</p>
+{% for sentence in said.reasons %}
+<p class="detail">{{ sentence }}</p>
+{% endfor %}
+{% if said.settles %}
+<p class="detail"><b>What settles it.</b> {{ said.settles | join(" ") }}</p>
+{% endif %}
+{{ table(tables.ranking) }}
+{% if figures.bytes is defined %}
+{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes of the prompt, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% endcall %}
+{% endif %}
+"""  # noqa: E501
+CONTRASTS = """
+{% for sentence in sentences if not sentence.added %}
+<p>{{ sentence.lead }}</p>
+<p class="detail">{{ sentence.detail }}</p>
+{% endfor %}
+{% for sentence in sentences if sentence.added %}
+{% if loop.first %}<div class="added">
+<p class="detail">Exploratory, of actions that were added after the plan was frozen:</p>
+{% endif %}
+<p>{{ sentence.lead }}</p>
+<p class="detail">{{ sentence.detail }}</p>
+{% if loop.last %}</div>
+{% endif %}
+{% endfor %}
+{% if content.estimates.have_intervals %}
+<p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory.</p>
+{% endif %}
+"""  # noqa: E501
+
+
+def section(content: PageContent) -> Section:
+    """What to take, and the ranked actions."""
+    choice = choose(content)
+    tables = (ranked_table(content, choice),)
+    words = "R of each action against the bytes of its prompt cache"
+    drawn = not content.facts.finite and has_bytes(content)
+    drawings = (Drawing("bytes", words, partial(bytes_figure, content, choice)),) if drawn else ()
+    values = {"said": recommendation(content, choice)}
+    return Section("verdict", "Verdict", VERDICT, tables, drawings, values)
+
+
+def contrasts(content: PageContent) -> Section:
+    """A sentence on each action."""
+    return Section("actions-in-words", "In words", CONTRASTS, values={"sentences": sentences(content)})

@@ -1,0 +1,75 @@
+// Tables that sort by a click on a column's head; folds that open for a link and for print. Without it all is readable.
+(function () {
+  "use strict";
+  var UNITS = {B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776, s: 1, min: 60, h: 3600};
+
+  // What a cell is sorted by: its number in its unit, or its text; null for a dash, which comes last.
+  function key(cell) {
+    var first = cell.firstChild && cell.firstChild.nodeType === 3 ? cell.firstChild.data : cell.textContent;
+    var text = first.trim();
+    if (text === "" || text === "–") { return null; }
+    var found = /^[−-]?[\d,]*\.?\d+/.exec(text);
+    if (!found) { return text.toLowerCase(); }
+    var unit = /^\s*([A-Za-z]+)/.exec(text.slice(found[0].length));
+    return Number(found[0].replace("−", "-").replace(/,/g, "")) * (unit && UNITS[unit[1]] || 1);
+  }
+
+  function compare(a, b) {
+    if (typeof a === typeof b) { return a < b ? -1 : a > b ? 1 : 0; }
+    return typeof a === "number" ? -1 : 1;
+  }
+
+  // Sort the rows of each body of a table; "none" brings back the order of the page. Headings of groups stay on top.
+  function sort(table, column, order) {
+    Array.prototype.forEach.call(table.tBodies, function (body) {
+      var rows = body.originalRows || (body.originalRows = Array.prototype.slice.call(body.rows));
+      var heads = rows.filter(function (row) { return row.cells.length === 1; });
+      var data = rows.filter(function (row) { return row.cells.length > 1; });
+      if (order !== "none") {
+        data = data.map(function (row) { return {row: row, key: key(row.cells[column])}; }).sort(function (a, b) {
+          if (a.key === null || b.key === null) { return (a.key === null) - (b.key === null); }
+          return order === "ascending" ? compare(a.key, b.key) : compare(b.key, a.key);
+        }).map(function (one) { return one.row; });
+      }
+      heads.concat(data).forEach(function (row) { body.appendChild(row); });
+    });
+    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head, place) {
+      head.setAttribute("aria-sort", place === column ? order : "none");
+    });
+  }
+
+  var NEXT = {none: "ascending", ascending: "descending", descending: "none"};
+  document.querySelectorAll("table").forEach(function (table) {
+    var longest = Math.max.apply(null, Array.prototype.map.call(table.tBodies, function (body) { return body.rows.length; }));
+    if (!table.tHead || longest < 2) { return; }
+    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head, column) {
+      var button = document.createElement("button");
+      button.type = "button";
+      while (head.firstChild) { button.appendChild(head.firstChild); }
+      head.appendChild(button);
+      head.setAttribute("aria-sort", "none");
+      button.addEventListener("click", function () { sort(table, column, NEXT[head.getAttribute("aria-sort")]); });
+    });
+  });
+
+  function open(element) {
+    for (; element; element = element.parentElement) {
+      if (element.tagName === "DETAILS") { element.open = true; }
+    }
+  }
+  function follow() {
+    var target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target) { open(target); target.scrollIntoView(); }
+  }
+  window.addEventListener("hashchange", follow);
+  follow();
+
+  var closed = [];
+  window.addEventListener("beforeprint", function () {
+    closed = Array.prototype.slice.call(document.querySelectorAll("details:not([open])"));
+    closed.forEach(function (one) { one.open = true; });
+  });
+  window.addEventListener("afterprint", function () {
+    closed.forEach(function (one) { one.open = false; });
+  });
+})();

@@ -1,0 +1,178 @@
+"""The verdict: what is recommended follows from intervals of differences and from bytes, never from points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, make_views
+
+from report.parts.verdict.choice import choose
+from report.parts.verdict.ranking import bytes_figure, ranked_table
+from report.parts.verdict.recommendation import recommendation
+from report.reading.content import PageContent, read_content
+from report.reading.source import Provenance, StudyRows
+
+THREE = ("snapkv-half", "recent-half", "snapkv-10")
+
+
+def content_of(views: FakeViews) -> PageContent:
+    source = StudyRows(views, STUDY, MODEL)
+    return read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+
+
+def said(views: FakeViews) -> str:
+    """All that the verdict says."""
+    content = content_of(views)
+    words = recommendation(content, choose(content))
+    return "\n".join([words.lead, *words.reasons, *words.settles])
+
+
+def gaps(views: FakeViews, **ends: Any) -> FakeViews:
+    """Give every difference in R these values."""
+    for row in views.views["estimates"]:
+        if row["quantity"] == "gap":
+            row.update(ends)
+    return views
+
+
+def bytes_of(views: FakeViews, action: str, times: float) -> FakeViews:
+    for row in views.views["units"]:
+        if row["action"] == action:
+            row["payload_bytes"] = int(row["payload_bytes"] * times)
+    return views
+
+
+def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
+    words = said(make_views(documents_each=12))
+    assert words.startswith(
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 33."
+    )
+    assert "95%, exploratory) more of the positions." in words
+    assert "A plan that names the gap of these actions among its primary endpoints" in words
+    few = said(make_views(documents_each=4))
+    assert "This rests on only 4 documents in each of 3 strata." in few
+
+
+def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_out() -> None:
+    views = make_views(THREE, documents_each=12)
+    content = content_of(views)
+    choice = choose(content)
+    assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "snapkv-10"], {"recent-half": "snapkv-half"})
+    words = said(views)
+    assert words.startswith(
+        "The choice is one of bytes: take snapkv-half where 597 KiB of prompt cache fit and snapkv-10 "
+    )
+    assert "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on 33." in words
+
+
+def test_points_alone_decide_nothing() -> None:
+    """The same differences, whose intervals include 0, are not settled, and the page says what would settle them."""
+    views = gaps(make_views(documents_each=12), low=-0.5, high=0.9)
+    choice = choose(content_of(views))
+    assert (choice.recommended, choice.unsettled) == ([], [PAIR])
+    assert set(choice.places.values()) == {(1, 2)}
+    words = said(views)
+    assert words.startswith(
+        "No action can be recommended: snapkv-half and recent-half hold the same bytes, and the interval"
+    )
+    assert "includes 0: " in words
+    assert "evaluation documents would tell them apart; this study has 24." in words
+    assert "kvdrift gate says whether one action is at most a margin worse" in words
+    views = gaps(views, estimate=0.001, low=-0.2, high=0.2)
+    assert "more documents will hardly tell them apart" in said(views)
+
+
+def test_more_bytes_without_less_divergence_are_not_recommended() -> None:
+    views = bytes_of(gaps(make_views(documents_each=12), estimate=0.01, low=-0.1, high=0.2), "recent-half", 1.5)
+    assert "recommended: recent-half holds 1.49 times the bytes of snapkv-half, and the interval" in said(views)
+
+
+def test_an_action_of_fewer_bytes_is_not_ruled_out_by_one_of_more() -> None:
+    """At half the bytes recent-half may diverge more: it is what there is at these bytes."""
+    views = bytes_of(make_views(documents_each=12), "recent-half", 0.5)
+    choice = choose(content_of(views))
+    assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "recent-half"], {})
+
+
+def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> None:
+    views = gaps(make_views(documents_each=12), low=-0.5, high=0.9)
+    for row in views.views["estimates"]:
+        if (row["quantity"], row["action"], row["stratum"]) == ("gap", "recent-half", "pooled"):
+            row |= {"estimate": 0.3, "low": 0.2, "high": 0.4, "status": "prespecified", "family": "primary"}
+    words = said(views)
+    assert words.startswith(
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 30.0 pp"
+    )
+    assert "The intervals behind this were prespecified, and hold together." in words
+
+
+def test_what_loses_most_right_answers_is_not_recommended() -> None:
+    views = make_views(THREE, documents_each=12)
+    lost = {"snapkv-half": 0.2, "recent-half": 0.9, "snapkv-10": 0.95}
+    template = next(
+        row for row in views.views["estimates"] if row["quantity"] == "mismatch" and row["stratum"] == "pooled"
+    )
+    views.views["estimates"] += [
+        template | {"quantity": "lost_share", "action": action, "estimate": value, "low": value - 0.05, "high": value}
+        for action, value in lost.items()
+    ]
+    choice = choose(content_of(views))
+    assert (choice.recommended, choice.unfit) == (["snapkv-half"], ["snapkv-10"])
+    words = said(views)
+    assert words.startswith(
+        "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses "
+    )
+
+
+@pytest.mark.parametrize(
+    ("views", "words"),
+    [
+        (make_views(("snapkv-half",)), "snapkv-half is the only one, and there is none to hold it against."),
+        (make_views(split="development", analyzed=False), "no evaluation document has been measured yet."),
+        (make_views(analyzed=False), "there are no intervals yet."),
+        (make_views(("numerics-floor",)), "nothing was evicted, so there is nothing to choose."),
+    ],
+)
+def test_what_stands_in_the_way_is_said(views: FakeViews, words: str) -> None:
+    assert said(views).startswith(f"No action can be recommended: {words}")
+
+
+def test_a_control_that_moved_and_bytes_that_nobody_recorded_are_in_the_way() -> None:
+    views = make_views()
+    views.views["controls"][0]["moved_pairs"] = 1
+    assert "the control full is not exactly 0" in said(views)
+    views = make_views()
+    for row in views.views["units"]:
+        row["payload_bytes"] = None
+    assert "the bytes that the actions hold are not recorded" in said(views)
+
+
+def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
+    content = content_of(make_views(THREE))
+    table = ranked_table(content, choose(content))
+    cells = {
+        row.cells[0].text: dict(zip([c.head for c in table.columns], row.cells, strict=True)) for row in table.rows
+    }
+    assert list(cells) == ["snapkv-half", "recent-half", "snapkv-10", "full"]
+    assert [cells[name]["place"].text for name in cells] == ["1", "2", "3", "–"]
+    assert [cells[name]["prompt cache"].under for name in cells] == [
+        "50% of full", "50% of full", "9.9% of full", "100% of full"
+    ]  # fmt: skip
+    assert (cells["full"]["R (token)"].text, cells["full"]["R (token)"].under) == ("0", "exactly")
+    assert (cells["recent-half"]["verdict"].text, cells["recent-half"]["verdict"].under) == (
+        "ruled out",
+        "by snapkv-half",
+    )
+    (record, *_) = table.records
+    assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
+
+
+def test_the_figure_has_every_action_at_its_bytes() -> None:
+    content = content_of(make_views(THREE))
+    (axes,) = bytes_figure(content, choose(content)).axes
+    shown = {round(float(line.get_xdata()[0]), 2) for line in axes.get_lines() if len(line.get_xdata()) == 1}
+    assert shown == {0.58, 0.12, 1.16}
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 73
