@@ -24,7 +24,7 @@ from flows.looks import LooksTaken
 from flows.material import Material
 from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
-from flows.scores import unscored_units
+from flows.scores import Scoring
 from flows.study_run import StudyRun
 from generator.events import gpu_here
 from generator.identity import GpuKinds
@@ -125,22 +125,23 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     if store is None:
         return Forecast(plan, asked, splits)
     named = run.study.name, run.study.model.id
+    scoring = Scoring.stored(store, *named)
     return Forecast(
         plan,
         asked,
         splits,
         underived=len(store.pending_segments(store.version("events"))),
-        unscored=_unscored(store, run),
-        estimated=estimates_are_current(store, *named) and answers_are_current(store, *named),
+        unscored=_unscored(scoring, run),
+        estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
         reported=report_is_current(store, page_of(run).parent),
         looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
     )
 
 
-def _unscored(store: Store, run: StudyRun) -> int:
+def _unscored(scoring: Scoring, run: StudyRun) -> int:
     """How many stored units can be scored and are not."""
     model = run.study.model
-    units = unscored_units(store, run.study.name, model.id).num_rows
+    units = scoring.unscored.num_rows
     return units if units and text_decoder(model.id, revision=model.revision) is not None else 0
 
 

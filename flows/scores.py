@@ -5,9 +5,9 @@ The tokenizer is all that is needed of the model. What was scored already stays;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,21 +23,23 @@ from schema.tables import PLAIN, SCORES
 
 _BATCH = 4096  # pairs to a commit, whole units: what a kill costs
 _UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "path"]
+_NO_UNITS = pa.table({})
 _TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
 
 
 @dataclass(frozen=True)
 class KnownAnswers:
-    """What a right continuation of a document states, and how it is scored."""
+    """What a right continuation of a document of a split states, and how it is scored."""
 
     answers: tuple[str, ...]
     scoring: str
+    split: str
 
 
 def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, KnownAnswers]:
     """Return the answers of the documents of a study and model that are scored, by document."""
     found = {}
-    columns = ["study", "model", "doc", "task", "source", "answers", "scoring"]
+    columns = ["study", "model", "doc", "split", "task", "source", "answers", "scoring"]
     documents = store.read("documents", columns=columns)
     own = pc.and_(pc.equal(documents["study"], study), pc.equal(documents["model"], model))
     for row in documents.filter(pc.and_(own, pc.greater(pc.list_value_length(documents["answers"]), 0))).to_pylist():
@@ -45,25 +47,47 @@ def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, Kno
         if answers:
             scoring = row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")
             if scoring is not None:
-                found[row["doc"]] = KnownAnswers(answers, scoring)
+                found[row["doc"]] = KnownAnswers(answers, scoring, row["split"])
     return found
 
 
-def unscored_units(store: ReadableStore, study: str, model: str) -> pa.Table:
-    """Return the current units of coupled pairs that are to be scored and are not, sorted by document."""
-    documents = list(known_answers(store, study, model))
-    units = store.units(study, model, [*_UNIT, "estimator"]) if documents else pa.table({})
-    if not documents or not units.num_rows:
-        return units
-    scorable = pc.and_(
-        pc.equal(units["estimator"], PLAIN), pc.is_in(units["doc"], value_set=pa.array(documents, pa.string()))
-    )
-    keys = ["doc", "action", "action_revision", "replicate"]
-    scores = store.read("scores", columns=["study", "model", *keys])
-    own = scores.filter(pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))).select(keys)
-    # The pairs of a unit are scored by one commit: the first of them tells.
-    lacking = units.filter(scorable).join(own, [*keys[:3], "first_replicate"], keys, "left anti")
-    return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
+@dataclass(frozen=True)
+class Scoring:
+    """What of a study and model is scored, and what is still to be.
+
+    Attributes:
+        answered: the answers of the documents that are scored, by document.
+        units: the current units of coupled pairs of these documents, sorted by document.
+        unscored: those of them that are not scored yet.
+
+    """
+
+    answered: Mapping[str, KnownAnswers]
+    units: pa.Table
+    unscored: pa.Table
+
+    def splits_of(self, units: pa.Table) -> set[str]:
+        """Return the splits of the documents that some of the units are of."""
+        return {self.answered[doc].split for doc in units["doc"].unique().to_pylist()} if units.num_rows else set()
+
+    @classmethod
+    def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
+        """Read it from a store, the rows of documents and of units once."""
+        answered = known_answers(store, study, model)
+        if not answered:
+            return cls({}, _NO_UNITS, _NO_UNITS)
+        units = store.units(study, model, [*_UNIT, "estimator"])
+        scorable = pc.and_(
+            pc.equal(units["estimator"], PLAIN), pc.is_in(units["doc"], value_set=pa.array([*answered], pa.string()))
+        )
+        keys = ["doc", "action", "action_revision", "replicate"]
+        order = [(name, "ascending") for name in (*keys[:3], "first_replicate")]
+        units = units.filter(scorable).sort_by(order)
+        scores = store.read("scores", columns=["study", "model", *keys])
+        own = scores.filter(pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))).select(keys)
+        # The pairs of a unit are scored by one commit: the first of them tells.
+        lacking = units.join(own, [*keys[:3], "first_replicate"], keys, "left anti")
+        return cls(answered, units, lacking.sort_by(order))
 
 
 def score_stored(
@@ -84,17 +108,17 @@ def score_stored(
         InputError: the store is damaged or cannot be written.
 
     """
-    units = unscored_units(store, study, model)
+    scoring = Scoring.stored(store, study, model)
+    units = scoring.unscored
     if not units.num_rows:
         return 0
     decode = text_decoder(model, revision=revision)
     if decode is None:
         progress.say(f"answers are not scored: the tokenizer of '{model}' cannot be loaded here")
         return 0
-    answers = known_answers(store, study, model)
     progress.begin("answers", units.num_rows, "units")
     count, batch = 0, list[dict[str, Any]]()
-    for rows in _scored_documents(store, units, answers, decode, progress):
+    for rows in _scored_documents(store, units, scoring.answered, decode, progress):
         batch += rows
         if len(batch) >= _BATCH:
             count += _append(store, study, model, batch)
@@ -103,7 +127,7 @@ def score_stored(
 
 
 def _scored_documents(
-    store: Store, units: pa.Table, answers: dict[str, KnownAnswers], decode: Decode, progress: Progress
+    store: Store, units: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one document after the other, without study and model."""
     events = store.unit_events()

@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 
 from flows.analysis.current import newest_rows
 from flows.analysis.document_index import DocumentIndex, measured
-from flows.scores import unscored_units
+from flows.scores import Scoring
 from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
+from schema.store.revisions import current_actions
 from schema.store.store import Store
 from schema.windows import Windows
 from sql.catalog import Views
@@ -20,17 +21,27 @@ from stats.quantities.answers import ANSWER_QUANTITIES
 _PLACE = ["doc", "action", "replicates"]
 
 
-def answers_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether what there is to estimate of answers is among the newest estimates.
+def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
+    """Whether the newest estimates have answers of every split that they are of and that has any to estimate.
 
-    There is nothing where no pair is scored, and before all are.
+    A split has none without scored pairs of an action that is no control, and before all its pairs are scored.
+
+    Args:
+        store: the store.
+        study: the study's name.
+        model: the model's id.
+        scoring: what of them is scored.
+
     """
+    current = current_actions(store.read("actions"), study)
+    controls = pa.array([name for name, row in current.items() if row["control"]], pa.string())
+    units = scoring.units
+    measured_units = units.filter(pc.invert(pc.is_in(units["action"], value_set=controls))) if units.num_rows else units
+    scored = scoring.splits_of(measured_units) - scoring.splits_of(scoring.unscored)
     rows = newest_rows(store, study, model)
-    if pc.any(pc.is_in(rows["quantity"], value_set=pa.array(list(ANSWER_QUANTITIES)))).as_py():
-        return True
-    scores = store.read("scores", columns=["study", "model"])
-    own = pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))
-    return not pc.any(own).as_py() or unscored_units(store, study, model).num_rows > 0
+    of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
+    lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())
+    return not lacking & scored
 
 
 def answer_moments(

@@ -21,14 +21,14 @@ def estimated_version(store: Store, study: str, model: str) -> int | None:
 
 
 def newest_rows(store: Store, study: str, model: str) -> pa.Table:
-    """Return the quantities of the results of the newest events version under the newest plan."""
+    """Return split and quantity of the results of the newest events version under the newest plan."""
     rows = _under_newest_plan(store, study, model)
     return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
 
 
 def _under_newest_plan(store: Store, study: str, model: str) -> pa.Table:
     plan = find_plan(store, study, model)
-    results = store.read("results", columns=["study", "model", "events_version", "plan_sha256", "quantity"])
+    results = store.read("results", columns=["study", "model", "split", "events_version", "plan_sha256", "quantity"])
     wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
     same = [pc.is_in(results[name], value_set=pa.array([value], pa.string())) for name, value in wanted.items()]
     return results.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))

@@ -20,7 +20,7 @@ from flows.analysis.looks import with_looks
 from flows.analysis.parts import Analysis, Runner, in_sequence
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
-from flows.scores import known_answers
+from flows.scores import Scoring
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
@@ -48,7 +48,8 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
 
     """
     answers_alone = estimates_are_current(store, study, model)
-    if answers_alone and answers_are_current(store, study, model):
+    scoring = Scoring.stored(store, study, model)
+    if answers_alone and answers_are_current(store, study, model, scoring):
         return 0
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
@@ -73,7 +74,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         count = 0
         if frozen is not None and not answers_alone:
             count = calibrate_study(store, views, frozen, version, moments, seen)
-        answered = known_answers(store, study, model)
+        answered = scoring.answered
         rows = []
         for analysis in analyses:
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients

@@ -88,7 +88,7 @@ def _study_lines(
     from flows.frozen_plan import find_plan
     from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
-    from flows.scores import known_answers, unscored_units
+    from flows.scores import Scoring
     from schema.store.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
@@ -114,8 +114,9 @@ def _study_lines(
         yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
     units = _count_units(current)
     yield f"  derived: {units - left} of {units} units"
-    if answered := len(known_answers(store, study, model)):
-        unscored = unscored_units(store, study, model).num_rows
+    scoring = Scoring.stored(store, study, model)
+    if answered := len(scoring.answered):
+        unscored = scoring.unscored.num_rows
         lacking = f"; {unscored} units still to score (kvdrift analyze)" if unscored else ", all units scored"
         yield f"  answers: known of {answered} documents{lacking}"
     estimated = estimated_version(store, study, model)
@@ -130,7 +131,7 @@ def _study_lines(
     generate = ours and (bool(pending) or plan is None or (taken is not None and not taken.stopped))
     if generate:
         command = f"kvdrift run STUDY.toml --store {store.location}"
-    elif left or estimated != version or not answers_are_current(store, study, model):
+    elif left or estimated != version or not answers_are_current(store, study, model, scoring):
         command = f"kvdrift {'derive' if left else 'analyze'} {store.location}"
     elif not report_is_current(store, report_folder(store, study, model if several else None)):
         command = f"kvdrift report {store.location}"

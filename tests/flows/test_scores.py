@@ -19,10 +19,11 @@ from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
 from flows import scores, stages
+from flows.analysis.answers import answers_are_current
 from flows.analysis.stored import analyze_stored
 from flows.forecast import forecast
 from flows.material import _leave_unrecorded_scoring
-from flows.scores import known_answers, score_stored, unscored_units
+from flows.scores import Scoring, known_answers, score_stored
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
 from schema.store.store import Store, Unit
@@ -65,10 +66,16 @@ def unit(doc: str, action: str, first: int = 0, replicates: int = 6, revision: i
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store.create(tmp_path / "store")
+    return make_store(tmp_path / "store")
+
+
+def make_store(folder: Path, *development: str) -> Store:
+    """Documents with answers, some of them of the development split, and one without."""
+    made = Store.create(folder)
     documents = [
         dict.fromkeys(DOCUMENTS.columns) | {
-            "study": STUDY, "model": MODEL, "doc": doc, "split": "evaluation", "stratum": "n", "cluster": doc,
+            "study": STUDY, "model": MODEL, "doc": doc, "stratum": "n", "cluster": doc,
+            "split": "development" if doc in development else "evaluation",
             "task": "needle", "source": "embedded", "answers": list(document.answers),
         }
         for doc, document in DOCUMENTS_OF.items()
@@ -83,8 +90,16 @@ def score(store: Store) -> int:
     return score_stored(store, STUDY, MODEL)
 
 
+def scoring_of(store: Store) -> Scoring:
+    return Scoring.stored(store, STUDY, MODEL)
+
+
+def is_current(store: Store) -> bool:
+    return answers_are_current(store, STUDY, MODEL, scoring_of(store))
+
+
 def test_every_pair_is_scored_once_as_its_text_says(store: Store) -> None:
-    assert (unscored_units(store, STUDY, MODEL).num_rows, score(store), score(store)) == (8, 48, 0)
+    assert (scoring_of(store).unscored.num_rows, score(store), score(store)) == (8, 48, 0)
     events: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in store.read("events").to_pylist():
         events.setdefault((row["doc"], row["action"], row["replicate"]), []).append(row)
@@ -107,7 +122,7 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
     assert store.row_count("scores") == 12
     assert score(store) == 36
     store.append_units([unit("needle-1", "harsh", first=6, replicates=2)])
-    assert [row["first_replicate"] for row in unscored_units(store, STUDY, MODEL).to_pylist()] == [6]
+    assert [row["first_replicate"] for row in scoring_of(store).unscored.to_pylist()] == [6]
     assert (score(store), score(store)) == (2, 0)
 
 
@@ -162,6 +177,30 @@ def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> N
         assert estimated[action]["estimate"] == pytest.approx(shown[action]["lost"])
         assert estimated[action]["low"] <= estimated[action]["estimate"] <= estimated[action]["high"]
     assert shown["harsh"]["lost_share"] > shown["gentle"]["lost_share"]
+
+
+def test_answers_of_one_split_do_not_stand_for_those_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was scored when the first estimates were made is not all that there is."""
+    store = make_store(tmp_path / "store", "needle-0")
+    run_derivation(store.location)
+    assert is_current(store), "nothing is scored"
+    monkeypatch.setattr(scores, "_BATCH", 1)
+    with killed_in(monkeypatch, Heard, "advance"):
+        score_stored(store, STUDY, MODEL, progress=Heard())
+    analyze_stored(store, STUDY, MODEL)
+    assert (splits_with_answers(store), is_current(store)) == ({"development"}, True)
+    score(store)
+    assert not is_current(store)
+    assert analyze_stored(store, STUDY, MODEL) > 0
+    assert (splits_with_answers(store), is_current(store)) == ({"development", "evaluation"}, True)
+    assert analyze_stored(store, STUDY, MODEL) == 0
+
+
+def splits_with_answers(store: Store) -> set[str]:
+    rows = store.read("results")
+    return set(rows.filter(pc.is_in(rows["quantity"], pa.array([*ANSWER_QUANTITIES])))["split"].to_pylist())
 
 
 def right(doc: str, action: str, replicate: int, side: str) -> bool:
