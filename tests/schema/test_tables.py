@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from schema.store.store import Store
 from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
@@ -115,3 +118,30 @@ def test_delta_and_duckdb_give_each_schema_back(table: Table, tmp_path: Path) ->
     read = duckdb.connect().sql("select * from read_parquet($files)", params={"files": files}).to_arrow_table()
     assert read.column_names == list(table.columns)
     assert read.num_rows == 2
+
+
+def test_a_store_has_the_tables_that_delta_rs_would_make(tmp_path: Path) -> None:
+    """The store writes the first commits of local tables itself; only ids and times differ."""
+    Store.create(tmp_path / "ours")
+    for table in TABLES.values():
+        made = DeltaTable.create(
+            tmp_path / "theirs" / table.name, schema=table.schema, name=table.name, description=table.row,
+            configuration=DeltaTable(tmp_path / "ours" / table.name).metadata().configuration,
+            raise_if_key_not_exists=False,
+        )  # fmt: skip
+        assert made.version() == 0
+        assert first_actions(tmp_path / "ours" / table.name) == first_actions(tmp_path / "theirs" / table.name)
+        assert [path.name for path in (tmp_path / "ours" / table.name).rglob("*")] == ["_delta_log", f"{0:020d}.json"]
+
+
+def first_actions(table: Path) -> dict[str, Any]:
+    """What the first commit of a table does, without what differs from one table to the next."""
+    actions: dict[str, Any] = {}
+    for line in (table / "_delta_log" / f"{0:020d}.json").read_text().splitlines():
+        actions |= json.loads(line)
+    assert actions.pop("commitInfo")["operation"] == "CREATE TABLE"
+    declared = actions["metaData"]
+    assert len(declared.pop("id")) == 36
+    assert declared.pop("createdTime") > 0
+    declared["schemaString"] = json.loads(declared["schemaString"])
+    return actions

@@ -22,6 +22,7 @@ from schema.errors import InputError, KvdriftError, OperationError, first_line, 
 from schema.location import join
 from schema.locking import written
 from schema.store.commits import Commit
+from schema.store.delta.first_commit import write_first_commit
 from schema.store.delta.reading import TableReading
 from schema.store.delta.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.delta.table_log import CHECKPOINT_EVERY
@@ -64,28 +65,31 @@ class DeltaFolder(TableReading):
 
         """
         uri = join(self.location, table)
+        properties = {
+            VERSION_KEY: str(SCHEMA_VERSION),
+            "delta.appendOnly": "true",
+            # Results cite table versions; by default delta-rs would forget those older than 30 days.
+            "delta.enableExpiredLogCleanup": "false",
+            **_FORGETTING,
+            **_ROW_COUNTS_ALONE,
+        }
         try:
             if self._local:
                 make_folder(Path(uri))
             if not DeltaTable.is_deltatable(uri):
-                DeltaTable.create(
-                    uri,
-                    schema=TABLES[table].schema,
-                    name=table,
-                    description=TABLES[table].row,
-                    configuration={
-                        VERSION_KEY: str(SCHEMA_VERSION),
-                        "delta.appendOnly": "true",
-                        # Results cite table versions; by default delta-rs would forget those older than 30 days.
-                        "delta.enableExpiredLogCleanup": "false",
-                        **_FORGETTING,
-                        **_ROW_COUNTS_ALONE,
-                        **({} if self._local else _REMOTE_CHECKPOINTS),
-                    },
-                    raise_if_key_not_exists=False,  # the version key is ours
-                    # With retries, processes that make a table at once would make it again, one version up.
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                )
+                if self._local:
+                    write_first_commit(table, Path(uri), properties)
+                else:
+                    DeltaTable.create(
+                        uri,
+                        schema=TABLES[table].schema,
+                        name=table,
+                        description=TABLES[table].row,
+                        configuration=properties | _REMOTE_CHECKPOINTS,
+                        raise_if_key_not_exists=False,  # the version key is ours
+                        # With retries, processes that make a table at once would make it again, one version up.
+                        commit_properties=CommitProperties(max_commit_retries=0),
+                    )
                 self._make_durable(table)
                 return
         except (DeltaError, OSError) as error:
@@ -102,6 +106,7 @@ class DeltaFolder(TableReading):
             older = self._schema_version(table, loaded) < SCHEMA_VERSION
             lacking = lacking_columns(table, loaded)
             if not older and not lacking:
+                self._tables.give_back(table, loaded)
                 return
             # Without retries: a commit that came in between must not slip below this one unseen.
             alone = CommitProperties(max_commit_retries=0)

@@ -91,7 +91,8 @@ class TableLog:
         if self._durable < 0:
             first = self.checkpointed()
             self._sync_checkpoint()
-            side_by_side(sync, [self.folder.parent, self.folder.parent.parent])
+            for folder in (self.folder.parent, self.folder.parent.parent):  # threads would take longer
+                sync(folder)
         else:
             first = self._durable + 1
         side_by_side(sync, [self.file(version) for version in range(first, newest + 1)])
