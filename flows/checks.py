@@ -15,7 +15,7 @@ from generator.events import library_versions
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import local_configuration, local_folder
+from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.model_checks import check_model, check_placement
 from schema.errors import ControlError, InputError, OperationError
 from schema.store.store import Store
@@ -47,11 +47,12 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     else:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
-        named = local_folder(model.id) is None and not model.id.startswith((".", "/", "~"))
-        if run.offline and named and local_configuration(model.id, model.revision) is None:
+        location = model_location(model)
+        named = local_folder(location) is None and not location.startswith(("/", "~"))
+        if run.offline and named and local_configuration(location, model.revision) is None:
             unchecked.append("configuration and weights of the model")
         elif not _has_made_units(run) and not check_model(
-            model.id, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
+            location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
         ):
             unchecked.append("weights of the model")
     if run.material.nominal:  # the material refuses the rest
@@ -65,9 +66,10 @@ def _has_made_units(run: StudyRun) -> bool:
     Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
     """
     model, found = run.study.model, stored(run)
-    if found is None or not (run.offline or local_folder(model.id) is not None):
+    location = model_location(model)
+    if found is None or not (run.offline or local_folder(location) is not None):
         return False
-    weights = model_identity(model.id, model.revision).weights_sha256
+    weights = model_identity(location, model.revision).weights_sha256
     if weights is None:
         return False
     units = found.units(run.study.name, model.id)

@@ -141,7 +141,7 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
     if not own and study.several_models:
         own = rows  # another model of the same file differs in its model alone
     row = (own or rows)[0]
-    if row["study_sha256"] == study.sha256:
+    if row["study_sha256"] == study.sha256 or study.agrees_with(row["settings"]):
         return
     if row["settings"] is None:  # stored before settings were recorded
         asked = {"model.id": study.model.id, "study.horizon": study.study.horizon, "study.seed": study.study.seed}

@@ -18,7 +18,7 @@ from generator.finite.study_systems import exact_value_rows, study_systems, syst
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
 from generator.transformer.configuration import position_limit
 from generator.transformer.decoder import check_positions
-from generator.transformer.local_folders import local_configuration, local_folder
+from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
@@ -80,7 +80,7 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
 
         @cache
         def tokenizer() -> Any:
-            return load_tokenizer(study.model.id, revision=study.model.revision)
+            return load_tokenizer(model_location(study.model), revision=study.model.revision)
 
         for section in study.documents:
             made = _nominal_documents(section, study, tokenizer) if offline else None
@@ -97,9 +97,9 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
 
 def _check_lengths(material: Material, *, offline: bool) -> None:
     """Refuse prompts that are too long for the model, or too short for what an action must keep."""
-    model, limit = material.study.model, None
-    if not offline or local_configuration(model.id, model.revision) is not None:
-        limit = position_limit(model.id, revision=model.revision)
+    location, revision, limit = model_location(material.study.model), material.study.model.revision, None
+    if not offline or local_configuration(location, revision) is not None:
+        limit = position_limit(location, revision=revision)
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
             check_positions(document.doc, document.prompt_tokens, material.study.study.horizon, limit)
@@ -116,8 +116,9 @@ def _nominal_documents(
     chosen = choose_candidates(section, study.study.seed)
     if not SOURCES[section.source].reads_text:
         return None
-    local = local_folder(study.model.id) is not None
-    if local or local_configuration(study.model.id, study.model.revision) is not None:
+    location = model_location(study.model)
+    local = local_folder(location) is not None
+    if local or local_configuration(location, study.model.revision) is not None:
         try:
             tokenizer()
         except InputError:
@@ -203,7 +204,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         "revision": study.model.revision,
         "settings": study.settings,
         **asdict(study.window_values),
-    } | _unrecorded(store, study)
+    } | _recorded(store, study)
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
     rows = [
         _document_row(study.name, model, split, document) for split in SPLITS for document in material.of_split(split)
@@ -263,15 +264,17 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
     }
 
 
-def _unrecorded(store: Store, study: Study) -> dict[str, None]:
-    """The columns that came after the study's stored row, if there is one: they stay null in it.
+def _recorded(store: Store, study: Study) -> dict[str, Any]:
+    """What of the study's stored row stays as it is, if there is one: columns that came after it, which are null in it.
 
-    The row's ``study_sha256`` covers what they say, so they cannot say something else.
+    The row's ``study_sha256`` covers what they say, so they cannot say something else. It stays too where the study
+    file names the same systems by another path.
     """
     later = TABLES["studies"].defaults
     for row in store.read("studies").to_pylist():
         if (row["study"], row["model"]) == (study.name, study.model.id):
-            return {name: None for name in later if row[name] is None}
+            kept = ("study_sha256", "settings") if study.agrees_with(row["settings"]) else ()
+            return {name: None for name in later if row[name] is None} | {name: row[name] for name in kept}
     return {}
 
 

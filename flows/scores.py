@@ -91,7 +91,13 @@ class Scoring:
 
 
 def score_stored(
-    store: Store, study: str, model: str, *, revision: str | None = None, progress: Progress = SILENT
+    store: Store,
+    study: str,
+    model: str,
+    *,
+    revision: str | None = None,
+    location: str | None = None,
+    progress: Progress = SILENT,
 ) -> int:
     """Score the coupled pairs of a study and model that are not scored yet; return how many.
 
@@ -102,6 +108,7 @@ def score_stored(
         study: the study's name.
         model: the model's id.
         revision: the model's revision as the study file gives it.
+        location: where the model's files are, of a study file's model; by default what its id names here.
         progress: who is told how far the work is.
 
     Raises:
@@ -112,7 +119,7 @@ def score_stored(
     units = scoring.unscored
     if not units.num_rows:
         return 0
-    decode = text_decoder(model, revision=revision)
+    decode = text_decoder(model if location is None else location, revision=revision)
     if decode is None:
         progress.say(f"answers are not scored: the tokenizer of '{model}' cannot be loaded here")
         return 0

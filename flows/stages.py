@@ -25,6 +25,7 @@ from flows.planning.plan import decides_the_same, freeze_plan, make_plan
 from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.study_run import StudyRun
+from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import token_reader
 from schema.frozen_text import with_measured
 from schema.store.store import Store
@@ -92,7 +93,10 @@ def score(run: StudyRun) -> int:
 
     """
     model = run.study.model
-    done = score_stored(run.store, run.study.name, model.id, revision=model.revision, progress=run.progress)
+    place = None if model.kind == FINITE_STATE else model_location(model)
+    done = score_stored(
+        run.store, run.study.name, model.id, revision=model.revision, location=place, progress=run.progress
+    )
     if done:
         run.progress.say(f"scored {done} pairs against their documents' answers")
         refresh_catalog(run.store)
@@ -199,7 +203,7 @@ def report(run: StudyRun) -> Path:
     page = page_of(run)
     if not report_is_current(run.store, page.parent):
         model = run.study.model
-        text = None if model.kind == FINITE_STATE else token_reader(model.id, revision=model.revision)
+        text = None if model.kind == FINITE_STATE else token_reader(model_location(model), revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
             token_text=text, progress=run.progress, sides=run.sides(),

@@ -15,7 +15,7 @@ from flows.material import Material
 from flows.revisions import begun_revisions
 from flows.study_run import StudyRun
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from generator.transformer.local_folders import has_local_weights, local_configuration
+from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
 from schema.errors import KvdriftError
 from schema.store.revisions import newest_revisions
@@ -152,7 +152,8 @@ def _extents(found: Forecast) -> dict[str, Extent]:
 
 def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
     model = material.study.model
-    footprint = local_footprint(model.id, model.dtype, model.revision)
+    location = model_location(model)
+    footprint = local_footprint(location, model.dtype, model.revision)
     yield from _action_lines(material, footprint)
     if material.nominal:
         strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
@@ -160,7 +161,7 @@ def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int)
             f"  lengths are nominal in {', '.join(strata)}: a prompt has at most so many tokens, and retention goes by "
             "its own length, which is known once it is tokenized"
         )
-        positions = (local_configuration(model.id, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
+        positions = (local_configuration(location, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
         room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]
         if tight := [stratum for stratum in strata if nominal[stratum][0].prompt_tokens > room]:
             yield (
@@ -187,7 +188,7 @@ def _time_lines(
     if memory is not None and not memory.fits:
         yield "  time: not measured; there is too little memory"
         return
-    if not has_local_weights(model.id, model.revision):
+    if not has_local_weights(model_location(model), model.revision):
         yield "  time: needs the model's weights, which are not on this machine"
         return
     try:

@@ -22,6 +22,7 @@ from flows.generation.storing import Identities, stored_gpus
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
+from generator.transformer.local_folders import model_location
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.store.store import Store
 from schema.study import FINITE_STATE, Study
@@ -121,7 +122,7 @@ class ClusterGenerator:
         local = LocalGenerator()
         if study.model.kind == FINITE_STATE:
             return local.identify(study, required=required)
-        files = model_identity(study.model.id, study.model.revision)
+        files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
         return lambda action: files.of(action.selector)

@@ -17,7 +17,7 @@ from generator.identity import ActionIdentity
 from generator.model import Model
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.faults import slower
-from generator.transformer.local_folders import model_folder, weight_files
+from generator.transformer.local_folders import model_folder, model_location, weight_files
 from schema.progress import SILENT
 from schema.store.store import Unit
 from schema.study import FINITE_STATE, ModelSection, Study
@@ -104,7 +104,7 @@ class LocalGenerator:
         """
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
-        files = model_identity(study.model.id, study.model.revision)
+        files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             return self.model(study).identity
         return lambda action: files.of(action.selector)
@@ -140,7 +140,7 @@ def _is_small(study: Study) -> bool:
     model = study.model
     if model.kind == FINITE_STATE or model.device != "cpu":
         return False
-    folder = model_folder(model.id, model.revision)
+    folder = model_folder(model_location(model), model.revision)
     return folder is not None and sum(file.stat().st_size for file in weight_files(folder)) < _SMALL
 
 
@@ -154,7 +154,8 @@ def load_transformer(section: ModelSection) -> LoadedModel:
     from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
 
     return load_model(
-        section.id,
+        model_location(section),
+        name=section.id,
         device=section.device,
         dtype=section.dtype,
         revision=section.revision,

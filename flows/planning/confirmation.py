@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from generator.documents.registry import excluded_clusters
 from schema.errors import InputError, nearest
 from schema.store.store import Store
 from schema.study import Study, load_studies
+from schema.study.reading import read_content
 
 _SEEDS = 20  # that are tried
 
@@ -57,7 +57,7 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
         InputError: An action is unknown, the file is there already, or there are too few documents that were not seen.
 
     """
-    studies, content = load_studies(study_file), tomllib.loads(study_file.read_text(encoding="utf-8"))
+    studies, content = load_studies(study_file), read_content(study_file)
     _check_actions(studies, names, study_file)
     taken = {row["study"] for row in store.read("studies", columns=["study"]).to_pylist()}
     path = path or study_file.with_name(f"{_free_name(studies[0].name, taken)}.toml")
@@ -71,12 +71,14 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
     for section, part in zip(studies[0].documents, content["documents"], strict=True):
         if section.path is not None or section.exclude is not None:
             part["exclude"] = excluded.name
+        if section.path is not None and path.parent.absolute() != study_file.parent.absolute():
+            part["path"] = section.path
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / path.name
         seen = SeenDocuments.in_store(store)
         clusters = seen.clusters.union(*map(excluded_clusters, studies[0].documents))
         documents = _draw(content, draft, Path(folder) / excluded.name, path, seen, clusters)
-        files = {path: _comments(path, study_file, actions, store) + draft.read_text(encoding="utf-8")}
+        files = {path: _comments(path, study_file, actions, store) + _toml(content)}
         if any("exclude" in part for part in content["documents"]):
             files[excluded] = (draft.parent / excluded.name).read_text(encoding="utf-8")
     _write_new(files)
@@ -122,7 +124,7 @@ def _draw(
     Args:
         content: The study file's content.
         draft: The file to write it to.
-        excluded: The file to write the clusters to that are left out.
+        excluded: The file to write the clusters to that are left out; the draft names it.
         path: Where the study file will be.
         seen: What was seen.
         clusters: The clusters to leave out from the beginning.
@@ -139,7 +141,8 @@ def _draw(
     while seed <= first + _SEEDS:
         content["study"]["seed"] = seed
         excluded.write_text(json.dumps({"clusters": sorted(clusters)}, ensure_ascii=False, indent=1) + "\n", "utf-8")
-        draft.write_text(_toml(content), "utf-8")
+        there = [part | {"exclude": str(excluded)} if "exclude" in part else part for part in content["documents"]]
+        draft.write_text(_toml(content | {"documents": there}), "utf-8")
         documents, drawn, read = _met(draft, path, seen)
         if not (drawn or read):
             return documents
@@ -151,9 +154,8 @@ def _draw(
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
     """Make the draft's documents: how many there are, whether a drawn one was seen, and clusters of others seen."""
     count, drawn, read = 0, False, set[str]()
-    studies = load_studies(draft)
-    for study in studies:
-        evaluation = _evaluation(study.of_file(path, several_models=len(studies) > 1))
+    for study in load_studies(draft, path.parent):
+        evaluation = _evaluation(study)
         count = sum(map(len, evaluation.values()))
         for section in study.documents:
             met = seen.among(evaluation[section.stratum_name], study.study.seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from generator.finite.enumeration import exact_rows
@@ -26,8 +25,8 @@ def file_systems(study: Study) -> list[FiniteSystem] | None:
     Raises:
         InputError: The file is faulty.
     """
-    tables = study.model.tables
-    return None if tables is None else list(read_system_file(Path(tables).expanduser()).values())
+    file = study.model.tables_file
+    return None if file is None else list(read_system_file(file).values())
 
 
 def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
@@ -92,7 +91,7 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
 def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem]:
     """The file's systems in order, cut to the study's actions and horizon."""
     names, horizon = [action.name for action in study.actions], study.study.horizon
-    path = Path(str(study.model.tables)).expanduser()
+    path = study.model.tables_file
     for system in read:
         if system.horizon < horizon:
             raise InputError(

@@ -20,6 +20,7 @@ from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, Model
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.transformer.fingerprints import tokenizer_sha256
+from generator.transformer.local_folders import model_location
 from schema.document import Document
 from schema.errors import InputError, OperationError, nearest
 from schema.store.store import Unit
@@ -171,7 +172,7 @@ class EndpointPool:
     def _tokenizer(self, study: Study) -> str | None:
         model = study.model
         if model.id not in self._tokenizers:
-            self._tokenizers[model.id] = tokenizer_sha256(model.id, model.revision)
+            self._tokenizers[model.id] = tokenizer_sha256(model_location(model), model.revision)
         return self._tokenizers[model.id]
 
     def generate(

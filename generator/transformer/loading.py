@@ -29,7 +29,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 
 def load_model(
     model_id: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None,
-    device_map: str | None = None, logits_dtype: str | None = None,
+    device_map: str | None = None, logits_dtype: str | None = None, name: str | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model through transformers.
 
@@ -42,6 +42,7 @@ def load_model(
         revision: Of a Hugging Face id.
         device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
         logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
+        name: What the store calls the model, where a study file names its folder otherwise; ``model_id`` by default.
 
     Raises:
         InputError: Whatever ``check_model`` refuses, weights that do not fill the model or do not fit the GPUs, and
@@ -65,7 +66,7 @@ def load_model(
     with torch_threads(threads), whole_sums(device):
         rows = find_row_multiple(network)
     return LoadedModel(
-        id=model_id, network=network, device=device, dtype=dtype,
+        id=model_id if name is None else name, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype,

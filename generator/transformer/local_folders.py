@@ -6,6 +6,7 @@ Nothing is loaded or downloaded here.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from schema.errors import InputError
+from schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
@@ -37,6 +39,29 @@ def local_folder(model_id: str) -> Path | None:
         return folder if folder.is_dir() else None
     except (RuntimeError, OSError):  # the home folder of a user who does not exist; a name longer than files have
         return None
+
+
+def model_location(section: ModelSection) -> str:
+    """Return where a study file's transformer is: an absolute path, a Hugging Face id or the embedded model's.
+
+    A relative path begins at the study file's folder. The store calls the model what the file calls it.
+
+    Raises:
+        InputError: The working folder has a folder of this name, and the study file's folder has none.
+    """
+    written, folder = section.id, section.folder
+    if folder is None or written == EMBEDDED_ID or written.startswith(("/", "~")):
+        return written
+    beside = os.path.normpath(folder / written)
+    if local_folder(beside) is not None:
+        return beside
+    if local_folder(written) is not None:
+        raise InputError(
+            f"model.id = '{written}': paths begin at the study file's folder, {folder}, and only the working folder "
+            f"has this one; write '{os.path.relpath(Path(written).absolute(), folder)}', or move the study file here "
+            "to go on with a store that knows the model by this name"
+        )
+    return beside if written.startswith(".") else written
 
 
 def model_source(model_id: str) -> str:

@@ -1,0 +1,83 @@
+"""What is wrong in a study file, in one line: where, what, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from schema.errors import nearest
+
+
+def explained(problems: list[Any], whole: type[BaseModel]) -> str:
+    """Make one line of pydantic's problems with a study file.
+
+    Args:
+        problems: the problems, as pydantic lists them.
+        whole: what the whole file should be.
+
+    """
+    # A misspelled key is reported as missing, too; the unknown key is the one to correct.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    location = problem["loc"]
+    where = _place(location)
+    if problem["type"] == "extra_forbidden":
+        known = _section_at(location[:-1], whole).model_fields
+        return f"{where}: unknown key; {nearest(str(location[-1]), known)}"
+    if problem["type"] == "missing":
+        section = _section_at(location[:-1], whole)
+        unknown = set(problem["input"]) - set(section.model_fields)
+        return missing(section, _place(location[:-1]), str(location[-1]), unknown)
+    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _place(p["loc"]) == where]
+    return f"{where} = {problem['input']!r}: should be {' or '.join(dict.fromkeys(messages))}"
+
+
+def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = ()) -> str:
+    """Make the line for a key that is missing, or misspelled as one of the ``unknown`` keys beside it.
+
+    Args:
+        section: the section that the key belongs to.
+        where: the section's place in the file; empty for the whole file.
+        name: the key.
+        unknown: keys that are there and that the section does not have.
+
+    """
+    place = f"{where}." if where else ""
+    for key in unknown:
+        if difflib.get_close_matches(key, [name]):
+            return f"{place}{key}: unknown key; did you mean '{name}'?"
+    field = section.model_fields[name]
+    right = f"write {name} = {_toml(field.examples[0])}, say" if field.examples else f"write a section {_heading(name)}"
+    said = (field.description or "").removesuffix(".")
+    return f"{place}{name}: missing; {right}{f' ({said})' if said else ''}"
+
+
+def _heading(name: str) -> str:
+    return f"[[{name}]]" if name in {"documents", "actions"} else f"[{name}]"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Write a place as in ``actions[0].keep``; pydantic's names of types in it are left out."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part not in ("int", "float", "str", "bool") and not part.startswith(("literal", "constrained")):
+            text += f".{part}" if text else part
+    return text
+
+
+def _section_at(location: tuple[int | str, ...], whole: type[BaseModel]) -> type[BaseModel]:
+    """The section at a place; of a list of sections, what is listed."""
+    if not location:
+        return whole
+    annotation: Any = whole.model_fields[str(location[0])].annotation
+    section: type[BaseModel] = next(iter(get_args(annotation)), annotation)
+    return section

@@ -1,0 +1,98 @@
+"""``[model]``: what is measured, and how it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, PrivateAttr
+
+from schema.errors import InputError
+from schema.study.section import Section, meaning
+
+TRANSFORMER: Final = "transformer"
+FINITE_STATE: Final = "finite-state"
+
+
+class ModelSection(Section):
+    """``[model]``: a transformer and how it is run; or finite-state systems, drawn or read.
+
+    ``id`` is the model's name in the store, as the study file writes it; ``generator.transformer.local_folders`` finds
+    the folder that it names.
+    """
+
+    id: Annotated[
+        str,
+        meaning(
+            'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. Of '
+            "finite-state systems a name of your own.",
+            example="kvdrift/tiny",
+        ),
+    ]
+    kind: Annotated[
+        Literal["transformer", "finite-state"],
+        meaning('"finite-state" is of systems whose laws are known for every history.'),
+    ] = TRANSFORMER
+    family: Annotated[
+        Literal["mixture"] | None, meaning("The published family that finite-state systems are drawn from.")
+    ] = None
+    alphabet: Annotated[
+        Annotated[int, Field(ge=2, le=64)] | None, meaning("How many tokens systems of a family have.", "tokens")
+    ] = None
+    tables: Annotated[
+        str | None, meaning("A JSON file of finite-state systems, in place of `family` and `alphabet`.")
+    ] = None
+    device: Annotated[str, meaning('Where the model computes: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"
+    device_map: Annotated[
+        Literal["auto"] | None, meaning('"auto" spreads the layers over all GPUs, in place of one `device`.')
+    ] = None
+    mixed_gpus: Annotated[
+        bool,
+        meaning("Whether units of one store may be made on unlike GPUs, whose arithmetic can differ in the last bits."),
+    ] = False
+    dtype: Annotated[str, meaning('What the model computes in: "float32", "bfloat16" or "float16".')] = "float32"
+    logits_dtype: Annotated[
+        Literal["float32"] | None, meaning('"float32" keeps logits from being rounded to a `dtype` of 16 bits.')
+    ] = None
+    revision: Annotated[
+        str | None, meaning("Branch, tag or commit of a Hugging Face id; its main branch by default.")
+    ] = None
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The study file's folder, where relative paths begin; None without a file."""
+        return self._folder
+
+    @property
+    def tables_file(self) -> Path | None:
+        """The file that ``tables`` names, from the study file's folder on; None where systems are drawn."""
+        if self.tables is None:
+            return None
+        return (self._folder or Path()) / Path(self.tables).expanduser()
+
+    def of_folder(self, folder: Path) -> None:
+        """Say in which folder the study file is."""
+        self._folder = folder
+
+    @property
+    def finite(self) -> bool:
+        """Whether the laws are known for every history."""
+        return self.kind == FINITE_STATE
+
+    def check(self) -> None:
+        """Check that the keys go together.
+
+        Raises:
+            InputError: A key belongs to another kind of model, or excludes another one.
+
+        """
+        given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
+        if not self.finite and given:
+            raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')
+        if self.finite and given not in (["family", "alphabet"], ["tables"]):
+            raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
+        if self.finite and self.logits_dtype is not None:
+            raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
+        if self.device_map is not None and self.device != "cpu":
+            raise InputError("model.device: device_map chooses the devices; write one of the two")

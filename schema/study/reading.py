@@ -1,0 +1,101 @@
+"""Reading a study file. The paths in it begin at its own folder, wherever the command runs."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from schema.errors import InputError
+from schema.location import check_regular
+from schema.study.mistakes import explained
+from schema.study.whole import Study, check_distinct
+
+_READ_PATHS = ("path", "exclude")  # of [[documents]]
+
+
+def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
+    """Read and validate a study file.
+
+    Args:
+        path: the file.
+        folder: where the paths in it begin, and modules of its own are found; its own folder by default.
+
+    Returns:
+        One study for ``[model]``; or one for each ``[[model]]``, equal but for the model.
+
+    Raises:
+        InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown
+            key, the nearest known one.
+
+    """
+    content, folder = read_content(path), (path.parent if folder is None else folder).absolute()
+    try:
+        content = _with_absolute_paths(content, folder)
+        models = content.get("model")
+        several = models if isinstance(models, list) and models else [models]
+        studies = [Study.model_validate(content if one is None else content | {"model": one}) for one in several]
+        check_distinct("models", [study.model.id for study in studies])
+        for study in studies:
+            study.of_folder(folder, several_models=len(studies) > 1)
+            if study.model.tables is not None:
+                _from_folder(folder, study.model.tables, "model.tables")  # settings have it as it is written
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise InputError(f"{path}: {explained(error.errors(), Study)}") from None
+    return studies
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Read a study file's content as it is written.
+
+    Raises:
+        InputError: The file cannot be read, or is not TOML.
+
+    """
+    check_regular(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such study file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+
+
+def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content with absolute paths in its documents, as far as it has any; the rest is for the schema to refuse."""
+    documents = content.get("documents")
+    if not isinstance(documents, list):
+        return content
+    made = []
+    for number, part in enumerate(documents):
+        given = [name for name in _READ_PATHS if isinstance(part, dict) and isinstance(part.get(name), str)]
+        paths = {name: _from_folder(folder, part[name], f"documents[{number}].{name}") for name in given}
+        made.append(part | paths if given else part)
+    return content | {"documents": made}
+
+
+def _from_folder(folder: Path, written: str, where: str) -> str:
+    """A path of the file, from the file's folder on; refused where only the working folder has it."""
+    path = expanded(written)
+    found = folder / path
+    if not found.exists() and path.exists():
+        raise InputError(
+            f"{where} = '{written}': paths begin at the study file's folder, {folder}; write "
+            f"'{os.path.relpath(path.absolute(), folder)}'"
+        )
+    return str(found)
+
+
+def expanded(written: str) -> Path:
+    """Return a path with ``~`` as the home folder; as it is where there is no such user."""
+    try:
+        return Path(written).expanduser()
+    except RuntimeError:
+        return Path(written)

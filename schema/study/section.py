@@ -1,0 +1,40 @@
+"""What the sections of a study file have in common: strict values, and a meaning for every key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A section of a study file: keys that it does not have are refused, and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def meaning(text: str, unit: str | None = None, example: Any = None) -> Any:
+    """Return what is said of a key, in the reference, in the comments of new files, and where the key is missing.
+
+    Args:
+        text: what the key means.
+        unit: the unit of its value, where that has one.
+        example: a value, for a key that has no default.
+
+    """
+    return Field(
+        description=text,
+        examples=None if example is None else [example],
+        json_schema_extra=None if unit is None else {"unit": unit},
+    )
+
+
+def values_of(section: Section, later: Collection[str]) -> dict[str, Any]:
+    """Return a section's values without ``later`` keys at their default, which must not change older hashes."""
+    defaults = {name: type(section).model_fields[name].default for name in later}
+    values = section.model_dump()
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

@@ -1,0 +1,167 @@
+"""A whole study, and the checks that need several of its sections."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from schema.errors import InputError, nearest
+from schema.study.actions import CONTROL_ACTION, ActionSection
+from schema.study.documents import DocumentsSection
+from schema.study.horizon import StudySection, WindowsSection
+from schema.study.mistakes import missing
+from schema.study.model import FINITE_STATE, ModelSection
+from schema.study.plan import PlanSection
+from schema.study.section import Section, meaning, values_of
+from schema.windows import Windows
+
+POOLED = "pooled"
+
+
+class Study(Section):
+    """A whole study file."""
+
+    study: Annotated[StudySection, meaning("What the study is called, and how far continuations are compared.")]
+    model: Annotated[ModelSection, meaning("What is measured, and how it is run.")]
+    documents: Annotated[
+        list[DocumentsSection],
+        Field(min_length=1),
+        meaning("The prompts of a stratum, and how many; one such section for each stratum."),
+    ]
+    actions: Annotated[
+        list[ActionSection],
+        Field(min_length=1),
+        meaning("An eviction policy and how much it keeps; one such section for each."),
+    ]
+    plan: Annotated[PlanSection, meaning("What the study must answer, and what fixes its size.")]
+    windows: Annotated[
+        WindowsSection, meaning("The windows that quantities are taken over, where they should not follow from H.")
+    ] = WindowsSection()
+    _several_models: bool = PrivateAttr(default=False)
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.model.check()
+        self._check_documents()
+        self._check_actions()
+        self._check_plan()
+        _ = self.window_values
+        return self
+
+    def _check_documents(self) -> None:
+        for number, section in enumerate(self.documents):
+            where = f"documents[{number}]"
+            if (section.source == FINITE_STATE) != self.model.finite:
+                raise InputError(f"{where}.source = '{section.source}': not a source of a {self.model.kind} model")
+            if self.model.finite and section.length:
+                raise InputError(f"{where}.length: unknown key; finite-state systems have no prompt")
+            if self.model.finite and section.exclude is not None:
+                raise InputError(f"{where}.exclude: unknown key; finite-state systems have no clusters")
+            if not self.model.finite and not section.length:
+                raise InputError(missing(DocumentsSection, where, "length"))
+            which, parts = section.part_of_clusters
+            if which > parts:
+                raise InputError(f"{where}.part = '{section.part}': write 1/{parts} to {parts}/{parts}")
+        strata = [section.stratum_name for section in self.documents]
+        check_distinct("strata", strata)
+        if POOLED in strata:
+            raise InputError(f"strata: '{POOLED}' is the name of the rows that pool them; choose another")
+
+    def _check_actions(self) -> None:
+        for number, action in enumerate(self.actions):
+            action.check_kind(f"actions[{number}]", finite=self.model.finite)
+        names = [action.name for action in self.actions]
+        check_distinct("actions", names)
+        if CONTROL_ACTION in names:
+            raise InputError(f"actions: kvdrift adds the control '{CONTROL_ACTION}' to every study; remove it")
+        for action in self.actions:
+            try:
+                _ = action.retention
+            except InputError as error:
+                raise InputError(f"action '{action.name}': {error}") from None
+
+    def _check_plan(self) -> None:
+        names = [action.name for action in self.actions]
+        if self.plan.baseline not in names:
+            hint = nearest(self.plan.baseline, names)
+            raise InputError(f"plan.baseline = '{self.plan.baseline}': no such action; {hint}")
+        least = min(part.evaluation for part in self.documents)
+        if self.plan.documents != "auto" and self.plan.documents > least:
+            raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
+        low, high = self.plan.replicates_between
+        if low > high:
+            raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")
+        self.plan.check_stopping()
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.study.name
+
+    @property
+    def several_models(self) -> bool:
+        """Whether the file names several models, each with a ``Study`` of its own."""
+        return self._several_models
+
+    @property
+    def folder(self) -> Path | None:
+        """The study file's folder, an absolute path, where modules of one's own are found; None without a file."""
+        return self._folder
+
+    def of_folder(self, folder: Path, *, several_models: bool) -> None:
+        """Say which folder the study file is in, an absolute path, and whether it names several models."""
+        self._folder, self._several_models = folder, several_models
+        self.model.of_folder(folder)
+
+    @cached_property
+    def window_values(self) -> Windows:
+        """All windows; those that ``[windows]`` does not set scale with the horizon."""
+        return Windows.of(self.study.horizon, **self.windows.model_dump())
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of ``settings``."""
+        return hashlib.sha256(self.settings.encode()).hexdigest()
+
+    @cached_property
+    def settings(self) -> str:
+        """What decides the events, as JSON: horizon, seed, model and document sources (actions may be added later)."""
+        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype"))
+        del model["mixed_gpus"]  # a permission: each unit says which GPU made it
+        deciding = {
+            "study": self.study.model_dump(),
+            "model": model,
+            # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
+            "documents": [
+                part.model_dump(exclude={"development", "evaluation", "path", "exclude"}) for part in self.documents
+            ],
+        }
+        return json.dumps(deciding, sort_keys=True)
+
+    def agrees_with(self, settings: str | None) -> bool:
+        """Whether stored settings are those of the study; a file that lies elsewhere now is known by what is in it."""
+        return settings is not None and _without_tables(settings) == _without_tables(self.settings)
+
+
+def _without_tables(settings: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(settings)
+    content["model"].pop("tables", None)
+    return content
+
+
+def check_distinct(what: str, names: list[str]) -> None:
+    """Check that names are given once.
+
+    Raises:
+        InputError: One is given several times.
+
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")

@@ -1,0 +1,113 @@
+"""Study files: hashes that stay, paths that begin at the file's folder, and lines that say what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.house import ROOT
+from fixtures.refusals import refused
+from fixtures.small_study import write_study
+from fixtures.study_files import load_study
+
+from schema.study import load_studies
+
+SHA256 = {
+    "finite_state": ["56b75f749ce9f7ec2fe72fac92d85edc143f5a992cc47734c04827fca0450935"],
+    "paper_first": [
+        "a90b71b6c20fbf9adeca15dcc4e7e56a077f0a9ad51fc5d21ed1d9e22aded46f",
+        "b3b44c1f427d47f73bd99ef94cf6f29c9eb3176e37bcb75dd88f40b7df9ccd1d",
+    ],
+    "paper_retention90": [
+        "9d48eb872fb054d0f9da8eaf9e917a84dbeb02f6c0e9cbb79e1d0af764a8b9f6",
+        "64ac5c1f62ed590170ca7d2c2447a07845e01d69425c13561edeb26fd67b0eb8",
+    ],
+    "quickstart": ["9c6340e84f153df8a66ac0da30185afec5577cc328da704191d7d5de3735242b"],
+    "residual_branching": ["6b25d20589e7218632d97238d8c934716a0de9e35ab00d74a14fd0e4c22e563b"],
+}
+TABLES = ('family = "mixture"\nalphabet = 2', 'tables = "laws/systems.json"')
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_hashes_of_studies_stay(name: str) -> None:
+    """Stores have them: another one makes a store refuse its own study file."""
+    assert [study.sha256 for study in load_studies(ROOT / "studies" / f"{name}.toml")] == SHA256[name]
+
+
+def test_a_file_of_systems_that_moved_is_known_by_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path is part of the hash of a study, which older stores have as it was written then."""
+    monkeypatch.chdir(tmp_path)
+    moved = load_study(ROOT / "studies" / "sharp_interval.toml")
+    text = (ROOT / "studies" / "sharp_interval.toml").read_text()
+    path = tmp_path / "older.toml"
+    path.write_text(text.replace('"sharp_interval.json"', '"studies/sharp_interval.json"'))
+    older = load_study(path)
+    assert older.sha256 == "a85f9fb15f1758be195246557777ef8e85a0d321c8562feb19942f9e45918ea2"
+    assert moved.sha256 != older.sha256
+    assert moved.agrees_with(older.settings)
+    assert not moved.agrees_with(older.settings.replace('"horizon": 6', '"horizon": 7'))
+    assert not moved.agrees_with(None)
+
+
+@pytest.mark.parametrize("working", [".", "studies", ".."])
+def test_paths_begin_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, working: str) -> None:
+    folder = tmp_path / "here" / "studies"
+    (folder / "laws").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / working)
+    study = load_study(write_finite_study(folder, TABLES))
+    assert study.model.tables_file == folder / "laws" / "systems.json"
+    assert study.model.tables == "laws/systems.json"
+    changes = (
+        'source = "embedded"\ntasks = ["needle"]',
+        'source = "jsonl"\npath = "../data/x.jsonl"\nexclude = "seen.json"',
+    )
+    part = load_study(write_study(folder, changes)).documents[0]
+    assert (part.path, part.exclude) == (f"{folder}/../data/x.jsonl", f"{folder}/seen.json")
+    changes = (changes[0], changes[1].replace("../data", "~").replace("seen.json", "/seen.json"))
+    part = load_study(write_study(folder, changes)).documents[0]
+    assert (part.path, part.exclude) == (str(Path("~/x.jsonl").expanduser()), "/seen.json")
+
+
+def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "x.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    path = write_study(
+        tmp_path / "studies", ('source = "embedded"\ntasks = ["needle"]', 'source = "jsonl"\npath = "x.jsonl"')
+    )
+    assert refused(load_studies, path) == (
+        f"{path}: documents[0].path = 'x.jsonl': paths begin at the study file's folder, {tmp_path}/studies; write "
+        "'../x.jsonl'"
+    )
+    (tmp_path / "laws").mkdir()
+    (tmp_path / "laws" / "systems.json").touch()
+    assert "model.tables = 'laws/systems.json': paths begin" in refused(
+        load_studies, write_finite_study(tmp_path / "studies", TABLES)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (How many tokens a prompt has at most; a study of transformers needs it)"),
+        (('name = "small"\n', ""), 'study.name: missing; write name = "my-study", say'),
+        (('primary = ["gap", "mismatch"]\n', ""), 'plan.primary: missing; write primary = ["gap"], say'),
+        (('keep = "1/2"\n', ""), 'actions[0].keep: missing; write keep = "1/2", say'),
+        (('[[documents]]\nsource = "embedded"\ntasks = ["needle"]', '[[documents]]\ntasks = ["needle"]'), 'documents[0].source: missing; write source = "embedded", say'),
+        (('[model]\nid = "kvdrift/tiny"\n', ""), "model: missing; write a section [model]"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_with_what_would_be_right(tmp_path: Path, change: tuple[str, str], line: str) -> None:
+    assert line in refused(load_studies, write_study(tmp_path, change))
+
+
+@pytest.mark.parametrize("documents", ["documents = 3", "documents = [3]", 'documents = "x"', "[documents]\npath = 3"])
+def test_sections_of_another_kind_are_one_line(tmp_path: Path, documents: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(documents)
+    assert refused(load_studies, path).startswith(f"{path}: ")
