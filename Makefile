@@ -47,9 +47,10 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 
-# The reference of commands, from the commands' own help.
+# The references of commands and of study files, from the commands' own help and from the schema.
 docs: $(STAMP)
 	$(BIN)/python -m kvdrift.reference > docs/commands.md
+	$(BIN)/python -m kvdrift.study_files.reference > docs/study-file.md
 
 # The documents as a site, site/index.html; a warning fails it, and nothing is fetched. Its search needs a server, which
 # `.venv/bin/mkdocs serve` is.

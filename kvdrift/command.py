@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 import kvdrift
 from kvdrift.commands.check import check
 from kvdrift.commands.compact import compact
-from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
 from kvdrift.commands.ingest import ingest
@@ -25,6 +24,8 @@ from kvdrift.commands.run import run
 from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
+from kvdrift.commands.studies.confirm import confirm
+from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.exit_codes import failure_code
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for function in (
+    init,
     run,
     serve,
     status,

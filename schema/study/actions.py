@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import ConfigDict
+from pydantic.json_schema import SkipJsonSchema
 
 from schema.errors import InputError
 from schema.retention import Retention
@@ -29,17 +30,19 @@ class ActionSection(Section):
     selector: Annotated[
         str,
         meaning(
-            'The policy that chooses what is kept: a name below, `module:Class` of your own, or "kvpress:NAME".',
+            "The policy that chooses what is kept: one of `kvdrift list selectors`, or `module:Class` of your own.",
             example="snapkv",
+            needed=True,
         ),
     ] = FINITE_STATE
     keep: Annotated[
-        int | str | float,  # a float is refused by Retention, which says what to write instead
+        int | str | SkipJsonSchema[float],  # a float is refused by Retention, which says what to write instead
         meaning(
             'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", or '
             '"all".',
             "entries",
             example="1/2",
+            needed=True,
         ),
     ] = "all"
 

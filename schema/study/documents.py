@@ -19,7 +19,7 @@ class DocumentsSection(Section):
     source: Annotated[
         str,
         meaning(
-            'Where prompts come from: "embedded", "ruler", "helmet", "jsonl", or "finite-state" where the model is.',
+            'Where prompts come from: "embedded", "ruler", "helmet" or "jsonl"; "finite-state" for such a model.',
             example="embedded",
         ),
     ]
@@ -27,7 +27,7 @@ class DocumentsSection(Section):
     length: Annotated[
         int,
         Field(ge=0),
-        meaning("How many tokens a prompt has at most; a study of transformers needs it.", "tokens", example=768),
+        meaning("How many tokens a prompt has at most.", "tokens", example=768, needed=True),
     ] = 0
     development: Annotated[
         int,

@@ -30,7 +30,7 @@ class PlanSection(Section):
     replicates: Annotated[
         Literal["auto"] | Positive,
         meaning('K: pairs of continuations of a document and action; "auto" chooses it from the development documents.',
-                "replicates"),
+                "pairs"),
     ] = "auto"  # fmt: skip
     documents: Annotated[
         Literal["auto"] | Positive,
@@ -45,12 +45,12 @@ class PlanSection(Section):
         ),
     ] = PLAIN
     development_replicates: Annotated[
-        int, Field(ge=2), meaning("Pairs of continuations of a development document and action.", "replicates")
+        int, Field(ge=2), meaning("Pairs of continuations of a development document and action.", "pairs")
     ] = 16
     replicates_between: Annotated[
         tuple[Positive, Positive],
         Field(strict=False),
-        meaning('The least and the most K that "auto" may choose.', "replicates"),
+        meaning('The least and the most K that "auto" may choose.', "pairs"),
     ] = (16, 64)
     documents_at_least: Annotated[Positive, meaning('The least N that "auto" may choose.', "documents")] = 2
     target_half_width: Annotated[

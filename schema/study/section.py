@@ -17,19 +17,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def meaning(text: str, unit: str | None = None, example: Any = None) -> Any:
+def meaning(text: str, unit: str | None = None, example: Any = None, *, needed: bool = False) -> Any:
     """Return what is said of a key, in the reference, in the comments of new files, and where the key is missing.
 
     Args:
         text: what the key means.
         unit: the unit of its value, where that has one.
         example: a value, for a key that has no default.
+        needed: whether transformers need the key, though it has a default for others.
 
     """
     return Field(
         description=text,
         examples=None if example is None else [example],
-        json_schema_extra=None if unit is None else {"unit": unit},
+        json_schema_extra={**({"unit": unit} if unit else {}), **({"needed": True} if needed else {})} or None,
     )
 
 

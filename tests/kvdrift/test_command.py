@@ -44,7 +44,7 @@ COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "anal
         ([('selector = "recent"', 'selector = "recent"\nwindow = 32')], "selector 'recent' has no parameter 'window'; it takes sinks"),
         ([('keep = "1/2"', "keep = 0.5")], "keep = 0.5: write an integer, an exact fraction"),
         ([('keep = "1/2"', "keep = 50")], "retains 50 of"),
-        ([('id = "kvdrift/tiny"', 'id = "./nowhere"')], "model.id = './nowhere': no such folder"),
+        ([('id = "kvdrift/tiny"', 'id = "./nowhere"')], "/nowhere': no such folder"),
         ([('source = "embedded"', 'source = "embeded"')], "unknown source 'embeded'; did you mean 'embedded'?"),
         ([('tasks = ["needle"]', 'tasks = ["needles"]')], "unknown task 'needles'; did you mean 'needle'?"),
         ([("length = 384", "length = 385")], "length 385: the embedded source has the lengths 384, 768, 1536"),

@@ -1,0 +1,50 @@
+"""``kvdrift init``: a new study file, with a comment to each key."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
+    model: Annotated[
+        str, typer.Option("--model", metavar="ID", help="A folder or a Hugging Face id; by default the embedded model.")
+    ] = "kvdrift/tiny",
+    documents: Annotated[
+        Path | None,
+        typer.Option("--documents", metavar="FILE", help="Prompts of your own: JSON Lines with id and prompt."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="NAME", help="Prompts of a task (kvdrift list tasks); repeat it for several."),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="TOKENS", min=1, help="The most tokens of a prompt.")
+    ] = None,
+    action: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--action",
+            metavar="NAME=SELECTOR:KEEP",
+            help="An action, as in half=snapkv:1/2; repeat it for several, the baseline first.",
+        ),
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option("--horizon", metavar="H", min=1, help="How many tokens are compared; 64 by default.")
+    ] = None,
+) -> None:
+    """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
+
+    Without options it compares two actions of the embedded model, which needs no download.
+    """
+    from kvdrift.study_files.new_study import new_study, write_study
+
+    write_study(study, new_study(study, model, documents, task or [], length, action or [], horizon))
+    named = shlex.quote(str(study))
+    typer.echo(f"wrote {study}")
+    typer.echo(f"what it would do and take: kvdrift run {named} --dry-run")
+    typer.echo(f"to the report:             kvdrift run {named}")

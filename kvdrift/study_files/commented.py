@@ -1,0 +1,92 @@
+"""A new study file, with a comment to each key from the schema's own words."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvdrift.study_files.keys import Heading, headings, toml
+
+_WIDTH = 100
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a new study file is to say; the rest has its defaults.
+
+    Attributes:
+        study: Values of ``[study]``.
+        model: Values of ``[model]``.
+        documents: Values of each stratum.
+        actions: Values of each action; the first is the baseline.
+        remarks: What is to be said at a section's head, by the section's name.
+
+    """
+
+    study: Table
+    model: Table
+    documents: Sequence[Table]
+    actions: Sequence[Table]
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Table:
+        """Values of ``[plan]``: a small study first, whose size the development documents decide."""
+        return {
+            "baseline": self.actions[0]["name"],
+            "primary": ["gap", "exposure_term"] if len(self.actions) > 1 else ["mismatch"],
+            "replicates": 16,
+            "documents": "auto",
+            "development_replicates": 16,
+            "target_half_width": 0.06,
+            "alpha": 0.05,
+        }
+
+
+def commented_study(draft: Draft, file_name: str) -> str:
+    """Write a study file's text, in which every key is explained where it stands first.
+
+    Args:
+        draft: What the file is to say.
+        file_name: What the file is called, for the commands in its head.
+
+    """
+    known = headings()
+    tables: dict[str, Sequence[Table]] = {
+        "study": [draft.study], "model": [draft.model], "documents": draft.documents, "actions": draft.actions,
+        "plan": [draft.plan],
+    }  # fmt: skip
+    head = [
+        "Written by kvdrift init. What the study would do and take, and then the study itself:",
+        f"  kvdrift run {file_name} --dry-run",
+        f"  kvdrift run {file_name}",
+        "docs/study-file.md has all keys. Paths begin at this file's folder.",
+    ]
+    parts = ["".join(f"# {line}\n" for line in head)]
+    for name, several in tables.items():
+        parts += _section(known[name], several, draft.remarks.get(name))
+    return "\n".join(parts)
+
+
+def _section(heading: Heading, tables: Iterable[Table], remark: str | None) -> list[str]:
+    explained: set[str] = set()
+    parts = []
+    for number, table in enumerate(tables):
+        said = " ".join([heading.meaning, *([remark] if remark else [])]) if not number else ""
+        lines = [*_comment(said), heading.title]
+        for name, value in table.items():
+            key = heading.keys.get(name)
+            if key is not None and name not in explained:
+                unit = f" Unit: {key.unit}." if key.unit and key.unit not in key.meaning else ""
+                lines += ["", *_comment(key.meaning + unit)] if explained else _comment(key.meaning + unit)
+                explained.add(name)
+            lines.append(f"{name} = {toml(value)}")
+        parts.append("\n".join(lines) + "\n")
+    return parts
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text.replace("`", ""), _WIDTH - 2)]

@@ -1,0 +1,106 @@
+"""The keys of a study file's sections, as the schema declares them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from schema.study import Study
+from schema.study.section import Section
+
+_KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
+_EXPONENT = 63
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a section.
+
+    Attributes:
+        name: The key.
+        kind: Which values it takes, in words.
+        default: Its default as TOML; None where it has none, or where to leave it out says something of its own.
+        required: Whether a study of transformers needs it.
+        unit: The unit of its value; empty where it has none.
+        meaning: What it means, in sentences.
+
+    """
+
+    name: str
+    kind: str
+    default: str | None
+    required: bool
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A section: ``[plan]``, or ``[[actions]]`` of which there may be several.
+
+    Attributes:
+        name: The section's name.
+        title: How it begins in the file.
+        meaning: What it says.
+        keys: Its keys, by name, in the schema's order.
+
+    """
+
+    name: str
+    title: str
+    meaning: str
+    keys: dict[str, Key]
+
+
+def headings() -> dict[str, Heading]:
+    """Return the sections of a study file, by name and in the file's order."""
+    found = {}
+    for name, field in Study.model_fields.items():
+        listed = get_args(field.annotation)
+        section: type[Section] = listed[0] if listed else field.annotation
+        title = f"[[{name}]]" if listed else f"[{name}]"
+        found[name] = Heading(name, title, field.description or "", keys_of(section))
+    return found
+
+
+def keys_of(section: type[Section]) -> dict[str, Key]:
+    """Return the keys of a section, by name."""
+    schema = section.model_json_schema()
+    required = set(schema.get("required", ()))
+    return {name: _key(name, key, required=name in required) for name, key in schema["properties"].items()}
+
+
+def toml(value: Any) -> str:
+    """Write a plain value as TOML, which has JSON's texts, numbers, lists and truth values."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str, schema: dict[str, Any], *, required: bool) -> Key:
+    needed = required or bool(schema.get("needed"))
+    default = None if needed or schema.get("default") is None else toml(schema["default"])
+    return Key(name, _kind(schema), default, needed, schema.get("unit", ""), schema["description"])
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(toml, schema.get("enum", [schema.get("const")])))
+    if schema["type"] == "array":
+        inner = schema.get("prefixItems")
+        return f"[{', '.join(map(_kind, inner))}]" if inner else f"list of {_kind(schema['items'])}s"
+    named = f", at most {schema['maxLength']} letters, digits, . _ -" if "maxLength" in schema else ""
+    return _KINDS[schema["type"]] + named + _bounds(schema)
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    if "exclusiveMinimum" in schema:
+        low, high = schema["exclusiveMinimum"], schema.get("exclusiveMaximum")
+        return f" above {low}" if high is None else f" between {low} and {high}"
+    low = schema.get("minimum")
+    if schema.get("exclusiveMaximum") == 1 << _EXPONENT:
+        return f", {low} to 2^{_EXPONENT} - 1"
+    if "maximum" in schema:
+        return f", {low} to {schema['maximum']}"
+    return "" if low is None else f", {low} or more"

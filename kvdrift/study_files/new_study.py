@@ -1,0 +1,165 @@
+"""What a new study file says: the model, prompts for it, and actions, from the few things that a person names."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.material import checked_actions
+from generator.documents.files import read_rows
+from generator.documents.registry import SOURCES, check_source
+from generator.transformer.local_folders import EMBEDDED_ID, local_folder
+from kvdrift.study_files.commented import Draft, Table, commented_study
+from schema.document import split_of
+from schema.errors import InputError, nearest
+from schema.study import load_studies
+from schema.study.reading import expanded
+
+DEFAULT_ACTIONS = ("snapkv-half=snapkv:1/2", "recent-half=recent:1/2")
+_HORIZON = 64
+_EMBEDDED_LENGTHS = (384, 768)
+_RULER_LENGTH = 4096
+_RULER_TASKS = ("niah_single_1", "vt")
+_COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum, where they are made here
+_MOST = {"development": 8, "evaluation": 48}  # where they are read
+_SPECIAL_TOKENS = 64  # that a tokenizer adds to a prompt, at most, with those of a chat
+_BLOCK = 64  # tokens that lengths are whole multiples of
+
+
+def new_study(
+    path: Path,
+    model: str,
+    documents: Path | None,
+    tasks: Sequence[str],
+    length: int | None,
+    actions: Sequence[str],
+    horizon: int | None,
+) -> str:
+    """Return the text of a new study file, which the schema accepts.
+
+    Args:
+        path: the file that it is for.
+        model: a folder, from the working folder on, a Hugging Face id or the embedded model's.
+        documents: a JSON Lines file of prompts, from the working folder on.
+        tasks: tasks of the source that makes prompts for the model, where no file is given.
+        length: the most tokens of a prompt.
+        actions: actions as NAME=SELECTOR:KEEP, the baseline first.
+        horizon: H in tokens.
+
+    Raises:
+        InputError: two options do not go together, or one of them names nothing that is there.
+
+    """
+    folder = path.absolute().parent
+    embedded = model == EMBEDDED_ID
+    if documents is not None:
+        if tasks:
+            raise InputError("--task: belongs to prompts that are made here; leave --documents out, or --task")
+        if embedded:
+            raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too")
+        strata, remark = _file_strata(documents, folder, length), f"Of {documents.name}, as many as it has."
+    else:
+        strata, remark = _made_strata(tasks, length, embedded=embedded), ""
+    return commented_study(
+        Draft(
+            study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0},
+            model=_model(model, folder, embedded=embedded),
+            documents=strata,
+            actions=[_action(text) for text in actions or DEFAULT_ACTIONS],
+            remarks={"documents": remark} if remark else {},
+        ),
+        path.name,
+    )
+
+
+def write_study(path: Path, text: str) -> None:
+    """Write a new study file, never over an existing one, if the schema accepts its text.
+
+    Raises:
+        InputError: there is a file already, it cannot be written, or the study cannot be done.
+
+    """
+    if path.exists():
+        raise InputError(f"{path}: is there already; remove it, or give another name")
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / path.name
+        draft.write_text(text, encoding="utf-8")
+        for study in load_studies(draft, path.parent):
+            checked_actions(study)
+            for section in study.documents:
+                check_source(section)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _study_name(path: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
+    return name[:80] or "my-study"
+
+
+def _model(model: str, folder: Path, *, embedded: bool) -> Table:
+    found = None if embedded else local_folder(model)
+    if found is not None and not model.startswith(("/", "~")):
+        model = os.path.relpath(found.absolute(), folder)
+        model = model if model.startswith("..") else f"./{model}"
+    elif found is None and model.startswith((".", "/", "~")):
+        raise InputError(f"--model {model}: no such folder")
+    return {"id": model} if embedded else {"id": model, "device": "cpu", "dtype": "float32"}
+
+
+def _made_strata(tasks: Sequence[str], length: int | None, *, embedded: bool) -> list[Table]:
+    """Strata of prompts that are made here: one for each length of the embedded source, or for each task of RULER."""
+    source = "embedded" if embedded else "ruler"
+    known = SOURCES[source].generated
+    for task in tasks:
+        if task not in known:
+            raise InputError(f"--task {task}: no task that is made here for this model; {nearest(task, known)}")
+    chosen = list(dict.fromkeys(tasks)) or (list(known) if embedded else list(_RULER_TASKS))
+    lengths = [length] if length is not None else [*_EMBEDDED_LENGTHS] if embedded else [_RULER_LENGTH]
+    return [
+        {"source": source, "tasks": [task], "length": one, "stratum": f"{task}-{one}", **_COUNTS}
+        for task in chosen
+        for one in lengths
+    ]
+
+
+def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Table]:
+    """The strata that a file's rows name, or one of all rows, each with as many documents as the file has."""
+    if not documents.is_file():
+        raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
+    rows = [row for _, row in read_rows(documents)]
+    longest = max((len(row.text("prompt").encode()) for row in rows), default=0) + _SPECIAL_TOKENS
+    most = length or -(-longest // _BLOCK) * _BLOCK
+    named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
+    relative = os.path.relpath(expanded(str(documents)).absolute(), folder)
+    strata: list[Table] = []
+    for stratum in named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]:
+        own = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
+        there = Counter(split_of(row.text("cluster") if row.has("cluster") else row.text("id")) for row in own)
+        counts = {split: min(there[split], at_most) for split, at_most in _MOST.items()}
+        for split, count in counts.items():
+            if count < 2:
+                raise InputError(
+                    f"--documents {documents}: {len(own)} row(s) of '{stratum}' are too few: {there[split]} on the "
+                    f"{split} side of the split, and a study needs 2 there; about a quarter of the clusters is "
+                    "development"
+                )
+        strata.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **counts})
+    return strata
+
+
+def _action(text: str) -> Table:
+    name, equals, policy = text.partition("=")
+    selector, colon, keep = policy.rpartition(":")
+    if not (equals and colon and name and selector and keep):
+        raise InputError(f"--action {text}: write NAME=SELECTOR:KEEP, as in snapkv-half=snapkv:1/2")
+    kept: Any = int(keep) if keep.isdecimal() else keep
+    return {"name": name, "selector": selector, "keep": kept}

@@ -1,0 +1,114 @@
+"""The page ``docs/study-file.md``, written from the schema by ``make docs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from generator.documents.registry import SOURCES
+from generator.selectors import SELECTORS, Selector, default_parameters
+from generator.transformer.local_folders import EMBEDDED_ID
+from kvdrift.study_files.keys import Heading, Key, headings, toml
+from kvdrift.study_files.new_study import new_study
+from schema.study import CONTROL_ACTION, FINITE_STATE
+
+_INTRODUCTION = """\
+# The study file
+
+Written by `make docs` from the schema, which `kvdrift run` reads study files by.
+
+A study file is [TOML](https://toml.io). `kvdrift init` writes one with a comment to each key, and
+`kvdrift run STUDY.toml --dry-run` says what it would do. A key that is not below is an error that names the nearest.
+
+Paths begin at the study file's folder, wherever the command runs: files of prompts, a model's folder, modules of your
+own selectors. `~` is your home folder. A store knows a model by its `id` as the file has it, so keep that when you move
+the file; the paths of prompts and tables may change, since a store knows prompts and laws by what is in them. Commands
+over a store alone, such as `kvdrift report`, look for a model's tokenizer from the working folder on.
+
+What decides events is fixed with the first of them: `[study]`, `[model]`, and in `[[documents]]` all but the counts,
+`path` and `exclude`. Documents, replicates and actions may be added later; `kvdrift run --redo` takes a changed action,
+and `--replan` a changed plan.
+"""
+
+
+def study_reference() -> str:
+    """Return the page: every section with its keys, the document sources and the selectors."""
+    parts = [_INTRODUCTION]
+    for heading in headings().values():
+        parts.append(f"## {heading.title}\n\n{heading.meaning}\n")
+        if heading.name == "model":
+            parts.append("`[[model]]`, several times, makes a study of each of several models in one store.\n")
+        parts.append(_keys(heading))
+        if heading.name == "documents":
+            parts += map(_source, SOURCES)
+            parts.append(_finite_source())
+        if heading.name == "actions":
+            parts.append(_selectors())
+    parts.append(f"## An example\n\nWhat `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
+    return "\n".join(parts)
+
+
+def _keys(heading: Heading) -> str:
+    rows = [(f"`{key.name}`", key.kind, key.unit, _default(key), key.meaning) for key in heading.keys.values()]
+    return _table(("key", "value", "unit", "default", "meaning"), rows)
+
+
+def _default(key: Key) -> str:
+    return "required" if key.required else "" if key.default is None else f"`{key.default}`"
+
+
+def _source(name: str) -> str:
+    source = SOURCES[name]
+    keys = [f"`{key}`{' (required)' if key in source.needs else ''}" for key in source.takes]
+    own = [task for task in source.tasks if task in source.generated]
+    read = [task for task in source.tasks if task not in source.generated]
+    lines = [
+        f"### source = {toml(name)}",
+        "",
+        f"- {source.summary}",
+        f"- keys that not every source takes: {', '.join(keys) or 'none'}",
+        *([f"- tasks that are made here: {_listed(own)}"] if own else []),
+        *([f"- tasks that are read from files: {_listed(read)}"] if read else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _finite_source() -> str:
+    return (
+        f"### source = {toml(FINITE_STATE)}\n\nOf a model of this kind alone: every system is a document. It takes no "
+        "`tasks`, `length`, `path` or `exclude`.\n"
+    )
+
+
+def _selectors() -> str:
+    rows = [
+        (f"`{name}`", kind.summary, _parameters(kind)) for name, kind in SELECTORS.items() if name != CONTROL_ACTION
+    ]
+    return (
+        "### Selectors and their parameters\n\nEvery further key of an action is a parameter of its selector; in "
+        "parentheses are defaults. [selectors.md](selectors.md) has the formulas, and\n"
+        "[adding-a-selector.md](adding-a-selector.md) selectors of your own. Of finite-state systems an action has its "
+        "`name` alone.\n\n" + _table(("selector", "what it keeps", "parameters"), rows)
+    )
+
+
+def _parameters(kind: type[Selector]) -> str:
+    defaults = {name: "none" if value is None else toml(value) for name, value in default_parameters(kind).items()}
+    return ", ".join(f"`{name}` ({value})" for name, value in defaults.items())
+
+
+def _example() -> str:
+    return new_study(Path("my-study.toml"), EMBEDDED_ID, None, [], None, [], None)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    print(study_reference(), end="")  # noqa: T201 - it writes a page

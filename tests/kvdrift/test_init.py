@@ -1,0 +1,136 @@
+"""``kvdrift init`` and the reference of study files: both say what the schema says."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.house import ROOT
+from fixtures.study_files import load_study
+
+from kvdrift.study_files.keys import headings
+from kvdrift.study_files.reference import study_reference
+from schema.study import PlanSection
+
+
+def init(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path) -> str:
+    """The text of the file that the command writes."""
+    code, out, err = call(capsys, "init", path, *options)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"wrote {path}"
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_is_that_of_the_schema() -> None:
+    """``make docs`` writes it."""
+    assert (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8") == study_reference()
+
+
+def test_every_key_has_a_meaning_and_numbers_have_units() -> None:
+    for heading in headings().values():
+        assert heading.meaning.endswith("."), heading.name
+        for key in heading.keys.values():
+            assert key.meaning.endswith("."), key.name
+            assert key.unit or not key.kind.startswith(("integer", "number")) or key.name == "seed", key.name
+
+
+def test_kinds_and_bounds_are_those_of_the_schema() -> None:
+    plan = headings()["plan"].keys
+    assert plan.keys() == PlanSection.model_fields.keys()
+    assert (plan["alpha"].kind, plan["alpha"].default) == ("number between 0 and 1", "0.05")
+    assert plan["replicates"].kind == '"auto" or integer, 1 or more'
+    assert plan["replicates_between"].default == "[16, 64]"
+    assert plan["draws"].kind == "integer, 100 or more"
+    assert plan["baseline"].required
+    assert headings()["model"].keys["alphabet"].kind == "integer, 2 to 64"
+    assert headings()["documents"].keys["length"].required
+
+
+def test_each_key_of_a_new_file_is_explained_where_it_stands_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = init(capsys, tmp_path / "my study.toml")
+    lines, explained = text.splitlines(), set[str]()
+    section = ""
+    for before, line in zip(["", *lines], lines, strict=False):
+        section = line.strip("[]") if line.startswith("[") else section
+        name = line.partition(" = ")[0]
+        if " = " in line and not line.startswith("#") and (section, name) not in explained:
+            assert before.startswith("# "), line
+            explained.add((section, name))
+    content = tomllib.loads(text)
+    assert content["study"]["name"] == "my-study"
+    study = load_study(tmp_path / "my study.toml")
+    assert [action.name for action in study.actions] == ["snapkv-half", "recent-half"]
+    line = mistake(capsys, "init", tmp_path / "my study.toml")
+    assert line.endswith("my study.toml: is there already; remove it, or give another name\n")
+    assert (tmp_path / "my study.toml").read_text() == text
+
+
+def test_a_dry_run_accepts_what_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    init(capsys, Path("mine.toml"), "--horizon", "16", "--action", "half=snapkv:1/2", "--action", "few=recent:100",
+         "--task", "needle", "--length", "384")  # fmt: skip
+    code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "study 'mine' on kvdrift/tiny, H = 16" in out
+    assert "development: 3 documents, 9 units" in out
+    assert "action few: keep 100" in out
+
+
+def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Strata, counts and the bound of lengths are those of the file; paths begin at the study file's folder."""
+    rows = [{"id": f"r{n}", "prompt": "word " * (20 + n), "stratum": "ab"[n % 2]} for n in range(80)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "studies").mkdir()
+    path = tmp_path / "studies" / "mine.toml"
+    options = ("--documents", tmp_path / "data" / "mine.jsonl", "--model", "org/model")
+    init(capsys, path, *options)
+    study = load_study(path)
+    assert [part.stratum_name for part in study.documents] == ["a", "b"]
+    assert {part.path for part in study.documents} == {str(tmp_path / "studies" / ".." / "data" / "mine.jsonl")}
+    assert study.documents[0].length == 576  # 99 words of 5 bytes, and room for special tokens
+    assert sum(part.development + part.evaluation for part in study.documents) <= 80
+    assert min(part.development for part in study.documents) >= 2
+    (tmp_path / "data" / "mine.jsonl").write_text(json.dumps(rows[0]))
+    line = mistake(capsys, "init", tmp_path / "few.toml", *options)
+    assert "1 row(s) of 'a' are too few" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--task", "needles"), "--task needles: no task that is made here for this model; did you mean 'needle'?"),
+        (("--action", "snapkv:1/2"), "--action snapkv:1/2: write NAME=SELECTOR:KEEP, as in snapkv-half=snapkv:1/2"),
+        (("--action", "a=snapvk:1/2"), "unknown selector 'snapvk'; did you mean 'snapkv'?"),
+        (("--action", "a=snapkv:0.5"), "keep = '0.5': write an integer, an exact fraction"),
+        (("--length", "100"), "length 100: the embedded source has the lengths 384, 768, 1536"),
+        (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
+        (("--documents", "x.jsonl"), "--documents x.jsonl: kvdrift/tiny reads no text; give --model too"),
+        (("--documents", "x.jsonl", "--model", "org/m"), "--documents x.jsonl: no such file, expected JSON Lines"),
+        (("--documents", "x.jsonl", "--task", "needle"), "--task: belongs to prompts that are made here"),
+    ],
+)
+def test_mistakes_write_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert message in mistake(capsys, "init", tmp_path / "mine.toml", *options)
+    assert not (tmp_path / "mine.toml").exists()
+
+
+@pytest.mark.slow
+def test_what_is_written_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    init(capsys, Path("mine.toml"), "--horizon", "8", "--task", "needle", "--length", "384")
+    code, _, _ = call(capsys, "run", "mine.toml")
+    assert code == 0
+    assert (tmp_path / "stores" / "mine" / "report" / "mine" / "index.html").is_file()
