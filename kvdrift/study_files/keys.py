@@ -57,8 +57,9 @@ def headings() -> dict[str, Heading]:
     """Return the sections of a study file, by name and in the file's order."""
     found = {}
     for name, field in Study.model_fields.items():
-        listed = get_args(field.annotation)
-        section: type[Section] = listed[0] if listed else field.annotation
+        annotation: Any = field.annotation
+        listed = get_args(annotation)
+        section: type[Section] = listed[0] if listed else annotation
         title = f"[[{name}]]" if listed else f"[{name}]"
         found[name] = Heading(name, title, field.description or "", keys_of(section))
     return found
