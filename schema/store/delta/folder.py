@@ -23,6 +23,7 @@ from schema.location import join
 from schema.locking import written
 from schema.store.commits import Commit
 from schema.store.delta.first_commit import write_first_commit
+from schema.store.delta.listing import has_gap, listed
 from schema.store.delta.reading import TableReading
 from schema.store.delta.snapshot import Snapshot, added_columns, lacking_columns
 from schema.store.delta.table_log import CHECKPOINT_EVERY
@@ -205,14 +206,26 @@ class DeltaFolder(TableReading):
             except CommitFailedError as error:
                 refused = first_line(error)
                 time.sleep(0.002 * min(turn, 50))
+                self._tables.give_back(table, loaded)
+                continue
             except (DeltaError, OSError) as error:
-                raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
-            else:
-                # Whoever opens the table is to read what is there, and not all that was replaced.
-                self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
-                return len(commit.files)
-            self._tables.give_back(table, loaded)
+                if not has_gap(error):
+                    raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
+                refused = first_line(error)
+                if not self._is_made(table, commit):  # delta-rs lists the log before a commit, and after it
+                    continue
+            # Whoever opens the table is to read what is there, and not all that was replaced.
+            self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
+            return len(commit.files)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
+
+    def _is_made(self, table: str, commit: Commit) -> bool:
+        """Tell whether a table is as a commit leaves it; it is all the same whether another writer did the same."""
+        now = self.load(table)
+        paths = set(now.paths())
+        if commit.files or commit.replaced:
+            return {file.path for file in commit.files} <= paths and paths.isdisjoint(commit.replaced)
+        return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
 
     def remove(self, table: str, paths: Collection[str]) -> int:
         """Take files out of view by one commit; they stay where they are. Return how many were visible.
@@ -247,10 +260,10 @@ class DeltaFolder(TableReading):
             if log is not None:
                 log.sync()
             if loaded is not None and (checkpoint or (log is not None and log.needs_checkpoint())):
-                loaded.update_incremental()  # a commit leaves it at the version before
+                listed(loaded.update_incremental)  # a commit leaves it at the version before
                 if log is not None:
                     log.sync()  # what came meanwhile is in the checkpoint too
-                loaded.create_checkpoint()
+                listed(loaded.create_checkpoint)
                 if log is not None:
                     log.sync_checkpoint()
         except (DeltaError, OSError) as error:

@@ -11,6 +11,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.schema import Field as DeltaField
 
 from schema.location import join
+from schema.store.delta.listing import listed
 from schema.store.delta.table_log import LogState, TableLog
 from schema.store.parquet_files import StoredFile
 from schema.tables import TABLES
@@ -55,11 +56,11 @@ class OpenTables:
                 return loaded
             if version is None and loaded.version() < self._opened_at[table] + _VERSIONS_HELD:
                 if self._logs is None or self._logs[table].newest() != loaded.version():
-                    loaded.update_incremental()
+                    listed(loaded.update_incremental)
                 return loaded
             if version is not None:
                 self._free[table] = loaded, state
-        opened = DeltaTable(join(self._location, table), version=version)
+        opened = listed(lambda: DeltaTable(join(self._location, table), version=version))
         self._opened_at[table] = opened.version()
         return opened
 

@@ -146,7 +146,7 @@ class TableLog:
         checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
         for version in range(max(versions | checkpoints.keys(), default=-1) + 1):
             path = self.file(version)
-            if version not in versions:
+            if not path.is_file():  # it may have come while the folder was listed
                 found[path] = "is missing"
             elif fault := _fault_of(path.read_bytes(), first=version == 0):
                 found[path] = fault
@@ -155,7 +155,7 @@ class TableLog:
                 pq.read_table(path)
             except (pa.ArrowException, OSError) as error:
                 found[path] = f"is no checkpoint that can be read ({type(error).__name__})"
-        if (said := self.checkpointed()) and said not in checkpoints:
+        if (said := self.checkpointed()) and not self._checkpoint(said).is_file():
             found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
         return found
 

@@ -57,3 +57,13 @@ def counted() -> str:
 def set_clock(seconds: float, back: float = 0.0) -> None:
     """Add seconds to the time of day, and take ``back`` from it at each look."""
     _library().set_clock(ctypes.c_double(seconds), ctypes.c_double(back))
+
+
+def hide(name: str, listings: int) -> None:
+    """Leave a name out of the next listings of the folders that have it."""
+    _library().hide(name.encode(), listings)
+
+
+def hiding() -> int:
+    """How many listings are still to lack the name."""
+    return int(_library().hiding())

@@ -6,9 +6,12 @@ line, OPERATION, PATH, SECOND PATH, OFFSET and LENGTH apart by tabs, and then LE
 Failing: a process calls fail() with a folder, how changes fail there, and which. From then on they are counted, a file
 that is opened to be written being one too. Changes of files whose path contains a given text are let alone.
 
+Listing: after hide(), the next listings of folders lack one name, as of a file that comes while a folder is listed.
+
 The clock: after set_clock() the time of day is another one, and may go back. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -301,3 +304,26 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     }
     return got;
 }
+
+static char hidden[NAME_MAX + 1];
+static int hidings; /* how often the name is still to be left out */
+
+void hide(const char *name, int times) {
+    snprintf(hidden, sizeof hidden, "%s", name);
+    hidings = times;
+}
+
+int hiding(void) { return hidings; }
+
+struct dirent64 *readdir64(DIR *folder) {
+    static struct dirent64 *(*next)(DIR *) = NULL;
+    struct dirent64 *found;
+    if (next == NULL)
+        next = (struct dirent64 *(*)(DIR *))dlsym(RTLD_NEXT, "readdir64");
+    found = next(folder);
+    if (found == NULL || __atomic_load_n(&hidings, __ATOMIC_SEQ_CST) <= 0 || strcmp(found->d_name, hidden) != 0)
+        return found;
+    __atomic_sub_fetch(&hidings, 1, __ATOMIC_SEQ_CST);
+    return next(folder);
+}
+struct dirent *readdir(DIR *folder) { return (struct dirent *)readdir64(folder); }

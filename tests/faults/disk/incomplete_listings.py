@@ -1,0 +1,78 @@
+"""A program: a store is used while listings of its logs lack a file, as where commits come while they are listed.
+
+It has the library ``library.c`` preloaded; its argument is a folder. It prints how many listings lacked a file, for
+each use.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from faults.disk.failing import hide, hiding
+from fixtures.stored_units import make_unit
+
+from schema.store.appends import UNIT_FOOTER, conform_unit, unit_path
+from schema.store.commits import Commit, guards
+from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.snapshot import Snapshot
+from schema.store.delta.table_log import TableLog
+from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.store.store import Store
+
+LISTINGS = 5  # of a use; each of them lacks the file once
+
+
+def missed(listings: int) -> int:
+    """How many listings lacked a name since it was hidden from so many; none does any more."""
+    left = hiding()
+    hide("", 0)
+    return listings - left
+
+
+def commit_amid_others(location: Path, doc: str, others: list[str], listings: int) -> int:
+    """Commit a unit's file to a version from before others did; listings after that lack the second of them."""
+    folder, writer = DeltaFolder(location), Store.open(location)
+    record, events = conform_unit(make_unit(doc))
+    data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
+    path = unit_path(record, content_digest(data))
+    folder.put("events", path, data)
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        if others:
+            for other in others:
+                writer.append_units([make_unit(other)])
+            others.clear()
+            hide(f"{loaded.version + 2:020d}.json", listings)
+        if path in loaded.paths():
+            return None
+        return Commit([StoredFile(path, len(data), events.num_rows)], guards([(path, 1)]))
+
+    return folder.commit("events", attempt)
+
+
+def main(folder: Path) -> None:
+    """Open a store, and commit beside another writer."""
+    writer, docs = Store.create(folder), [f"d{number}" for number in range(6)]
+    for doc in docs:
+        writer.append_units([make_unit(doc)])
+    hide("00000000000000000004.json", 1)
+    assert TableLog(folder / "events").faults() == {}
+    sys.stdout.write(f"faults {missed(1)}\n")
+
+    hide("00000000000000000004.json", 1)
+    assert Store.open(folder).version("events") == 6
+    sys.stdout.write(f"open {missed(1)}\n")
+
+    for listings in range(1, LISTINGS + 1):
+        new = [f"e{listings}-{number}" for number in range(4)]
+        assert commit_amid_others(folder, new[0], [*new[1:]], listings) == 1
+        sys.stdout.write(f"commit {missed(listings)}\n")
+        docs += new
+    kept = sorted(Store.create(folder).read("units", columns=["doc"])["doc"].to_pylist())
+    assert kept == sorted(docs), kept
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
