@@ -16,7 +16,7 @@ from fixtures.heard import Heard
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
-from fixtures.table_systems import table_system, write_systems
+from fixtures.table_systems import study_of_tables, table_system, write_systems
 
 from flows import stages
 from flows.analysis.current import estimates_are_current
@@ -33,23 +33,9 @@ from schema.errors import PlanError
 from sql.catalog import open_views
 from verification.whole_store import verify
 
-STUDY = """
-[study]
-name = "laws"
-horizon = 4
-seed = 3
-
-[model]
-id = "tables"
-kind = "finite-state"
-tables = "tables.json"
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 2
-evaluation = 3
-
+STUDY = (
+    study_of_tables(4, 2, 3)
+    + """
 [[actions]]
 name = "one"
 
@@ -65,6 +51,7 @@ development_replicates = 2
 draws = 100
 exploratory_draws = 100
 """
+)
 K = ("replicates = 3\n", "replicates = 5\n")
 N = ("documents = 3\n", "documents = 4\n")
 MORE = ("evaluation = 3", "evaluation = 5")

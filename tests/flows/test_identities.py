@@ -17,7 +17,7 @@ from fixtures.random_models import VOCABULARY, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
-from fixtures.table_systems import table_system, write_systems
+from fixtures.table_systems import study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -56,23 +56,7 @@ replicates = 3
 documents = 2
 development_replicates = 2
 """
-FINITE = """
-[study]
-name = "laws"
-horizon = 2
-seed = 3
-
-[model]
-id = "tables"
-kind = "finite-state"
-tables = "tables.json"
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 2
-evaluation = 2
-"""
+FINITE = study_of_tables(2, 2, 2)
 EMBEDDED = """
 [study]
 name = "own"

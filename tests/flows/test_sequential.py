@@ -14,7 +14,7 @@ from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
-from fixtures.table_systems import table_system, write_systems
+from fixtures.table_systems import study_of_tables, table_system, write_systems
 
 from flows import stages
 from flows.analysis.gate import GateQuestion, gate_stored
@@ -34,23 +34,9 @@ from schema.study import Study
 from sql.catalog import open_views
 from verification.whole_store import verify
 
-STUDY = """
-[study]
-name = "laws"
-horizon = 4
-seed = 3
-
-[model]
-id = "tables"
-kind = "finite-state"
-tables = "tables.json"
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 2
-evaluation = 16
-
+STUDY = (
+    study_of_tables(4, 2, 16)
+    + """
 [[actions]]
 name = "one"
 
@@ -68,6 +54,7 @@ stopping = "sequential"
 draws = 100
 exploratory_draws = 100
 """
+)
 
 
 @pytest.fixture(scope="module")

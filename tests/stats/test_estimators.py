@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
-from fixtures.table_systems import table_system, write_systems
+from fixtures.table_systems import study_of_tables, table_system, write_systems
 
 from flows import stages
 from flows.frozen_plan import find_plan
@@ -17,23 +17,9 @@ from schema.errors import InputError, PlanError
 from sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
-TABLES = """
-[study]
-name = "laws"
-horizon = 8
-seed = 3
-
-[model]
-id = "tables"
-kind = "finite-state"
-tables = "tables.json"
-
-[[documents]]
-source = "finite-state"
-stratum = "all"
-development = 4
-evaluation = 3
-
+TABLES = (
+    study_of_tables(8, 4, 3)
+    + """
 [[actions]]
 name = "rarely"
 
@@ -50,6 +36,7 @@ development_replicates = 64
 draws = 100
 exploratory_draws = 100
 """
+)
 
 
 def run(folder: Path, *changes: tuple[str, str]) -> StudyRun:
