@@ -4,7 +4,7 @@ No arithmetic here, and nothing that a particular runner has to add: elements ar
 a group and writes its files, one leaf writes a small record per group. The driver counts the records and commits.
 Whatever dies on the way, files without a commit are invisible and the next run replaces them.
 
-Beam is imported only when there is something to derive.
+Beam is imported only when there is more to derive than one group, which needs nobody to hand it around.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ def _worker_store(location: str) -> Store:
 def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Sequence[str]) -> list[SegmentOutcome]:
     size = SEGMENTS_PER_GROUP
     groups = [(start // size, tuple(batch[start : start + size])) for start in range(0, len(batch), size)]
+    if len(groups) == 1 and runner == DEFAULT_RUNNER and not options:  # Beam would take longer than the work
+        return [*derive_group(groups[0], location)[1]]
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
         own = _DASK_OPTIONS if _is_dask(runner) else ()
