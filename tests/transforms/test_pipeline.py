@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,11 +82,17 @@ def branched_unit(number: int, *, replicates: int = 3, horizon: int = 10) -> Uni
     return swrb_events.unit(rows, "swrb", horizon)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store.create(tmp_path / "store")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = Store.create(tmp_path_factory.mktemp("made") / "store")
     store.append_units([unit(number) for number in range(40)])
-    return store
+    return Path(store.location)
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Store:
+    """A store of 40 segments, to be derived."""
+    return Store.open(shutil.copytree(made, tmp_path / "store"))
 
 
 def derived_rows(store: Store, table: Table) -> pa.Table:
