@@ -244,4 +244,4 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 
 def _generate(run: StudyRun, work: Work, stage: str) -> int:
-    return generate(run.store, run.study, run.limit.take(work), run.made_by, stage, run.progress)
+    return generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, run.progress)

@@ -17,6 +17,8 @@ from typing import Any
 from flows import stages
 from flows.analysis.parts import AnalysisPart, estimate_part
 from flows.comparison import check_agrees
+from flows.orchestration.page import FlowRunPage
+from flows.orchestration.retries import retried
 from flows.orchestration.server import orchestration
 from flows.pages import page_of, report_is_current
 from flows.revisions import begun_revisions, redo_actions
@@ -25,6 +27,7 @@ from schema.location import is_local
 from schema.study import FIXED
 from stats.intervals import Estimates
 
+FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
 
 
@@ -52,6 +55,7 @@ def run_studies(
     redo: Sequence[str] = (),
     *,
     plan_only: bool = False,
+    page: FlowRunPage | None = None,
 ) -> Outcome:
     """Run the studies of one file, one to a model, to their reports, or find them finished.
 
@@ -60,6 +64,8 @@ def run_studies(
         before: is called before anything is written, unless nothing is left to do.
         redo: names of actions whose units are superseded and generated anew.
         plan_only: stop when the plans are frozen; the outcome has no pages then.
+        page: shows the run where a Prefect server of the user's does. One that is open already is that of the flow run
+            that this is called in: the stages are its tasks, and are tried again where that may help.
 
     Raises:
         InputError: the store cannot be written, or what is there does not fit the study file.
@@ -83,8 +89,11 @@ def run_studies(
         return Outcome(location, [], 0, did_something=False)
     for run in runs:
         stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
-    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect"):
-        return _run_flow(runs, plan_only=plan_only)
+    page = page or FlowRunPage()
+    if page.is_open:
+        return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
+    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as shown:
+        return _run_flow(runs, page if shown else None, plan_only=plan_only)
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
@@ -103,15 +112,16 @@ def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> list[Estimates]:
     return list(_task(estimate_part).map(parts).result())
 
 
-def _task(function: Callable[..., Any]) -> Any:
+def _task(function: Callable[..., Any], **options: Any) -> Any:
     """A stage as a task. What it did is in the store: Prefect's cache would skip the second derivation of a flow."""
     from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
 
-    return task(cache_policy=NO_CACHE, persist_result=False)(function)
+    name = function.__name__.removeprefix("_")
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
 
 
-def _stage(function: Callable[[StudyRun], object], idle: str) -> Any:
+def _stage(function: Callable[[StudyRun], object], idle: str, **options: Any) -> Any:
     """A stage as a task; one that had nothing to do, and returns 0, ends in a state "Skipped" that says why.
 
     The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
@@ -123,7 +133,7 @@ def _stage(function: Callable[[StudyRun], object], idle: str) -> Any:
         done = function(run)
         return done or Completed(name="Skipped", message=idle)
 
-    return _task(stage)
+    return _task(stage, **options)
 
 
 def _plan(run: StudyRun) -> bool:
@@ -153,41 +163,72 @@ def _take_looks(run: StudyRun, stages_of_look: Sequence[Callable[[StudyRun], obj
             return
 
 
-def _run_flow(runs: Sequence[StudyRun], *, plan_only: bool) -> Outcome:
-    from prefect import flow  # noqa: PLC0415
+def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool) -> Outcome:
+    """Run the stages in a flow of their own; ``page`` shows it on the user's server."""
+    from prefect import flow, tags  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
-    develop = _stage(stages.develop, "the development documents have all of their units")
-    derive = _stage(stages.derive, "all units are derived")
-    score = _stage(stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here")
-    plan = _stage(_plan, "the plan is frozen")
-    evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for")
-    check, look = _task(stages.check), _task(stages.look)
-    analyze = _stage(_analyze, "the estimates are those of the present moments")
-    report = _stage(_report, "the page is that of the present tables")
+    name, models = runs[0].study.name, [run.study.model.id for run in runs]
     threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
 
-    @flow(name="kvdrift study", task_runner=threads, persist_result=False)
-    def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
-        for run in runs:
-            develop(run)
-            if run.limit.left_over or plan_only or not stages.is_planned(run):
-                derive(run)  # otherwise once, with the evaluation documents
-                score(run)
-            if not run.limit.left_over:
-                plan(run)
-            if not (run.limit.left_over or plan_only):
-                _take_looks(run, (evaluate, derive, score, check), look)
-        if left := runs[0].limit.left_over:
-            return Outcome(store, [], left, did_something=True)
-        if plan_only:
-            return Outcome(store, [], 0, did_something=True)
-        # Estimates and reports record the version of all events: every model's events come first.
-        for run in runs:
-            analyze(run)
-        for run in runs:
-            report(run)
-        return Outcome(store, [page_of(run) for run in runs], 0, did_something=True)
+    def flow_run_name() -> str:  # a text would be a template, and names may have braces
+        return run_name(name, models)
 
-    outcome: Outcome = study_flow(runs[0].study.name, [run.study.model.id for run in runs], runs[0].location)
+    @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
+    def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
+        if page is not None:
+            page.open(study)
+        return _through_stages(runs, page, plan_only=plan_only, scheduled=False)
+
+    with tags("kvdrift", name, *models):
+        outcome: Outcome = study_flow(name, models, runs[0].location)
     return outcome
+
+
+def run_name(study: str, models: Sequence[str]) -> str:
+    """Return what a flow run of a study is called."""
+    return f"{study}, {', '.join(models)}"
+
+
+def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
+    """Take the studies through their stages, as tasks of the running flow."""
+    again = retried() if scheduled else {}
+    develop = _stage(stages.develop, "the development documents have all of their units", **again)
+    derive = _stage(stages.derive, "all units are derived", **again)
+    score = _stage(
+        stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
+    )
+    plan = _stage(_plan, "the plan is frozen", **again)
+    evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
+    check, look = _task(stages.check), _task(stages.look, **again)
+    analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
+    report = _stage(_report, "the page is that of the present tables", **again)
+    for run in runs:
+        develop(run)
+        if run.limit.left_over or plan_only or not stages.is_planned(run):
+            derive(run)  # otherwise once, with the evaluation documents
+            score(run)
+        if not run.limit.left_over:
+            plan(run)
+        if not (run.limit.left_over or plan_only):
+            _take_looks(run, (evaluate, derive, score, check), look)
+    store = runs[0].location
+    if left := runs[0].limit.left_over:
+        return Outcome(store, [], left, did_something=True)
+    if plan_only:
+        return Outcome(store, [], 0, did_something=True)
+    # Estimates and reports record the version of all events: every model's events come first.
+    for run in runs:
+        analyze(run)
+    for run in runs:
+        report(run)
+    return Outcome(store, _shown_pages(runs, page), 0, did_something=True)
+
+
+def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:
+    """The report of each study, after the flow run's page shows what they found."""
+    pages = [page_of(run) for run in runs]
+    if page is not None:
+        for run, path in zip(runs, pages, strict=True):
+            page.publish(run.store, run.study.name, run.study.model.id, path)
+    return pages

@@ -21,19 +21,32 @@ from transforms.segments import DerivationReport
 
 
 class DocumentLimit:
-    """How many documents may still be generated, shared by the studies of a file; None is no limit."""
+    """How many documents may still be generated, shared by the studies of a file; None is no limit.
+
+    A document that was granted is granted again: a stage that failed and is tried again counts none twice.
+    """
 
     def __init__(self, documents: int | None = None) -> None:
-        self._left = documents
-        self.left_over = 0  # documents that the limit has kept from being generated
+        self._documents = documents
+        self._granted: set[tuple[str, str]] = set()
+        self._kept_back: set[tuple[str, str]] = set()
 
-    def take(self, work: Work) -> Work:
-        """Return as much of the work as the limit allows, and count it."""
-        if self._left is None:
-            return work
-        taken = work[: self._left]
-        self._left -= len(taken)
-        self.left_over += len(work) - len(taken)
+    @property
+    def left_over(self) -> int:
+        """How many documents the limit has kept from being generated."""
+        return len(self._kept_back)
+
+    def take(self, model: str, work: Work) -> Work:
+        """Return as much of a model's work as the limit allows, and count it."""
+        taken = []
+        for document, pending in work:
+            key = (model, document.doc)
+            if key in self._granted or self._documents is None or len(self._granted) < self._documents:
+                self._granted.add(key)
+                self._kept_back.discard(key)
+                taken.append((document, pending))
+            else:
+                self._kept_back.add(key)
         return taken
 
 

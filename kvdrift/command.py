@@ -21,6 +21,7 @@ from kvdrift.commands.results.gate import gate
 from kvdrift.commands.results.report import report
 from kvdrift.commands.results.show import show
 from kvdrift.commands.run import run
+from kvdrift.commands.scheduling.schedule import schedule
 from kvdrift.commands.serve import serve
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
@@ -43,6 +44,7 @@ app = typer.Typer(
 for function in (
     init,
     run,
+    schedule,
     serve,
     status,
     verify,

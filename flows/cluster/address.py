@@ -51,13 +51,7 @@ class ClusterAddress:
                 not installed.
 
         """
-        if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
-            raise InputError(
-                f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
-                "these two"
-            )
-        for study in studies:
-            _check_runs_on_one_gpu(text, study)
+        check_gpus(text, studies)
         from generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
 
         gpus = visible_gpus()
@@ -71,6 +65,22 @@ class ClusterAddress:
         taken = gpus if text == "all" else gpus[: int(text)]
         name = f"of GPU{'s' if len(taken) > 1 else ''} {', '.join(taken)}"
         return cls(name, tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in taken))
+
+
+def check_gpus(text: str, studies: Sequence[Study]) -> None:
+    """Check what can be checked of ``--gpus`` on any machine.
+
+    Raises:
+        InputError: It is no number, or a study does not run on one GPU.
+
+    """
+    if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
+        raise InputError(
+            f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
+            "these two"
+        )
+    for study in studies:
+        _check_runs_on_one_gpu(text, study)
 
 
 def _check_runs_on_one_gpu(text: str, study: Study) -> None:

@@ -26,8 +26,17 @@ _QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_SERVER_LEVEL": "CRITICAL",
+}
+_ON_OUR_SERVER = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",  # no flow here has any, and a new database takes seconds more
+}
+_ON_THE_USERS_SERVER = {  # what a run says is for its page there, and still nothing of Prefect's for the terminal
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "INFO",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -35,7 +44,7 @@ _LEAST_DISK = 8 << 20  # bytes; its database takes about one when it is new
 
 
 @contextmanager
-def orchestration(home: Path) -> Iterator[None]:
+def orchestration(home: Path) -> Iterator[bool]:
     """Give the flows run inside the block a Prefect server.
 
     Users whose environment or active Prefect profile names a server have their own, and their runs appear there;
@@ -46,23 +55,71 @@ def orchestration(home: Path) -> Iterator[None]:
         home: where our own server keeps its database: one per store, so that studies running at once do not lock each
             other out. A second run beside this store's first keeps one of its own, as long as it runs.
 
+    Yields:
+        Whether the server is the user's.
+
     Raises:
-        OperationError: our own server does not start, or fails amid the block.
+        OperationError: the user's server does not answer, our own one does not start, or it fails amid the block.
 
     """
-    with _logging(), _environment({name: value for name, value in _QUIET.items() if name not in os.environ}):
-        if _api_url():
-            yield
+    with _logging(), _environment(_not_set(_QUIET)):
+        if url := api_url():
+            with _environment(_not_set(_ON_THE_USERS_SERVER)), answering(url):
+                _set_up_logging()
+                yield True
         else:
             given = "PREFECT_HOME" in os.environ
             with (
+                _environment(_not_set(_ON_OUR_SERVER)),
                 nullcontext() if given else _own_home(home) as own,
                 _environment({} if own is None else {"PREFECT_HOME": str(own)}),
                 _own_server() as url,
                 _environment({"PREFECT_API_URL": url}),
                 _failing_in_one_line(),
             ):
-                yield
+                yield False
+
+
+@contextmanager
+def answering(url: str) -> Iterator[None]:
+    """A block that needs the user's server: that it does not answer, or fails, is one line.
+
+    Raises:
+        OperationError: the server does not answer, or failed amid the block.
+
+    """
+    import httpx  # noqa: PLC0415 - where there is a server
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+    from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
+
+    with get_client(sync_client=True) as client:
+        fault = client.api_healthcheck()
+    if fault is not None:
+        raise OperationError(
+            f"the Prefect server at {url} does not answer ({_reason(fault)}); `prefect server start` starts one on "
+            "this machine, and `prefect config view` says where the address is from"
+        )
+    try:
+        yield
+    except (PrefectException, PrefectHTTPStatusError, httpx.HTTPError) as error:
+        raise OperationError(
+            f"the Prefect server at {url} failed ({_reason(error)}); call the command again"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+
+
+def _not_set(wanted: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _set_up_logging() -> None:
+    """Have Prefect, which reads it when it is imported, read anew how loud its logs are."""
+    from prefect.logging.configuration import setup_logging  # noqa: PLC0415
+
+    setup_logging()
 
 
 @contextmanager
@@ -125,8 +182,8 @@ def _logging() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
-def _api_url() -> str | None:
-    """The server that the environment or the active profile names."""
+def api_url() -> str | None:
+    """Return the address of the server that the environment or the active Prefect profile names."""
     from prefect.settings import get_current_settings  # noqa: PLC0415
 
     url = get_current_settings().api.url

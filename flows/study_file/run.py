@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.checks import check_study
 from flows.cluster.address import ClusterAddress
+from flows.orchestration.page import FlowRunPage
 from flows.study_file.generators import generators
 from flows.study_file.options import default_location
 from flows.study_flow import Outcome, run_studies
@@ -32,7 +33,8 @@ def run_file(
     """Run the studies of one file, one to a model; without ``addresses`` of services or a ``cluster``, in this process.
 
     The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
-    units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew.
+    units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew. Where ``progress``
+    is the open page of a flow run, the stages are tasks of that run.
 
     Raises:
         InputError: the study file, the store, a service or a worker is not as it must be.
@@ -41,11 +43,12 @@ def run_file(
     """
     location = absolute(store if store is not None else default_location(studies))
     shared = DocumentLimit(limit)
-    with generators(studies, addresses, cluster, progress) as by:
+    page = progress if isinstance(progress, FlowRunPage) else FlowRunPage(progress)
+    with generators(studies, addresses, cluster, page) as by:
         runs = [
-            StudyRun(study, location, by.made_by, progress, shared, by.identify, by.derived_by, by.sides, replan=replan)
+            StudyRun(study, location, by.made_by, page, shared, by.identify, by.derived_by, by.sides, replan=replan)
             for study in studies
         ]
         for one in runs:
             check_study(one, served=by.served)
-        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only)
+        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)

@@ -79,22 +79,28 @@ def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
+    """And where it does not answer, nothing is run elsewhere: one line says which it is."""
     (tmp_path / "profiles.toml").write_text(
-        'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://prefect.example.org/api"\n'
+        'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
     )
     program = (
         "import pathlib\n"
         "from flows.orchestration.server import orchestration\n"
-        "with orchestration(pathlib.Path('not-made')):\n"
-        "    from prefect.settings import get_current_settings\n"
-        "    print(get_current_settings().api.url)\n"
+        "from schema.errors import OperationError\n"
+        "try:\n"
+        "    with orchestration(pathlib.Path('not-made')):\n"
+        "        print('entered')\n"
+        "except OperationError as error:\n"
+        "    print(error)\n"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
-    assert (done.stdout, done.stderr) == ("http://prefect.example.org/api\n", "")
+    assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api does not answer (ConnectError: ")
+    assert done.stdout.endswith("`prefect config view` says where the address is from\n")
+    assert done.stderr == ""
     assert not (tmp_path / "not-made").exists()
 
 

@@ -163,7 +163,7 @@ class Trials:
     def _only(stage: str) -> None:
         """Have ``kvdrift run`` do one stage, in this thread and without the orchestration."""
 
-        def run_flow(runs: Any, *, plan_only: bool) -> flows.study_flow.Outcome:  # noqa: ARG001
+        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> flows.study_flow.Outcome:  # noqa: ARG001
             for run in runs:
                 for does in STAGES[stage]:
                     does(run)

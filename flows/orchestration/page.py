@@ -1,0 +1,158 @@
+"""What the Prefect page of a flow run shows of a study: its lines as logs, how far it is, and what came of it.
+
+Artifacts have keys that stay: a study's next run adds a version to each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from schema.progress import SILENT, Progress
+from schema.store.store import Store
+from schema.study import POOLED
+
+_UPDATE_SECONDS = 2.0  # between two updates of the progress artifact
+_COLUMNS = (
+    "action", "documents", "trajectories", "mismatch", "occurrence", "exposure", "mismatch_rate",
+    "divergence_probability", "mean_entry",
+)  # fmt: skip
+_DIGITS = 6
+
+
+class FlowRunPage:
+    """A listener for ``schema.progress`` that hands on what it is told and, once it is open, shows it in the flow run.
+
+    A server that does not take something costs no work: what it was is left out.
+
+    Args:
+        listener: who is told as well.
+
+    """
+
+    def __init__(self, listener: Progress = SILENT) -> None:
+        self._listener = listener
+        self._key: str | None = None
+        self._artifact: UUID | None = None
+        self._stage, self._unit = "", ""
+        self._total = self._done = 0
+        self._updated = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a flow run shows what is told."""
+        return self._key is not None
+
+    def open(self, name: str) -> None:
+        """Show what is told from now on in the flow run that this is called in; artifacts are named after ``name``."""
+        self._key = artifact_key(name)
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """Start a stage of ``total`` units."""
+        self._listener.begin(stage, total, unit)
+        self._stage, self._unit, self._total, self._done = stage, unit, total, 0
+        self._log(f"{stage}: {total} {unit}")
+        self._show_progress()
+
+    def advance(self, done: int) -> None:
+        """Count ``done`` more units of the stage."""
+        self._listener.advance(done)
+        self._done += done
+        if self._done >= self._total or time.monotonic() - self._updated >= _UPDATE_SECONDS:
+            self._show_progress()
+
+    def say(self, line: str) -> None:
+        """Hand on a line, and log it."""
+        self._listener.say(line)
+        self._log(line)
+
+    def publish(self, store: Store, study: str, model: str, report: Path) -> None:
+        """Show what came of a study: the decomposition, the first sentences of its report, and where that is.
+
+        Args:
+            store: the study's store.
+            study: the study's name.
+            model: the model's id.
+            report: the report's page.
+
+        """
+        if self._key is not None:
+            key = f"{self._key}-{artifact_key(model)}"
+            self._shown(lambda: _publish(key, store, study, model, report))
+
+    def _log(self, line: str) -> None:
+        if self.is_open:
+            self._shown(lambda: _flow_run_logger().info(line))
+
+    def _show_progress(self) -> None:
+        if self._key is None:
+            return
+        self._updated = time.monotonic()
+        share = 100.0 * self._done / self._total if self._total else 100.0
+        words = f"{self._stage}: {self._done} of {self._total} {self._unit}"
+        self._shown(lambda: self._put_progress(f"{self._key}-progress", share, words))
+
+    def _put_progress(self, key: str, share: float, words: str) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415
+
+        if self._artifact is None:
+            made: Any = create_progress_artifact(progress=share, key=key, description=words)
+            self._artifact = made
+        else:
+            update_progress_artifact(self._artifact, progress=share, description=words)
+
+    @staticmethod
+    def _shown(show: Callable[[], object]) -> None:
+        try:
+            show()
+        except Exception as error:  # noqa: BLE001 - the page is not the work
+            _flow_run_logger().warning("not shown: %s", error)
+
+
+def artifact_key(name: str) -> str:
+    """Return a name as Prefect allows it in an artifact's key: small letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "study"
+
+
+def _publish(key: str, store: Store, study: str, model: str, report: Path) -> None:
+    from prefect.artifacts import (  # noqa: PLC0415
+        create_link_artifact,
+        create_markdown_artifact,
+        create_table_artifact,
+    )
+
+    from report.printing.headline import sentences  # noqa: PLC0415 - where there is something to show
+    from report.reading.content import read_content  # noqa: PLC0415
+    from report.reading.source import Provenance, StudyRows  # noqa: PLC0415
+    from sql.catalog import open_views  # noqa: PLC0415
+
+    with open_views(store, checked=True) as views:
+        rows = StudyRows(views, study, model)
+        content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        decomposition = rows.of("decomposition", split=content.split, stratum=POOLED)
+        found = sentences(content)
+    where = f"study '{study}', model {model}, {content.split} documents, all strata"
+    table = [{name: _cell(row[name]) for name in _COLUMNS} for row in decomposition]
+    create_table_artifact(table=table, key=f"{key}-decomposition", description=f"Decomposition: {where}. Fractions.")
+    headline = "\n\n".join(f"**{sentence.lead}** {sentence.detail}" for sentence in found)
+    create_markdown_artifact(markdown=headline, key=f"{key}-headline", description=f"What was found: {where}.")
+    create_link_artifact(
+        link=report.absolute().as_uri(), link_text=str(report), key=f"{key}-report", description=f"Report: {where}."
+    )
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, _DIGITS) if math.isfinite(value) else None
+    return value
+
+
+def _flow_run_logger() -> Any:
+    from prefect import get_run_logger  # noqa: PLC0415
+
+    return get_run_logger()

@@ -1,0 +1,1 @@
+"""Studies that a Prefect server starts: the flows of deployments, and making deployments."""

@@ -1,0 +1,300 @@
+"""Deployments of studies on the user's Prefect server: who runs them, how many at once, and what ends silent runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.orchestration.server import answering, api_url
+from schema.errors import InputError
+from schema.study import Study
+
+if TYPE_CHECKING:
+    from prefect.deployments.runner import RunnerDeployment
+
+HEARTBEAT_SECONDS = 30  # the least that Prefect allows
+_HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
+_SILENT_SECONDS = 120.0  # without a heartbeat: then the process is gone
+_AUTOMATION = "kvdrift: runs without a heartbeat have crashed"
+_TAG = "kvdrift"
+
+
+@dataclass(frozen=True)
+class StudySchedule:
+    """What is deployed.
+
+    Attributes:
+        study_file: the study file, an absolute path.
+        studies: its studies, one to a model.
+        store: the store, an absolute path or a URL.
+        cron: when it runs; None for runs that are started by hand.
+        timezone: of the times in ``cron``, such as Europe/Berlin.
+        limit: how many documents a run generates at most.
+        endpoints: the services that generate.
+        token_file: what they ask for.
+        tls_root_certs: whom they are trusted by.
+        cluster: the Dask scheduler whose workers generate.
+        gpus: how many GPUs of the worker's machine generate.
+
+    """
+
+    study_file: Path
+    studies: Sequence[Study]
+    store: str
+    cron: str | None
+    timezone: str
+    limit: int | None = None
+    endpoints: Sequence[str] = ()
+    token_file: Path | None = None
+    tls_root_certs: Path | None = None
+    cluster: str | None = None
+    gpus: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The deployment's name: the study's, with the store's where that is another one."""
+        study, folder = self.studies[0].name, self.store.rstrip("/").rpartition("/")[2]
+        return study if folder == study else f"{study}, {folder}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of ``flows.scheduling.flows.study``."""
+        return {
+            "study_file": str(self.study_file),
+            "store": self.store,
+            "limit": self.limit,
+            "endpoints": list(self.endpoints) or None,
+            "token_file": None if self.token_file is None else str(self.token_file.absolute()),
+            "tls_root_certs": None if self.tls_root_certs is None else str(self.tls_root_certs.absolute()),
+            "cluster": self.cluster,
+            "gpus": self.gpus,
+        }
+
+    @property
+    def description(self) -> str:
+        """What the deployment's page says."""
+        models = ", ".join(study.model.id for study in self.studies)
+        return (
+            f"Study '{self.studies[0].name}' on {models}, from {self.study_file} into {self.store}. "
+            "A run goes on where the one before stopped; one at a time, others wait."
+        )
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment on the server.
+
+    Attributes:
+        name: FLOW/NAME, as Prefect's commands take it.
+        page: the address of its page; None where the server has none.
+
+    """
+
+    name: str
+    page: str | None
+
+
+def check_cron(cron: str, timezone: str) -> None:
+    """Check a schedule.
+
+    Raises:
+        InputError: it has not five fields that can be read, or there is no such zone.
+
+    """
+    from prefect.client.schemas.schedules import CronSchedule  # noqa: PLC0415 - Prefect takes seconds
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    try:
+        CronSchedule(cron=cron, timezone=timezone)
+    except ValidationError as error:
+        wrong = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
+        if "timezone" in wrong:
+            raise InputError(f"--timezone {timezone}: there is no such zone; write one such as Europe/Berlin") from None
+        raise InputError(f"--cron '{cron}': write minute, hour, day, month and weekday, as \"0 3 * * *\"") from None
+
+
+@contextmanager
+def users_server() -> Iterator[str]:
+    """Give the address of the user's Prefect server, which answers; what it then fails with is one line.
+
+    Raises:
+        InputError: neither the environment nor the active profile names a server.
+        OperationError: it does not answer, or failed amid the block.
+
+    """
+    url = api_url()
+    if url is None:
+        raise InputError(
+            "no Prefect server is named; start one with `prefect server start`, and name it with "
+            "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
+        )
+    with answering(url):
+        yield url
+
+
+def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
+    """Make the deployment, or change the one of its name, for the workers of a pool, which is made if it is not there.
+
+    Runs have the present working folder.
+
+    Args:
+        schedule: what is deployed.
+        work_pool: the pool's name.
+
+    Raises:
+        InputError: the pool is none of processes, or another store has the name.
+
+    """
+    from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
+
+    deployment = _deployment(schedule, work_pool)
+    _check_store(deployment, schedule)
+    _make_pool(work_pool)
+    deployment.storage = LocalStorage(str(Path.cwd()))  # workers start runs there, and copy nothing
+    identifier: Any = deployment.apply()
+    _end_silent_runs()
+    return Deployed(deployment.full_name, _page(identifier))
+
+
+def serve(schedule: StudySchedule) -> None:
+    """Make the deployment, and run it from this process until that is interrupted; its schedule then pauses.
+
+    Raises:
+        InputError: as ``deploy``.
+
+    """
+    from prefect.runner import Runner  # noqa: PLC0415 - Prefect takes seconds
+
+    deployment = _deployment(schedule, None)
+    _check_store(deployment, schedule)
+    _end_silent_runs()
+
+    async def stay() -> None:
+        runner = Runner(name=schedule.name, heartbeat_seconds=HEARTBEAT_SECONDS)
+        await runner.aadd_deployment(deployment)
+        await runner.start()
+
+    asyncio.run(stay())
+
+
+def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeployment:
+    """The deployment, as it is not yet on the server.
+
+    A second run of a store waits for the first one: it finds done what that did, and what was changed meanwhile is not
+    lost. With Prefect's other strategy a killed run, whose slot stays taken for minutes, would cancel the next one.
+    """
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy  # noqa: PLC0415
+    from prefect.deployments.runner import RunnerDeployment  # noqa: PLC0415
+    from prefect.schedules import Cron  # noqa: PLC0415
+    from prefect.types.entrypoint import EntrypointType  # noqa: PLC0415
+
+    from flows.scheduling.flows import study  # noqa: PLC0415
+
+    deployed: RunnerDeployment = RunnerDeployment.from_flow(
+        study,
+        name=schedule.name,
+        schedule=None if schedule.cron is None else Cron(schedule.cron, timezone=schedule.timezone),
+        parameters=schedule.parameters,
+        description=schedule.description,
+        tags=[_TAG, schedule.studies[0].name, *(one.model.id for one in schedule.studies)],
+        concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+        work_pool_name=work_pool,
+        job_variables=None if work_pool is None else {"env": {_HEARTBEAT: str(HEARTBEAT_SECONDS)}},
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return deployed
+
+
+def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
+    """Refuse a name that a deployment of another store has."""
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
+
+    with get_client(sync_client=True) as client:
+        try:
+            there = client.read_deployment_by_name(deployment.full_name)
+        except ObjectNotFound:
+            return
+    if (store := there.parameters.get("store")) not in {None, schedule.store}:
+        raise InputError(
+            f"deployment '{deployment.full_name}' is of the store {store}, not {schedule.store}; give the store's "
+            f"folder another name, or end that one: prefect deployment delete '{deployment.full_name}'"
+        )
+
+
+def _make_pool(name: str) -> None:
+    """Make a work pool of processes, unless it is there.
+
+    Raises:
+        InputError: it is there and runs no processes.
+
+    """
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+    from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
+    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
+    from prefect.workers.process import ProcessWorker  # noqa: PLC0415
+
+    with get_client(sync_client=True) as client:
+        try:
+            kind = client.read_work_pool(name).type
+        except ObjectNotFound:
+            template = ProcessWorker.get_default_base_job_template()
+            client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+            return
+    if kind != "process":
+        raise InputError(f"--work-pool {name}: is of type {kind}, and runs need one of type process; give another name")
+
+
+def _end_silent_runs() -> None:
+    """Have the server end runs of ours that give no heartbeat any more, unless it does so already.
+
+    A run whose process and worker are gone, as after a power cut, would stay "Running".
+    """
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+    from prefect.client.schemas.objects import StateType  # noqa: PLC0415
+    from prefect.events.actions import ChangeFlowRunState  # noqa: PLC0415
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
+    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415
+
+    beat = "prefect.flow-run.heartbeat"
+    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Cancelling")}
+    trigger = EventTrigger(
+        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        match_related=ResourceSpecification(
+            {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{_TAG}"}
+        ),
+        for_each={"prefect.resource.id"},
+        after={beat},
+        expect={beat, *ends},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=_SILENT_SECONDS),
+    )
+    crashed = ChangeFlowRunState(
+        name=None,
+        state=StateType.CRASHED,
+        force=False,
+        message=f"no heartbeat for {_SILENT_SECONDS:.0f} s: its process is gone; the next run goes on",
+    )
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(_AUTOMATION):
+            client.create_automation(
+                AutomationCore(
+                    name=_AUTOMATION,
+                    description="Made by kvdrift schedule, for flow runs with the tag kvdrift.",
+                    trigger=trigger,
+                    actions=[crashed],
+                )
+            )
+
+
+def _page(identifier: object) -> str | None:
+    from prefect.settings import get_current_settings  # noqa: PLC0415
+
+    base = get_current_settings().ui_url
+    return None if base is None else f"{base}/deployments/deployment/{identifier}"

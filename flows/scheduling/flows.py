@@ -1,0 +1,135 @@
+"""The flows that deployments run: a study, and what is computed of a store's events again.
+
+Their parameters are of plain types, so that Prefect's page can show and edit them. A mistake of the user's is the state
+of the run in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from flows.orchestration.page import FlowRunPage
+from flows.orchestration.retries import retried
+from flows.study_file.options import named_services, named_workers
+from flows.study_flow import ABREAST, FLOW, run_name
+from schema.errors import InputError, KvdriftError
+from schema.location import absolute
+from schema.study import load_studies
+
+RECOMPUTE = "kvdrift recompute"
+_THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
+_TIMEOUT = 60.0  # seconds of silence after which an endpoint is given up
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+def _in_one_line(body: Callable[..., str]) -> Callable[..., Any]:
+    """Have a flow end with a line: what came of it, or what was wrong."""
+
+    @wraps(body)
+    def ending(*given: Any, **named: Any) -> Any:
+        try:
+            return Completed(message=body(*given, **named))
+        except KvdriftError as error:
+            get_run_logger().error("%s", error)
+            return Failed(message=str(error), data=error)
+
+    return ending
+
+
+def _study_run_name() -> str:
+    given = flow_run.parameters
+    try:
+        studies = load_studies(Path(given["study_file"]))
+    except KvdriftError:  # the run itself says so
+        return str(Path(given["study_file"]).stem)
+    return run_name(studies[0].name, [study.model.id for study in studies])
+
+
+@flow(name=FLOW, flow_run_name=_study_run_name, task_runner=_THREADS, persist_result=False)
+@_in_one_line
+def study(
+    study_file: Name,
+    store: Name | None = None,
+    limit: Annotated[int, Field(ge=1)] | None = None,
+    redo: list[Name] | None = None,
+    endpoints: list[Name] | None = None,
+    token_file: Name | None = None,
+    tls_root_certs: Name | None = None,
+    cluster: Name | None = None,
+    gpus: Name | None = None,
+) -> str:
+    """Run a study from its documents to its report, or go on where an earlier run stopped.
+
+    Args:
+        study_file: The study file; a relative path is one of the deployment's working folder.
+        store: Folder or URL of the store; stores/NAME in the working folder by default.
+        limit: Generate so many documents at most, then stop; the next run goes on.
+        redo: Names of actions that are generated anew.
+        endpoints: grpc://HOST:PORT of each kvdrift serve that generates.
+        token_file: File with the token that endpoints ask for.
+        tls_root_certs: PEM file of the authorities that endpoints are trusted by.
+        cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
+        gpus: Generate on all GPUs of the worker's machine, or on so many: all, or a number.
+
+    """
+    from flows.study_file.run import run_file  # noqa: PLC0415 - torch takes seconds
+
+    studies = load_studies(Path(study_file))
+    page = FlowRunPage()
+    page.open(studies[0].name)
+    services = named_services(endpoints or [], _path(token_file), _path(tls_root_certs), _TIMEOUT)
+    workers = named_workers(studies, cluster, gpus, served=bool(services))
+    outcome = run_file(studies, store, services, page, limit, redo or [], cluster=workers)
+    if not outcome.did_something:
+        return f"finished before: nothing to do; store {outcome.location}"
+    if outcome.documents_left:
+        left = f"{outcome.documents_left} documents of this stage are left"
+        return f"stopped at the limit of {limit}: {left}; the next run goes on; store {outcome.location}"
+    return f"report {', '.join(map(str, outcome.pages))}; store {outcome.location}"
+
+
+def _recompute_run_name() -> str:
+    return f"recompute {Path(flow_run.parameters['store']).name}"
+
+
+@flow(name=RECOMPUTE, flow_run_name=_recompute_run_name, task_runner=_THREADS, persist_result=False)
+@_in_one_line
+def recompute(store: Name) -> str:
+    """Derive a store's events, estimate and write the reports of its studies, where they are not up to date.
+
+    Args:
+        store: Folder or URL of the store; a relative path is one of the deployment's working folder.
+
+    """
+    from flows.scheduling.recomputing import derive_store, estimate_study, stored_studies, study_page  # noqa: PLC0415
+
+    page = FlowRunPage()
+    page.open(Path(store).name)
+
+    def staged(function: Callable[..., Any]) -> Any:
+        return task(cache_policy=NO_CACHE, persist_result=False, **retried())(function)
+
+    location = absolute(store)
+    studies = stored_studies(location)
+    if not studies:
+        raise InputError(f"{location}: the store holds no study yet")
+    staged(derive_store)(location, page)
+    for name, model in studies:
+        staged(estimate_study)(location, name, model, page)
+    pages = [staged(study_page)(location, name, model, page) for name, model in studies]
+    return f"report {', '.join(map(str, pages))}; store {location}"
+
+
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -1,0 +1,62 @@
+"""What follows from a store's events, computed where it is not up to date: derivation, estimates and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.analysis.stored import analyze_stored
+from flows.orchestration.page import FlowRunPage
+from flows.pages import report_folder, report_is_current, write_report
+from flows.scores import score_stored
+from generator.transformer.tokenizer import token_reader
+from schema.store.store import Store
+from sql.catalog import refresh_catalog
+from sql.materialization import materialize_moments
+from transforms.pipeline import run_derivation
+
+
+def stored_studies(location: str) -> list[tuple[str, str]]:
+    """Return study and model of all documents of a store.
+
+    Raises:
+        InputError: there is no store.
+
+    """
+    documents = Store.open(location).read("documents", columns=["study", "model"])
+    return sorted({(row["study"], row["model"]) for row in documents.to_pylist()})
+
+
+def derive_store(location: str, page: FlowRunPage) -> int:
+    """Derive what is not derived yet, and refresh the catalogue; return the number of new segments."""
+    done, store = run_derivation(location).segments, Store.open(location)
+    page.say(f"derived {done} new segments" if done else "all events are derived")
+    if materialize_moments(store) or done:
+        refresh_catalog(store)
+    return done
+
+
+def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> int:
+    """Score and estimate a study, unless that is done; return the number of estimates."""
+    store = Store.open(location)
+    score_stored(store, study, model, revision=_revision(store, study, model), progress=page)
+    count = analyze_stored(store, study, model, progress=page)
+    page.say(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
+    return count
+
+
+def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path:
+    """Write a study's report, unless it is there; return the path of its page."""
+    store = Store.open(location)
+    several = sum(name == study for name, _ in stored_studies(location)) > 1  # then each model has a page of its own
+    folder = report_folder(store, study, model if several else None)
+    report = folder / "index.html"
+    if not report_is_current(store, folder):
+        text = token_reader(model, revision=_revision(store, study, model))
+        report = write_report(store, study, model, folder, token_text=text, progress=page)
+    page.publish(store, study, model, report)
+    return report
+
+
+def _revision(store: Store, study: str, model: str) -> str | None:
+    revisions = {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}
+    return revisions.get((study, model))
