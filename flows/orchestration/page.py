@@ -126,7 +126,9 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
         create_table_artifact,
     )
 
-    from report.printing.headline import sentences  # noqa: PLC0415 - where there is something to show
+    from report.parts.verdict.choice import choose  # noqa: PLC0415 - where there is something to show
+    from report.parts.verdict.contrasts import sentences  # noqa: PLC0415
+    from report.parts.verdict.recommendation import recommendation  # noqa: PLC0415
     from report.reading.content import read_content  # noqa: PLC0415
     from report.reading.source import Provenance, StudyRows  # noqa: PLC0415
     from sql.catalog import open_views  # noqa: PLC0415
@@ -135,12 +137,15 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
         rows = StudyRows(views, study, model)
         content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
         decomposition = rows.of("decomposition", split=content.split, stratum=POOLED)
-        found = sentences(content)
+        verdict, found = recommendation(content, choose(content)), sentences(content)
     where = f"study '{study}', model {model}, {content.split} documents, all strata"
     table = [{name: _cell(row[name]) for name in _COLUMNS} for row in decomposition]
     create_table_artifact(table=table, key=f"{key}-decomposition", description=f"Decomposition: {where}. Fractions.")
-    headline = "\n\n".join(f"**{sentence.lead}** {sentence.detail}" for sentence in found)
-    create_markdown_artifact(markdown=headline, key=f"{key}-headline", description=f"What was found: {where}.")
+    headline = [f"**{verdict.lead}** {' '.join(verdict.reasons)}"]
+    headline += [f"**{sentence.lead}** {sentence.detail}" for sentence in found]
+    create_markdown_artifact(
+        markdown="\n\n".join(headline), key=f"{key}-headline", description=f"What was found: {where}."
+    )
     create_link_artifact(
         link=report.absolute().as_uri(), link_text=str(report), key=f"{key}-report", description=f"Report: {where}."
     )
