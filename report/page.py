@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jinja2
 
+from report.explorer.page import write_explorer
 from report.printing.canvas import drawing, save
 from report.printing.latex import write_tex
 from report.printing.palette import properties
@@ -37,7 +38,9 @@ def build_report(
     latex: bool = False,
     draw: DrawFigures | None = None,
 ) -> Path:
-    """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes.
+    """Write ``index.html``, ``trajectories.html``, ``figures/`` and ``tables/`` under ``folder``.
+
+    The same input gives the same bytes.
 
     The evaluation split is reported; a study without evaluation documents is reported on its development documents.
 
@@ -71,6 +74,7 @@ def build_report(
     for name in ("figures", "tables"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_tables(sections, content, folder / "tables")
+    write_explorer(content, folder, token_text)
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
     page.write_text(_html(content, parts, figures), encoding="utf-8", newline="\n")

@@ -100,9 +100,10 @@ class Views:
         return _fetch(self.sql(query))
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
-        """The rows of ``view`` whose columns equal the given values (None: null), sorted by the view's grain.
+        """The rows of ``view`` whose columns equal the given values, sorted by the view's grain.
 
-        They have the given ``columns``, all of the view's by default.
+        A value may be None, for null, or a list, of which any value will do. The rows have the given ``columns``, all
+        of the view's by default.
 
         Raises:
             InputError: there is no such view or column.
@@ -113,7 +114,8 @@ class Views:
         for column in (*columns, *equal):
             if column not in promised.columns:
                 raise InputError(f"view {view}: no column '{column}'; {nearest(column, promised.columns)}")
-        conditions = " and ".join(f"{quoted(column)} is not distinct from ?" for column in equal)
+        tests = {True: "in (select unnest(?))", False: "is not distinct from ?"}
+        conditions = " and ".join(f"{quoted(name)} {tests[isinstance(equal[name], list)]}" for name in equal)
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
         query = f"select {selected} from {quoted(view)} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted

@@ -7,7 +7,7 @@ contract is a ``KeyError``, never a dash on the page.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Protocol
@@ -20,8 +20,11 @@ ViewRow = dict[str, Any]
 class ViewSource(Protocol):
     """Anything that gives the rows of a named view."""
 
-    def rows(self, view: str, /, **equal: object) -> pa.Table:
-        """Rows of ``view`` whose columns equal the given values."""
+    def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
+        """Rows of ``view``, by its grain, whose columns equal the given values, or one of a list of values.
+
+        They have the given ``columns``, all of the view's by default.
+        """
         ...
 
 
@@ -55,6 +58,10 @@ class StudyRows:
         """Rows of ``view`` for this study and model."""
         rows: list[ViewRow] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
         return rows
+
+    def columns_of(self, view: str, *columns: str, **equal: object) -> pa.Table:
+        """Columns of ``view``'s rows for this study and model, for who reads very many."""
+        return self.views.rows(view, columns, study=self.study, model=self.model, **equal)
 
     def of_study(self, view: str) -> list[ViewRow]:
         """Rows of a view that has no model column."""

@@ -173,7 +173,7 @@ def test_an_action_added_after_the_plan_is_set_apart(page: Page) -> None:
 def test_an_action_without_units_has_no_number() -> None:
     """As after ``run --redo``, before new units are there."""
     views = make_views()
-    for name in ("units", "estimates", "trajectories", "events", "decomposition", "contrasts"):
+    for name in ("units", "estimates", "trajectories", "analyzed_trajectories", "events", "decomposition", "contrasts"):
         views.views[name] = [
             row for row in views.views[name] if "recent-half" not in (row["action"], row.get("baseline"))
         ]

@@ -1,0 +1,120 @@
+"""What the views say of every trajectory that the explorer could hold, without its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from report.reading.content import PageContent
+from report.reading.source import StudyRows, ViewRow
+
+Ints = NDArray[np.int64]
+
+_KEY = ("doc", "action", "replicate")
+_COLUMNS = (*_KEY, "tau", "eos_x", "eos_y", "last_eos", "mismatches", "longest_agreement")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The trajectories of the page's split that enter estimates, sorted by document, replicate and action.
+
+    Attributes:
+        documents: rows of the view ``documents``, in the order of their ids as the page has them.
+        strata: names, in the page's order.
+        actions: the compared actions, in the page's order.
+        horizon: H.
+        stratum: int64[documents], the place in ``strata`` of each document.
+        doc: int64[trajectories], places in ``documents``.
+        action: int64[trajectories], places in ``actions``.
+        replicate: int64[trajectories].
+        tau: int64[trajectories], 0 without divergence; so are the next two where a side does not end.
+        eos_x: int64[trajectories].
+        eos_y: int64[trajectories].
+        last_eos: int64[trajectories], e', which is H + 1 where a side does not end.
+        mismatches: int64[trajectories], the sum of I_t.
+        longest_agreement: int64[trajectories], in tau < t < e; 0 without divergence.
+        lost: bool[trajectories], whether X states the answer and Y does not; false where nothing is scored.
+
+    """
+
+    documents: list[ViewRow]
+    strata: list[str]
+    actions: list[str]
+    horizon: int
+    stratum: Ints
+    doc: Ints
+    action: Ints
+    replicate: Ints
+    tau: Ints
+    eos_x: Ints
+    eos_y: Ints
+    last_eos: Ints
+    mismatches: Ints
+    longest_agreement: Ints
+    lost: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.doc)
+
+    def codes(self, table: pa.Table) -> Ints:
+        """Give each row of a table that has doc, action and replicate one number; -1 for others' documents or actions.
+
+        A larger number comes later in the order of trajectories.
+        """
+        docs = [row["doc"] for row in self.documents]
+        doc, action = (_places(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
+        replicate = _whole(table, "replicate")
+        last = int(self.replicate.max(initial=0)) + 1
+        code = (doc * last + replicate) * len(self.actions) + action
+        return np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code)
+
+    def own_codes(self) -> Ints:
+        """Return the number of each trajectory, in rising order."""
+        last = int(self.replicate.max(initial=0)) + 1
+        return (self.doc * last + self.replicate) * len(self.actions) + self.action
+
+
+def read_outcomes(content: PageContent) -> Outcomes:
+    """Read the trajectories of the page's split under its compared actions."""
+    facts, source = content.facts, content.source
+    documents = [row for row in facts.documents if row["split"] == content.split]
+    strata = [name for name in facts.strata if any(row["stratum"] == name for row in documents)]
+    table = source.columns_of("analyzed_trajectories", *_COLUMNS, split=content.split)
+    names = {"doc": [row["doc"] for row in documents], "action": content.actions}
+    places = {name: _places(table, name, known) for name, known in names.items()}
+    kept = np.flatnonzero((places["doc"] >= 0) & (places["action"] >= 0))
+    columns = places | {name: _whole(table, name) for name in _COLUMNS if name not in places}
+    values = {name: column[kept] for name, column in columns.items()}
+    order = np.lexsort((values["action"], values["replicate"], values["doc"]))
+    found = Outcomes(
+        documents=documents,
+        strata=strata,
+        actions=content.actions,
+        horizon=facts.windows.horizon,
+        stratum=np.array([strata.index(row["stratum"]) for row in documents], np.int64),
+        lost=np.zeros(len(kept), np.bool_),
+        **{name: column[order] for name, column in values.items()},
+    )
+    found.lost[np.isin(found.own_codes(), _lost(source, found))] = True
+    return found
+
+
+def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
+    return outcomes.codes(source.columns_of("trajectory_answers", *_KEY, lost=1.0))
+
+
+def _places(table: pa.Table, name: str, known: list[str]) -> Ints:
+    """Return the place of each value of a column in a list, -1 where it is not there."""
+    column = table[name].cast(pa.string()).combine_chunks()
+    found = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
+    return np.asarray(found, np.int64)
+
+
+def _whole(table: pa.Table, name: str) -> Ints:
+    """Return a column of whole numbers, 0 for null."""
+    return np.asarray(pc.fill_null(table[name].cast(pa.int64()).combine_chunks(), 0), np.int64)

@@ -1,0 +1,150 @@
+"""Trajectories as two texts that a page holds: a manifest in JSON, and arrays of numbers, each as gzip in base64.
+
+The arrays, one after the other, with n trajectories of H positions and s different streams of X:
+
+    x      token index [s, H]     places in the manifest's ``tokens``
+    y      token index [n, H]
+    delta  float32     [n, H]
+    f      float32     [n, H]     its bits, exclusive-or those of delta: nothing as long as the histories are one
+
+A token index has 2 bytes, or 4 where there are more than 65,536 different tokens. The bytes of each array are apart by
+their place in the number, the lowest first, which makes them smaller when they are compressed. ``trajectories.js``
+reads both texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from report.explorer.outcomes import Ints, Outcomes
+from report.explorer.sample import Sample
+from report.explorer.streams import SCORED, Streams
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What the page holds, in base64."""
+
+    manifest: str
+    arrays: str
+
+
+def pack(
+    outcomes: Outcomes,
+    sample: Sample,
+    streams: Streams,
+    token_text: Callable[[int], str] | None,
+    names: dict[str, str],
+) -> Packed:
+    """Pack a sample.
+
+    Args:
+        outcomes: all trajectories that could be there.
+        sample: those that are.
+        streams: their positions.
+        token_text: a token as text; without it the page shows numbers.
+        names: what the manifest says of the study besides.
+
+    Returns:
+        The texts; the same input gives the same texts.
+
+    """
+    tokens, indices = np.unique(np.concatenate([streams.x, streams.y]), return_inverse=True)
+    x, y = np.split(indices.reshape(-1, outcomes.horizon), 2)
+    first, reference = _references(outcomes, sample.rows, x)
+    kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
+    delta, f = (values.astype("<f4").view("<u4") for values in (streams.delta, streams.f))
+    arrays = b"".join(map(_planes, (x[first].astype(kind), y.astype(kind), delta, f ^ delta)))
+    manifest = names | {
+        "horizon": outcomes.horizon,
+        "strata": outcomes.strata,
+        "actions": outcomes.actions,
+        "documents": _documents(outcomes, sample.rows),
+        "tokens": tokens.tolist(),
+        "texts": None if token_text is None else [token_text(token) for token in tokens.tolist()],
+        "references": len(first),
+        "trajectories": _trajectories(outcomes, sample.rows, streams, reference),
+        "jumps": _jumps(sample),
+        "total": len(outcomes),
+    }
+    # Texts of byte tokens may have halves of characters; as escapes they go through.
+    return Packed(_text(json.dumps(manifest, separators=(",", ":")).encode("ascii")), _text(arrays))
+
+
+def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], list[int]]:
+    """Find the streams of X that differ: a trajectory that has each, and the number of each trajectory's one.
+
+    Actions share X's stream on a document and replicate; a log that others made may have one for each action.
+    """
+    first, reference = list[int](), list[int]()
+    known: dict[tuple[int, int, bytes], int] = {}
+    for at, row in enumerate(rows.tolist()):
+        key = (int(outcomes.doc[row]), int(outcomes.replicate[row]), x[at].tobytes())
+        if key not in known:
+            known[key] = len(first)
+            first.append(at)
+        reference.append(known[key])
+    return first, reference
+
+
+def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
+    """Return the documents that are there, with their place among all."""
+    return [
+        {
+            "place": place,
+            "doc": outcomes.documents[place]["doc"],
+            "stratum": int(outcomes.stratum[place]),
+            "task": outcomes.documents[place]["task"] or "",
+            "answers": list(outcomes.documents[place]["answers"] or ()),
+            "prompt": outcomes.documents[place]["prompt_tokens"],
+        }
+        for place in np.unique(outcomes.doc[rows]).tolist()
+    ]
+
+
+def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: list[int]) -> dict[str, list[Any]]:
+    """Return the sample's trajectories by column; a null is a position that there is not."""
+    places = np.unique(outcomes.doc[rows])
+    columns: dict[str, list[Any]] = {
+        "document": np.searchsorted(places, outcomes.doc[rows]).tolist(),
+        "action": outcomes.action[rows].tolist(),
+        "replicate": outcomes.replicate[rows].tolist(),
+        "reference": reference,
+        "mismatches": outcomes.mismatches[rows].tolist(),
+        "agreement": outcomes.longest_agreement[rows].tolist(),
+    }
+    for name in ("tau", "eos_x", "eos_y"):
+        columns[name] = [value or None for value in getattr(outcomes, name)[rows].tolist()]
+    unscored = dict.fromkeys(SCORED)
+    for name in SCORED:
+        columns[name] = [streams.scores.get(at, unscored)[name] for at in range(len(rows))]
+    return columns
+
+
+def _jumps(sample: Sample) -> list[dict[str, Any]]:
+    """Return the jumps, with places in the sample."""
+    place = {row: at for at, row in enumerate(sample.rows.tolist())}
+    return [
+        {
+            "kind": jump.kind, "stratum": jump.stratum, "action": jump.action, "total": jump.total,
+            "to": [place[row] for row in jump.rows],
+        }
+        for jump in sample.jumps
+    ]  # fmt: skip
+
+
+def _planes(values: NDArray[Any]) -> bytes:
+    """Return an array's bytes: the lowest of every number, then the next ones."""
+    return values.view(np.uint8).reshape(-1, values.dtype.itemsize).T.tobytes()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")

@@ -1,0 +1,60 @@
+"""Writes the trajectory explorer: one file that opens from ``file://`` and holds everything that it shows."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+
+from report.explorer.outcomes import read_outcomes
+from report.explorer.packing import pack
+from report.explorer.sample import choose
+from report.explorer.streams import read_streams
+from report.reading.content import PageContent
+
+EXPLORER = "trajectories.html"
+
+_TEMPLATES = Path(__file__).parents[1] / "templates"
+
+
+def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int], str] | None) -> Path | None:
+    """Write ``trajectories.html`` under ``folder``; None for finite-state systems, whose tokens are no text.
+
+    Args:
+        content: what was read for the report's page.
+        folder: where the page is.
+        token_text: a token as text; without it the explorer shows numbers.
+
+    Returns:
+        The path of the file. The same input gives the same bytes.
+
+    Raises:
+        OperationError: The view events lacks positions of a trajectory.
+
+    """
+    if content.facts.finite:
+        return None
+    outcomes = read_outcomes(content)
+    sample = choose(outcomes)
+    streams = read_streams(content.source, outcomes, sample.rows)
+    facts = content.facts
+    names = {"study": facts.study, "model": facts.model, "split": content.split, "store": content.provenance.store}
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    script = (_TEMPLATES / "trajectories.js").read_text(encoding="utf-8")
+    html = environment.get_template("trajectories.html.j2").render(
+        names,
+        packed=pack(outcomes, sample, streams, token_text, names),
+        script=script,
+        # The browser runs this script and no other, whatever a token's text may be.
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        style=(_TEMPLATES / "trajectories.css").read_text(encoding="utf-8"),
+    )
+    path = folder / EXPLORER
+    path.write_text(html, encoding="utf-8", newline="\n")
+    return path

@@ -1,0 +1,116 @@
+"""Which trajectories the explorer holds: those that its jumps lead to, and the first ones of every document.
+
+The rule, in this order, until there are ``POSITIONS`` positions:
+
+1. the trajectories of all jumps over all strata, then of all jumps within strata;
+2. the other actions on the same document and replicate as these;
+3. replicates 0 to 3 of every action, of the first document of each stratum, then of the second, and so on to the last;
+   then replicates 4 to 7 likewise, and so on.
+
+Documents come in the order of their ids. A jump is there if its trajectory is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from report.explorer.outcomes import Ints, Outcomes
+
+POSITIONS: Final = 250_000
+"""At most. One takes 12 bytes, 16 as text where nothing can be compressed, so that the file has less than 5 MB."""
+
+REPLICATES_AT_ONCE: Final = 4
+
+_LOST: Final = 3  # jumps to lost answers, of different documents, for an action within a stratum or over all
+
+KINDS: Final = ("earliest", "median", "latest", "exposure", "agreement", "lost")
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Where a jump leads.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        stratum: a place in the list of strata; None for all of them.
+        action: a place in the list of actions.
+        rows: places in the outcomes: one, or several lost answers.
+        total: how many there are to lead to; more than 1 for lost answers alone.
+
+    """
+
+    kind: str
+    stratum: int | None
+    action: int
+    rows: tuple[int, ...]
+    total: int = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Trajectories of the explorer: places in the outcomes, rising, and the jumps that lead to some of them."""
+
+    rows: Ints
+    jumps: list[Jump]
+
+
+def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
+    """Choose trajectories by the rule above; ``positions`` is how many positions they may have in all."""
+    scopes: list[int | None] = [None, *range(len(outcomes.strata))]
+    jumps = [jump for scope in scopes for jump in _jumps(outcomes, scope)]
+    first = np.array([row for jump in jumps for row in jump.rows], np.int64)
+    pair = outcomes.doc * (int(outcomes.replicate.max(initial=0)) + 1) + outcomes.replicate
+    beside = np.flatnonzero(np.isin(pair, pair[first]))
+    candidates = np.concatenate([first, beside, _in_turn(outcomes)])
+    _, places = np.unique(candidates, return_index=True)
+    chosen = candidates[np.sort(places)][: positions // outcomes.horizon]
+    held = set(chosen.tolist())
+    kept = [
+        Jump(jump.kind, jump.stratum, jump.action, rows, jump.total)
+        for jump in jumps if (rows := tuple(row for row in jump.rows if row in held))
+    ]  # fmt: skip
+    return Sample(np.sort(chosen), kept)
+
+
+def _in_turn(outcomes: Outcomes) -> Ints:
+    """Return all trajectories, replicates 0 to 3 of the first document of each stratum before all others."""
+    place = np.zeros(len(outcomes.documents), np.int64)  # within the stratum
+    for stratum in range(len(outcomes.strata)):
+        own = np.flatnonzero(outcomes.stratum == stratum)
+        place[own] = np.arange(len(own))
+    keys = (
+        outcomes.action, outcomes.replicate, outcomes.stratum[outcomes.doc], place[outcomes.doc],
+        outcomes.replicate // REPLICATES_AT_ONCE,
+    )  # fmt: skip
+    return np.lexsort(keys)  # the last key counts first
+
+
+def _jumps(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
+    """Return the jumps of each action within a stratum, or over all; of equal trajectories the first is taken."""
+    within = np.full(len(outcomes), fill_value=True) if stratum is None else outcomes.stratum[outcomes.doc] == stratum
+    found = []
+    for action in range(len(outcomes.actions)):
+        rows = np.flatnonzero(within & (outcomes.action == action))
+        diverged = rows[outcomes.tau[rows] > 0]
+        if len(diverged):
+            tau = outcomes.tau[diverged]
+            apart = np.minimum(outcomes.last_eos[diverged], outcomes.horizon) - tau
+            agreement = outcomes.longest_agreement[diverged]
+            leads = {
+                "earliest": np.argmin(tau),
+                "median": np.argsort(tau, kind="stable")[(len(tau) - 1) // 2],
+                "latest": np.argmax(tau),
+                "exposure": np.argmax(apart),
+                "agreement": np.argmax(agreement),
+            }
+            if not agreement.any():
+                del leads["agreement"]
+            found += [Jump(kind, stratum, action, (int(diverged[at]),)) for kind, at in leads.items()]
+        lost = rows[outcomes.lost[rows]]
+        if len(lost):
+            _, first = np.unique(outcomes.doc[lost], return_index=True)
+            found.append(Jump("lost", stratum, action, tuple(lost[first[:_LOST]].tolist()), len(lost)))
+    return found
