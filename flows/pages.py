@@ -73,7 +73,7 @@ def write_report(
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
         parts = [folder / "figures", folder / "tables"]
-        for path in (page, *(file for part in parts for file in part.iterdir()), *parts):
+        for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
             sync(path)
         # It says that the page is there: after all that it speaks of.
         replace_file(folder / _INPUTS, json.dumps(inputs).encode())

@@ -70,6 +70,14 @@ def views(finished: Path) -> Iterator[Views]:
         yield opened
 
 
+def test_the_command_has_written_it_beside_the_report(finished: Path) -> None:
+    page = finished / "report" / "small" / "trajectories.html"
+    manifest, _ = unpack(page.read_text(encoding="utf-8"))
+    assert (manifest["study"], manifest["total"], manifest["store"]) == ("small", 60, "store")
+    assert len(manifest["texts"]) == len(manifest["tokens"])
+    assert 'href="trajectories.html"' in (page.parent / "index.html").read_text(encoding="utf-8")
+
+
 def test_what_is_packed_is_what_the_views_say(views: Views, tmp_path: Path) -> None:
     content = read_content(
         StudyRows(views, "small", "kvdrift/tiny"), baseline=None, token_text=None, provenance=Provenance(), latex=False
@@ -204,19 +212,23 @@ def test_a_full_file_has_less_than_5_mb() -> None:
 
 
 def test_pages_of_strangers_texts(tmp_path: Path, undrawn: None) -> None:  # noqa: ARG001 - by its effect
-    build(tmp_path, make_views(), token_text=lambda token: HOSTILE[token % len(HOSTILE)])
+    build(
+        tmp_path,
+        make_views(strata=("VT-4K",), documents_each=1),
+        token_text=lambda token: HOSTILE[token % len(HOSTILE)],
+    )
     html = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
     assert html.count("</script>") == 3
     assert "onerror" not in html
     manifest, _ = unpack(html)
     assert set(manifest["texts"]) == set(HOSTILE)
     assert manifest["store"] == "stores/quickstart"
-    build(tmp_path, make_views(), token_text=None)
+    build(tmp_path, make_views(strata=("VT-4K",), documents_each=1), token_text=None)
     assert unpack((tmp_path / "trajectories.html").read_text(encoding="utf-8"))[0]["texts"] is None
 
 
 def test_events_that_are_not_there(tmp_path: Path) -> None:
-    views = make_views()
+    views = make_views(strata=("VT-4K",), documents_each=1)
     views.views["events"] = [row for row in views.views["events"] if row["t"] != 9]
     content = read_content(
         StudyRows(views, STUDY, MODEL), baseline=None, token_text=None, provenance=Provenance(), latex=False
