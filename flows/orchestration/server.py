@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from flows.orchestration.new_database import copy_kept, keep
 from schema.errors import OperationError, first_line
 
 _QUIET = {
@@ -73,7 +74,7 @@ def orchestration(home: Path) -> Iterator[bool]:
                 _environment(_not_set(_ON_OUR_SERVER)),
                 nullcontext() if given else _own_home(home) as own,
                 _environment({} if own is None else {"PREFECT_HOME": str(own)}),
-                _own_server() as url,
+                _own_server(own) as url,
                 _environment({"PREFECT_API_URL": url}),
                 _failing_in_one_line(),
             ):
@@ -191,8 +192,13 @@ def api_url() -> str | None:
 
 
 @contextmanager
-def _own_server() -> Iterator[str]:
-    """A server in a thread, for the block; yields its address."""
+def _own_server(home: Path | None) -> Iterator[str]:
+    """A server in a thread, for the block; yields its address.
+
+    Args:
+        home: where it has its database; None where the user has set that.
+
+    """
     import uvicorn  # noqa: PLC0415
     from prefect.events.worker import EventsWorker  # noqa: PLC0415
     from prefect.server.api.server import create_app  # noqa: PLC0415
@@ -201,8 +207,11 @@ def _own_server() -> Iterator[str]:
         configuration = uvicorn.Config(create_app(ephemeral=True), log_level="critical", log_config=None)
         server = uvicorn.Server(configuration)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name="prefect server")
+        made_here = home is not None and not copy_kept(home)
         thread.start()
         _wait_for(server, thread)
+        if home is not None and made_here:
+            keep(home)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
