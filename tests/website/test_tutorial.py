@@ -13,6 +13,7 @@ import pytest
 import torch
 from fixtures.house import ROOT
 
+import kvdrift
 from generator.actions import build_actions
 from generator.attention.recording import PromptLayer
 from generator.documents.registry import stratum_documents
@@ -100,3 +101,11 @@ def test_the_page_works_as_it_stands(clone: Path) -> None:
         ]  # fmt: skip
     pair = next(text for block, text in zip(COMMANDS, printed, strict=True) if "kvdrift show" in block)
     assert trajectory.splitlines()[0].split() in [line.split() for line in pair.splitlines()]
+    lost = re.search(
+        r"### 16.*?```sql\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert lost
+    with kvdrift.open(clone.parent / "tutorial" / "stores" / "tutorial") as views:
+        places = views.table(lost[1]).to_pylist()
+    assert len(places) == 3
+    assert all(0 < row["before"] + row["inside"] + row["after"] <= 1 + 1e-9 for row in places)

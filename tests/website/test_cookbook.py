@@ -1,0 +1,112 @@
+"""Each query of ``docs/cookbook.md`` is asked of a finished study, and what can be known otherwise is held against it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.house import ROOT
+
+from schema.store.store import Store
+from sql.catalog import Views, open_views
+
+PAGE = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
+QUESTION = re.compile(r"^### (\d+)\. (.*?)\n\n```sql\n(.*?)```\n(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
+QUERIES = {int(number): query for number, _, query, _ in QUESTION.findall(PAGE)}
+Pair = dict[tuple[str, int, str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def views(finished: Path) -> Iterator[Views]:
+    with open_views(Store.open(finished)) as views:
+        yield views
+
+
+@pytest.fixture(scope="module")
+def pairs(finished: Path) -> Pair:
+    """Positions of each evaluated pair by document, replicate and action, from the stored events alone."""
+    store = Store.open(finished)
+    evaluated = {row["doc"] for row in store.read("documents").to_pylist() if row["split"] == "evaluation"}
+    made: Pair = defaultdict(list)
+    for row in store.read("events").sort_by("t").to_pylist():
+        if row["doc"] in evaluated:
+            made[row["doc"], row["replicate"], row["action"]].append(row)
+    return made
+
+
+def ask(views: Views, number: int) -> list[dict[str, Any]]:
+    return views.table(QUERIES[number]).to_pylist()
+
+
+def test_there_are_twenty_questions() -> None:
+    assert list(QUERIES) == list(range(1, 21))
+    assert all(meaning.strip() for _, _, _, meaning in QUESTION.findall(PAGE))
+
+
+@pytest.mark.parametrize("number", range(1, 21))
+def test_every_query_has_rows(views: Views, number: int) -> None:
+    rows = ask(views, number)
+    assert rows
+    if number == 16:  # nobody is right within this study's horizon
+        assert {row["before"] for row in rows} == {None}
+        return
+    assert any(value not in {None, 0} for row in rows for name, value in row.items() if name != "action")
+
+
+def test_mismatch_is_that_of_the_events(views: Views, pairs: Pair) -> None:
+    """Documents have equally many replicates and strata equally many documents, so that R is one plain mean."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for (_, _, action), rows in pairs.items():
+        shares[action].append(statistics.fmean(row["x_token"] != row["y_token"] for row in rows))
+    truth = {action: statistics.fmean(values) for action, values in shares.items()}
+    for number in (1, 2, 10):
+        for row in ask(views, number):
+            assert row["mismatch"] == pytest.approx(truth[row["action"]])
+    (gap,) = ask(views, 4)
+    assert gap["gap"] == pytest.approx(truth["recent-half"] - truth["snapkv-half"])
+    assert gap["occurrence_share"] + gap["exposure_share"] + gap["rate_share"] == pytest.approx(1)
+    for row in ask(views, 3):
+        assert row["estimate"] == pytest.approx(truth[row["action"]] - truth[row["baseline"]])
+
+
+def test_distances_are_those_of_the_events(views: Views, pairs: Pair) -> None:
+    sums: dict[str, list[float]] = defaultdict(list)
+    for (_, _, action), rows in pairs.items():
+        sums[action].append(statistics.fmean(row["delta"] - row["f"] for row in rows))
+    for number, column in ((7, "missed"), (11, "history_gap")):
+        for row in ask(views, number):
+            assert row[column] == pytest.approx(statistics.fmean(sums[row["action"]]), abs=1e-6)
+
+
+def test_half_have_parted_by_then(views: Views, pairs: Pair) -> None:
+    first: dict[str, list[float]] = defaultdict(list)
+    for (_, _, action), rows in pairs.items():
+        first[action].append(next((row["t"] for row in rows if row["x_token"] != row["y_token"]), float("inf")))
+    for row in ask(views, 5):
+        places = sorted(first[row["action"]])
+        half = places[(len(places) - 1) // 2]
+        assert row["half_by"] == (None if half == float("inf") else half)
+        assert row["parted_at_all"] == pytest.approx(statistics.fmean(place < float("inf") for place in places))
+
+
+def test_the_worst_documents_are_in_order(views: Views) -> None:
+    lead = [row["recent_half"] - row["snapkv_half"] for row in ask(views, 13)]
+    assert lead == sorted(lead, reverse=True)
+
+
+def test_controls_hold_still(views: Views) -> None:
+    assert {row["moved_pairs"] for row in ask(views, 19) if row["selector"] == "full"} == {0}
+
+
+def test_a_pair_is_read_whole(views: Views, pairs: Pair) -> None:
+    doc = min(doc for doc, _, _ in pairs)
+    shown, stored = ask(views, 20), pairs[doc, 0, "recent-half"]
+    for row, event in itertools.zip_longest(shown, stored):
+        assert (row["t"], row["x_token"], row["y_token"]) == (event["t"], event["x_token"], event["y_token"])
+        assert row["mismatch"] == (event["x_token"] != event["y_token"])
