@@ -89,3 +89,15 @@ def finished(unbroken: tuple[Path, str, str], tmp_path_factory: pytest.TempPathF
     shutil.copytree(unbroken[0], location, ignore=shutil.ignore_patterns(".prefect"))
     refresh_catalog(Store.open(location))
     return location
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the quickstart, which takes minutes and is for slow tests; nothing may be written to it."""
+
+    def run(folder: Path) -> None:
+        study = Path(__file__).parents[1] / "studies" / "quickstart.toml"
+        command = [sys.executable, "-m", "kvdrift", "run", study, "--store", folder / "store"]
+        subprocess.run(command, check=True, timeout=1800, capture_output=True)
+
+    return made_once(tmp_path_factory, "quickstart", run) / "store"

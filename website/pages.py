@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOK = "docs/notebook.ipynb"
 PAGES = {
     "README.md": "index.md", "CHANGELOG.md": "changelog.md", "ARCHITECTURE.md": "architecture.md",
-    "CONTRIBUTING.md": "contributing.md",
+    "CONTRIBUTING.md": "contributing.md", NOTEBOOK: "notebook.md",
 }  # fmt: skip
 """Files of the repository, each with its page."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,16 +220,13 @@ def test_verification_names_scores_of_no_pair(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_says_what_divergence_costs(tmp_path: Path) -> None:
+def test_the_quickstart_says_what_divergence_costs(quickstart: Path) -> None:
     """More right answers are lost where the recent half is kept than where SnapKV chooses it."""
-    study = Path(__file__).parents[2] / "studies" / "quickstart.toml"
-    command = [sys.executable, "-m", "kvdrift", "run", str(study), "--store", str(tmp_path / "store")]
-    subprocess.run(command, check=True, timeout=900, capture_output=True)
-    with open_views(Store.open(tmp_path / "store")) as views:
+    with open_views(Store.open(quickstart)) as views:
         rows = views.rows("answers", split="evaluation", stratum="pooled").to_pylist()
     lost = {row["action"]: row["lost_share"] for row in rows}
     assert lost["recent-half"] > lost["snapkv-half"] + 0.3
-    page = (tmp_path / "store" / "report" / "quickstart" / "index.html").read_text()
+    page = (quickstart / "report" / "quickstart" / "index.html").read_text()
     assert f"snapkv-half loses {100 * lost['snapkv-half']:.1f}%" in page
     assert f"of the right answers, recent-half {100 * lost['recent-half']:.1f}%" in page
 

@@ -1,0 +1,66 @@
+"""``docs/quantities.md`` has the pictures and the numbers that ``website.pictures`` makes of the quickstart."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fixtures.house import ROOT
+
+from website.pictures import PICTURES, write
+
+PAGE = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "docs" / "pictures"
+NUMBERS = json.loads((FOLDER / "numbers.json").read_text(encoding="utf-8"))
+
+
+def test_every_picture_is_there_with_words() -> None:
+    shown = dict(re.findall(r"!\[(.{20,})\]\(pictures/(\w+)\.svg\)", PAGE))
+    assert sorted(shown.values()) == sorted(PICTURES)
+    for name in PICTURES:
+        text = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+        assert "prefers-color-scheme: dark" in text
+        assert set(re.findall(r"(?:fill|stroke): (#\w+)", text)) <= {"#000000"}, name  # other colours do not follow
+
+
+def test_the_table_has_the_numbers() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 20
+    for name, *values in rows:
+        for action, value in zip(("snapkv-half", "recent-half", "snapkv-128"), values, strict=True):
+            number = NUMBERS[action].get(name)
+            digits = 1 if name == "mean_entry" else 3
+            assert value == ("" if number is None else f"{number:.{digits}f}".replace("-", "−")), f"{action}: {name}"
+
+
+def test_the_sentences_have_the_numbers() -> None:
+    text = " ".join(PAGE.split())
+    mine, other = NUMBERS["snapkv-half"], NUMBERS["recent-half"]
+    percent = {action: {name: f"{100 * value:.1f}%" for name, value in NUMBERS[action].items()} for action in NUMBERS}
+    a, b = percent["snapkv-half"], percent["recent-half"]
+    for sentence in (
+        f"Under `snapkv-half` R is {a['mismatch']}: {a['exposure']} of positions come after the parting, and of these "
+        f"{a['mismatch_rate']} differ. Under `recent-half` it is {b['mismatch']}: {b['exposure']} come after it, and "
+        f"{b['mismatch_rate']} of these differ.",
+        f"{a['divergence_probability']} of pairs part, on average at position {mine['mean_entry']:.1f}",
+        f"{b['divergence_probability']} do, at position {other['mean_entry']:.1f}",
+        f"differs on {100 * other['gap']:.1f} percentage points more",
+        f"{100 * other['exposure_share']:.0f}% of that is exposure",
+        f"F is {a['fixed_history_tv']} and the mean of δ {a['rollout_tv']}",
+        f"−{-100 * mine['late_minus_early']:.1f} points for `snapkv-half`",
+        f"−{-100 * other['late_minus_early']:.1f} for `recent-half`",
+        f"{a['saturation']} of positions are saturated under `snapkv-half`, of {a['mismatch']}",
+        f"`snapkv-half` loses {mine['lost_share']:.0%} of the right answers, `recent-half` {other['lost_share']:.0%}",
+    ):
+        assert sentence in text
+
+
+@pytest.mark.slow
+def test_the_quickstart_gives_these_numbers(quickstart: Path, tmp_path: Path) -> None:
+    write(str(quickstart), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in FOLDER.iterdir()}
+    drawn = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
+    for action, values in NUMBERS.items():
+        assert drawn[action] == pytest.approx(values, abs=1e-3)
