@@ -30,7 +30,7 @@ assert curves.keys() == truth.keys()
 assert all(abs(curves[action] - share) < 1e-9 for action, share in truth.items())
 import sys
 assert {{name.partition(".")[0] for name in sys.modules}}.isdisjoint({PACKAGES!r})
-"""
+"""  # noqa: S608 - our own words
     done = subprocess.run(
         [sys.executable, "-I", "-c", "\n".join([*code, after])], cwd=tmp_path, capture_output=True, text=True,
         check=False, env=os.environ | {"STORE": str(finished), "MPLBACKEND": "agg"},
