@@ -10,12 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from report.parts.depth import by_depth, depth_table, interval_band, read_depths, selected_depths
+from report.parts.depth import (
+    ACROSS,
+    by_depth,
+    depth_table,
+    edges,
+    read_depths,
+    selected_depths,
+    window_lines,
+    window_panels,
+)
 from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure
 from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, action_legend, errors, log_axis, percent_axis, position_axis
+from report.printing.strokes import WIDTH, action_legend, errors, log_axis
 from report.printing.tables import (
     Cell,
     CellColumn,
@@ -214,25 +223,21 @@ def windows_figure(
     windows: Windows,
 ) -> Figure:
     """The interval of each action's R by depth from residual branching; ends from coupled pairs as open markers."""
-    figure = new_figure(WIDTH, 3.7)
-    axes = figure.add_subplot()
+    lines = window_lines(len(styles))
+    figure = new_figure(WIDTH, 0.5 + 2.5 * lines)
+    grid = figure.subplots(lines, ACROSS, squeeze=False)
+    window_panels(grid, intervals, styles, windows)
     wanted = set(selected_depths(windows))
-    for action, style in styles.items():
-        interval_band(axes, intervals.get(action, []), "lower", "upper", style)
+    for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
         rows = [row for row in coupled.get(action, []) if row["depth"] in wanted]
         for end in ("lower", "upper"):
             axes.plot([row["depth"] for row in rows], [100 * row[end] for row in rows], linestyle="none",
                       marker=style.marker, markersize=6, markerfacecolor="none", markeredgecolor=style.colour,
                       markeredgewidth=1.1, clip_on=False, zorder=4)  # fmt: skip
-    percent_axis(axes, "R that fits the window (%)")
-    position_axis(axes, windows.horizon, "depth L (tokens)")
-    sample = [
-        legend_line("least R, SWRB", color=QUIET, linewidth=1.8),
-        legend_line("most R, SWRB", color=QUIET, linewidth=0.9),
-        legend_line("both, coupled pairs", linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=QUIET),
-    ]
-    axes.legend(handles=sample, loc="upper right", fontsize=8)
-    action_legend(figure, dict(styles))
+    coupled_too = legend_line(
+        "both, coupled pairs", linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=QUIET
+    )
+    figure.legend(handles=[*edges(", SWRB"), coupled_too], loc="outside upper left", ncols=3)
     return figure
 
 

@@ -30,7 +30,7 @@ _UNCALIBRATED = (
 
 TEMPLATE = """
 {% if tables.calibration is defined %}
-{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it. The filled marker is the predictor that development selected. A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
+{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> Those with the least error come first. Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it. The filled marker is the predictor that development selected. A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
 {{ table(tables.calibration) }}
 {% else %}
 <p class="absent">No predictor has been judged: the view <code>calibration</code> has no row for these contrasts. <code>kvdrift analyze</code> makes the rows from development and evaluation documents.</p>
@@ -60,11 +60,21 @@ def section(content: PageContent) -> Section | None:
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:
-    """Every candidate's row for the contrasts to the baseline: by action, observation, candidate."""
+    """Every candidate's row for the contrasts to the baseline: by action, and then by the size of its error."""
     order = {action: place for place, action in enumerate(content.actions)}
     found = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
-    candidates = list(_CANDIDATES)
-    return sorted(found, key=lambda row: (order[row["action"]], row["observation"], candidates.index(row["candidate"])))
+
+    def place(row: ViewRow) -> tuple[object, ...]:
+        error = row["error"]
+        return (
+            order[row["action"]],
+            error is None,
+            abs(error or 0.0),
+            row["observation"],
+            list(_CANDIDATES).index(row["candidate"]),
+        )
+
+    return sorted(found, key=place)
 
 
 def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, published: PublishedStudy) -> PrintedTable:

@@ -10,6 +10,7 @@ from report.printing.numbers import MISSING, count
 from report.printing.palette import QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import (
+    PALE,
     WIDTH,
     across,
     action_legend,
@@ -19,6 +20,7 @@ from report.printing.strokes import (
     points,
     position_axis,
     published_points,
+    round_ticks,
     upright,
     zero_line,
 )
@@ -35,15 +37,15 @@ if TYPE_CHECKING:
 PRE_EOS = (
     "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
 )  # fmt: skip
-_LEAST_SPAN = 10.0  # percentage points on the branch clock
 _EVERY = 8  # lags between two open markers on a curve
 _STEP = 0.62  # of a stratum's height, for its actions
 
 TEMPLATE = """
 {% if figures.two_clocks is defined %}
-{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> The left panels average over all continuations at each position t: thick lines are δ, and thin lines are f, with the compressed model forced along the reference. The panel below shows {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks. The right panels have the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members. The early lags (1–{{ windows.early_last }}) and the late lags ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. The panel below shows late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes on the left while δ stays high on the right, the baseline diverges too; the branches do not come back together.{% endcall %}
+{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> The upper panels have one scale. The left panels average over all continuations at each position t: thick lines are δ, and thin lines are f, with the compressed model forced along the reference. The panel below shows {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks. The right panels have the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members. The early lags (1–{{ windows.early_last }}) and the late lags ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. The panel below shows late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes on the left while δ stays high on the right, the baseline diverges too; the branches do not come back together.{% endcall %}
 <p class="how">Where late − early is above 0, the two laws move further apart along the branch; where it is below 0, they come closer.</p>
 {{ table(tables.branch) }}
+<details><summary>Before either EOS, and the generation clock by block, as tables</summary>
 <p class="how">The next table has the same lags, from the steps before either EOS alone. Its last two columns are the shares of the cohort’s steps that come before either EOS. Each mean is over the continuations that last so long.</p>
 {{ table(tables.branch_pre_eos) }}
 {% if content.others %}
@@ -52,9 +54,10 @@ TEMPLATE = """
 {% endif %}
 <p class="how">The next table has δ and f of each action in the same blocks. The part of δ above f is due to histories that have already diverged.</p>
 {{ table(tables.generation_blocks) }}
+</details>
 {% if facts.strata | length > 1 %}
+<details><summary>Both clocks in each stratum</summary>
 {% call figure("clocks_by_stratum") %}<b>Both clocks in each stratum.</b> Each row is a stratum; the first row pools the strata. Values above 0 mean growth: of the gap in δ from the first block to the last (Δg), and of δ from early to late lags on the branch. The two can have opposite signs.{% endcall %}
-<details><summary>Both clocks in each stratum, as tables</summary>
 {{ table(tables.branch_by_stratum) }}
 {{ table(tables.branch_pre_eos_by_stratum) }}
 {% if content.others %}{{ table(tables.generation_gaps_by_stratum) }}{% endif %}
@@ -124,6 +127,11 @@ def clocks_figure(content: PageContent) -> Figure:
     grid = figure.subplots(2, 2, height_ratios=(3, 2))
     _generation_curves(grid[0, 0], content, styles)
     _branch_curves(grid[0, 1], content, styles)
+    top = max(axes.get_ylim()[1] for axes in grid[0])
+    for axes in grid[0]:  # one quantity, one scale
+        axes.set_ylim(0, top)
+        round_ticks(axes.yaxis)
+        axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= min(top, 100)])
     _block_points(grid[1, 0], content, styles)
     _late_minus_early(grid[1, 1], content, styles)
     action_legend(figure, styles, marker=True, published=content.estimates.have_published)
@@ -190,9 +198,7 @@ def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionSty
         rows = content.estimates.profile("branch_delta", action)
         curve(axes, rows, style)
         published_points(axes, rows, style, every=_EVERY)
-    low, high = axes.get_ylim()
-    room = max(0.0, _LEAST_SPAN - (high - low)) / 2  # a flat curve should look flat
-    axes.set_ylim(max(0.0, low - room), high + room)
+    axes.set_ylim(bottom=0)
     axes.set_title("b  Branch clock")
     percent_axis(axes, "total variation (%)")
     if windows.early_last >= 1:
@@ -228,7 +234,12 @@ def _late_minus_early(axes: Axes, content: PageContent, styles: dict[str, Action
         across(axes, content.estimates.get("late_minus_early", action), place - 0.11, style)
         across(axes, content.estimates.get("late_minus_early_pre_eos", action), place + 0.2, style, pale=True)
     axes.set_yticks(range(len(styles)), [shown(action) for action in styles])
-    axes.set_ylim(len(styles) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     zero_line(axes, upright=True)
     axes.set(title="d  Late minus early on the branch", xlabel="late − early δ (percentage points)")
+    sample = [
+        legend_line("all steps", linestyle="none", marker="o", color=QUIET),
+        legend_line("steps before either EOS", linestyle="none", marker="o", color=QUIET, alpha=PALE),
+    ]
+    axes.set_ylim(len(styles) - 0.4, -0.6 - 0.34 * max(1.0, len(styles) / 3))  # room for the legend
+    axes.legend(handles=sample, loc="upper right", fontsize=8, ncols=2, borderaxespad=0.1, handletextpad=0.2)

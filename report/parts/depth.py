@@ -5,31 +5,35 @@ The rows are those of the views ``identified_interval`` and ``action_ordering``,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure, shown
-from report.printing.numbers import count, decimals_of, fixed, level
+from report.printing.numbers import count, decimals_of, fixed, interval, level
 from report.printing.palette import QUIET
 from report.printing.section import Drawing, Section
-from report.printing.strokes import BAND, WIDTH, action_legend, percent_axis, position_axis, zero_line
+from report.printing.strokes import BAND, WIDTH, percent_axis, position_axis, zero_line
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from schema.windows import Windows
+from stats.registry import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _FEW = 5
+ACROSS = 3  # panels in a line
 
 TEMPLATE = """
 {% if tables %}
-{% call figure("depth") %}<b>How deep a window must be.</b> The first L positions of each branch, τ included, determine R only up to the shaded interval. At its lower edge all later positions agree, and at its upper edge all of them differ.{% if content.others %} The right panel has the same interval for the difference to {{ content.baseline }}. Where a band excludes 0 (from the marker on), the order of the two actions is certain.{% endif %} At L = {{ windows.horizon }} R is known.{% endcall %}
-<p class="how">The error of the midpoint is at most the half-width, and no estimate from the same window has a smaller bound. The realized tail is the part of R beyond the window. The enclosure also counts the sampling of documents.</p>
+{% call figure("depth") %}<b>How deep a window must be.</b> The first L positions of each branch, τ included, determine R only up to the shaded interval. At its lower edge all later positions agree, and at its upper edge all of them differ.{% if content.others %} The last panels have the same interval for the differences to {{ content.baseline }}. Where a band excludes 0 (from the marker on), the order of the two actions is certain.{% endif %} At L = {{ windows.horizon }} R is known.{% endcall %}
+<p class="how">The error of the midpoint is at most the half-width, and no estimate from the same window has a smaller bound. The realized tail is the part of R beyond the window. The enclosure also counts the sampling of documents.{% if both %} {{ both }}{% endif %}</p>
 {{ table(tables.identified_interval) }}
 {% if tables.action_ordering is defined %}
 <p class="how">An interval on one side of 0 orders the two actions, whatever happens beyond the window.</p>
@@ -66,7 +70,22 @@ def section(content: PageContent) -> Section:
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, partial(depth_figure, depths, content))
-    return Section("depth", "What a branch window leaves open", TEMPLATE, tables, (drawing,))
+    values = {"both": enclosure_sentence(content, depths)}
+    return Section("depth", "What a branch window leaves open", TEMPLATE, tables, (drawing,), values)
+
+
+def enclosure_sentence(content: PageContent, depths: Depths) -> str:
+    """Why the enclosure of R at full depth is wider than its interval; empty where either is missing."""
+    action = next(iter(depths.intervals))
+    row, risk = depths.intervals[action][-1], content.estimates.get("mismatch", action)
+    if row["depth"] != content.windows.horizon or not risk.has_interval:
+        return ""
+    return (
+        f"At L = {count(row['depth'])} it is of the same R as the interval in the other sections, and wider: under "
+        f"{action}, {_range(row, 'enclosure')} beside {interval(risk, Scale.PERCENT, 1)}. The enclosure supposes only "
+        "that R is between 0 and 1, and holds for any number of documents. The interval follows from how the documents "
+        "of this study differ, and holds nearly. Compare actions by intervals; use the enclosure where it must hold."
+    )
 
 
 def read_depths(content: PageContent) -> Depths:
@@ -143,30 +162,54 @@ def _range(row: ViewRow, name: str) -> str:
 
 
 def depth_figure(depths: Depths, content: PageContent) -> Figure:
-    """The interval of each action's R by depth on the left, of each contrast with the baseline on the right."""
+    """A panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
     styles, windows = action_styles(content.actions), content.windows
-    figure = new_figure(WIDTH, 3.9)
     others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
-    grid = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
-    for action, style in styles.items():
-        interval_band(grid[0], depths.intervals.get(action, []), "lower", "upper", style)
-    grid[0].set_title("a  R that fits a window of depth L")
-    percent_axis(grid[0], "R (%)")
-    position_axis(grid[0], windows.horizon, "depth L (tokens)")
-    sample = [legend_line("least R", color=QUIET, linewidth=1.8), legend_line("most R", color=QUIET, linewidth=0.9)]
-    grid[0].legend(handles=sample, loc="upper right", fontsize=8)
-    if others:
-        axes = grid[1]
-        for action, style in others.items():
-            interval_band(axes, depths.orderings[action], "contrast_low", "contrast_high", style)
-            if (first := depths.ordered_from(action)) is not None:
-                axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
+    above, below = window_lines(len(styles)), window_lines(len(others))
+    figure = new_figure(WIDTH, 0.5 + 2.3 * (above + below))
+    grid = figure.subplots(above + below, ACROSS, squeeze=False)
+    window_panels(grid[:above], depths.intervals, styles, windows)
+    for axes, (action, style) in zip(grid[above:].flat, others.items(), strict=False):
+        interval_band(axes, depths.orderings[action], "contrast_low", "contrast_high", style)
+        if (first := depths.ordered_from(action)) is not None:
+            axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
         zero_line(axes, upright=False)
-        axes.set_title(f"b  R less that of {shown(content.baseline)}")
-        percent_axis(axes, "difference in R (percentage points)")
+        axes.set_title(f"{shown(action)} − {content.baseline}")
+        percent_axis(axes, "difference in R (pp)")
         position_axis(axes, windows.horizon, "depth L (tokens)")
-    action_legend(figure, styles, marker=True)
+    drawn = list(grid[above:].flat)[: len(others)]
+    for axes in drawn:  # differences have one scale too
+        axes.set_ylim(min(one.get_ylim()[0] for one in drawn), max(one.get_ylim()[1] for one in drawn))
+    for axes in grid[above:].flat[len(others) :]:
+        axes.set_visible(False)
+    figure.legend(handles=edges(), loc="outside upper left", ncols=2)
     return figure
+
+
+def edges(of: str = "") -> list[Line2D]:
+    """The legend entries of both ends of an interval."""
+    return [
+        legend_line(f"least R{of}", color=QUIET, linewidth=1.8), legend_line(f"most R{of}", color=QUIET, linewidth=0.9)
+    ]  # fmt: skip
+
+
+def window_lines(panels: int) -> int:
+    """How many lines of a figure so many panels take."""
+    return math.ceil(panels / ACROSS)
+
+
+def window_panels(
+    grid: Any, intervals: Mapping[str, Sequence[ViewRow]], styles: Mapping[str, ActionStyle], windows: Windows
+) -> None:
+    """Draw the interval of R by depth of each action in a panel of its own, all on one scale; hide the panels left."""
+    for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
+        interval_band(axes, intervals.get(action, []), "lower", "upper", style)
+        axes.set_title(shown(action))
+        axes.set_ylim(0, 101)
+        percent_axis(axes, "R (%)")
+        position_axis(axes, windows.horizon, "depth L (tokens)")
+    for axes in grid.flat[len(styles) :]:
+        axes.set_visible(False)
 
 
 def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, style: ActionStyle) -> None:

@@ -21,6 +21,8 @@ TEMPLATE = """
 <p>The examples are chosen by a rule, not by hand: of {% if documents | length > 1 %}each of the first {{ documents | length }} strata{% else %}the first stratum{% endif %}, the first {{ content.split }} document by id, with replicate 0 of each action. Positions are aligned: the reference is above, the compressed model below. Mismatches are shaded, with the lower token in bold, and <b>τ</b> marks the first one. The EOS of a side is boxed, and what follows it is grey.</p>
 <p>The <a href="trajectories.html">trajectory explorer</a> has many more, with δ and f at each position.</p>
 {% for document in documents %}
+{% if loop.index == 2 %}<details><summary>More examples</summary>
+{% endif %}
 <h4>{{ document.stratum }} <span class="quiet">· {{ document.doc }}{% if document.task %} · {{ document.task }}{% endif %}</span></h4>
 {% if document.answers %}<p class="answers">Answers: {% for answer in document.answers %}<code>{{ answer }}</code>{% if not loop.last %}, {% endif %}{% endfor %}</p>
 {% endif %}
@@ -30,6 +32,8 @@ TEMPLATE = """
 {%- for pair in example.pairs %}<span class="{% if pair.mismatch %}m{% endif %}{% if pair.entry %} e{% endif %}"><u>{% if pair.entry %}τ{% elif pair.t == 1 or pair.t % 10 == 0 %}{{ pair.t }}{% endif %}</u><b{% if pair.x_mark %} class="{{ pair.x_mark }}"{% endif %}>{{ pair.x }}</b><i{% if pair.y_mark %} class="{{ pair.y_mark }}"{% endif %}>{{ pair.y }}</i></span>{% endfor -%}
 </div>
 {% endfor %}
+{% if loop.last and documents | length > 1 %}</details>
+{% endif %}
 {% endfor %}
 """  # noqa: E501
 

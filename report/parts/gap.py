@@ -30,8 +30,10 @@ TEMPLATE = """
 <p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.</p>
 {{ table(tables.gap) }}
 {% if tables.differences is defined %}
+<details><summary>Other differences to {{ content.baseline }}</summary>
 <p class="how">A difference is paired: both actions are measured on the same documents. Where its interval excludes 0, the two actions differ.</p>
 {{ table(tables.differences) }}
+</details>
 {% endif %}
 {% if facts.strata | length > 1 %}
 <p>{{ exposure }}</p>

@@ -15,15 +15,17 @@ _DECOMPOSITION = (
     "mean_entry",
 )  # fmt: skip
 _DECOMPOSITION_PAGE = """
-<p>R is the share of positions with different tokens. It is the share of first mismatches (O) plus the share of positions after them (E) times the mismatch rate at those positions (C): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
+<p><a href="#means-r">R</a> is the share of positions with different tokens. It is the share of first mismatches (<a href="#means-o">O</a>) plus the share of positions after them (<a href="#means-e">E</a>) times the mismatch rate at those positions (<a href="#means-c">C</a>): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
 {% if floor %}
 <p>{{ floor }}</p>
 {% endif %}
 {{ table(tables.decomposition) }}
 {{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
 {% if widths %}
+<details><summary>The same with less of chance: reduced estimates</summary>
 <p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
 {{ table(tables.reduced) }}
+</details>
 {% endif %}
 """  # noqa: E501
 _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_probability", "mean_entry")

@@ -5,36 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from report.printing.section import Section
+from report.printing.wording import capital
 from report.reading.content import PageContent
 from report.reading.estimates import FEW_CLUSTERS
 
 DEFINITIONS = """
 <p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws. I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
 <dl class="facts">
-<dt>δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
-<dt>f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what {{ "the action" if facts.finite else "eviction" }} changes while the histories are the same</dd>
-<dt>R</dt><dd>disagreement: M(Σ I<sub>t</sub>) / H, or from δ: M(Σ δ<sub>t</sub>) / H. The share of positions with different tokens</dd>
-<dt>F</dt><dd>M(Σ f<sub>t</sub>) / H, along the reference</dd>
-<dt>O</dt><dd>occurrence: M(1{τ ≤ H}) / H. What the first mismatch alone contributes</dd>
-<dt>E</dt><dd>exposure: M((H − τ) 1{τ ≤ H}) / H. The share of positions that come after the first mismatch</dd>
-<dt>C</dt><dd>mismatch rate: M(Σ<sub>t&gt;τ</sub> I<sub>t</sub>) / M((H − τ) 1{τ ≤ H}). How often tokens differ after the first mismatch; R = O + E · C exactly</dd>
-<dt>Gap</dt><dd>ΔR = ΔO + ΔE · C̄ + ΔC · Ē, action less baseline; a bar is the mean of the two, and a share is a term divided by ΔR</dd>
+<dt id="means-delta">δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
+<dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what {{ "the action" if facts.finite else "eviction" }} changes while the histories are the same</dd>
+<dt id="means-r">R</dt><dd>disagreement: M(Σ I<sub>t</sub>) / H, or from δ: M(Σ δ<sub>t</sub>) / H. The share of positions with different tokens</dd>
+<dt id="means-forced">F</dt><dd>M(Σ f<sub>t</sub>) / H, along the reference</dd>
+<dt id="means-o">O</dt><dd>occurrence: M(1{τ ≤ H}) / H. What the first mismatch alone contributes</dd>
+<dt id="means-e">E</dt><dd>exposure: M((H − τ) 1{τ ≤ H}) / H. The share of positions that come after the first mismatch</dd>
+<dt id="means-c">C</dt><dd>mismatch rate: M(Σ<sub>t&gt;τ</sub> I<sub>t</sub>) / M((H − τ) 1{τ ≤ H}). How often tokens differ after the first mismatch; R = O + E · C exactly</dd>
+<dt id="means-gap">Gap</dt><dd>ΔR = ΔO + ΔE · C̄ + ΔC · Ē, action less baseline; a bar is the mean of the two, and a share is a term divided by ΔR</dd>
 {% if lags %}
-<dt>Early, late</dt><dd>mean of δ at lags 1–{{ windows.early_last }} and {{ windows.late_first }}–{{ windows.cohort_bound }} after τ, among continuations with τ ≤ {{ windows.cohort_bound }}; pre-EOS counts only the steps before either side’s EOS</dd>
+<dt id="means-early">Early, late</dt><dd>mean of δ at lags 1–{{ windows.early_last }} and {{ windows.late_first }}–{{ windows.cohort_bound }} after τ, among continuations with τ ≤ {{ windows.cohort_bound }}; pre-EOS counts only the steps before either side’s EOS</dd>
 {% endif %}
 {% if branched %}
-<dt>M of SWRB</dt><dd>mass of the branches of one SWRB replicate: Σ w<sub>s</sub>, where w<sub>s</sub> is the probability, along its shared prefix, that the pair diverges at s; the mean of M is P(τ ≤ H)</dd>
-<dt>Efficiency</dt><dd>the variance ratio (R in a coupled pair over R in an SWRB replicate) divided by the ratio of their costs; each is a ratio of means over documents, and costs are kernel pairs evaluated, or decoding time</dd>
+<dt id="means-mass">M of SWRB</dt><dd>mass of the branches of one SWRB replicate: Σ w<sub>s</sub>, where w<sub>s</sub> is the probability, along its shared prefix, that the pair diverges at s; the mean of M is P(τ ≤ H)</dd>
+<dt id="means-efficiency">Efficiency</dt><dd>the variance ratio (R in a coupled pair over R in an SWRB replicate) divided by the ratio of their costs; each is a ratio of means over documents, and costs are kernel pairs evaluated, or decoding time</dd>
 {% endif %}
 {% if lags %}
-<dt>Blocks</dt><dd>{% for first, last in windows.blocks %}{{ first }}–{{ last }}{% if not loop.last %}, {% endif %}{% endfor %}</dd>
+<dt id="means-blocks">Blocks</dt><dd>{% for first, last in windows.blocks %}{{ first }}–{{ last }}{% if not loop.last %}, {% endif %}{% endfor %}</dd>
 {% endif %}
-<dt>Intervals</dt><dd>from a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together. <em>Studentized</em>: ends from the draws’ distances to the estimate, each in its own standard error, cut to what the quantity can be. <em>Expanded</em>: percentiles of the draws, taken further out by Student’s t, where standard errors vanish, over fewer than five clusters, and for shares of a gap. <em>Percentile</em>: percentiles of the draws, as in the paper, where the plan asks for them{% if branched %}, and for residual branching{% endif %}{% if few %}; * marks intervals over fewer than {{ few }} clusters, which may cover less than their level{% endif %}. <code>tables/estimates.csv</code> says which each one is, and over how many clusters</dd>
+<dt id="means-intervals">Intervals</dt><dd>from a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together. <em>Studentized</em>: ends from the draws’ distances to the estimate, each in its own standard error, cut to what the quantity can be. <em>Expanded</em>: percentiles of the draws, taken further out by Student’s t, where standard errors vanish, over fewer than five clusters, and for shares of a gap. <em>Percentile</em>: percentiles of the draws, as in the paper, where the plan asks for them{% if branched %}, and for residual branching{% endif %}{% if few %}; * marks intervals over fewer than {{ few }} clusters, which may cover less than their level{% endif %}. <code>tables/estimates.csv</code> says which each one is, and over how many clusters</dd>
 <dt>pp</dt><dd>percentage points</dd>
 </dl>
 """  # noqa: E501
 
-PROVENANCE = """
+REPRODUCE = """
+<p>{{ line }}</p>
+<pre><code>{{ command }}</code></pre>
 {{ facts_list(rows) }}
 <dl class="facts">
 <dt>Files</dt><dd><code>figures/</code> has every figure as SVG and PDF, and <code>tables/</code> has every table as CSV with unrounded fractions{% if content.latex %} and as LaTeX (package booktabs){% endif %}; <code>tables/estimates.csv</code> has all estimates with levels, draws and status</dd>
@@ -52,16 +55,32 @@ def definitions(content: PageContent) -> Section:
 
 
 def provenance(content: PageContent) -> Section:
-    """The store, its versions and the libraries."""
+    """What makes the same events and the same page again: the command, hashes, seed, versions and the store."""
     known, facts = content.provenance, content.facts
+    made = facts.study_sha256 is not None  # else another generator made the events
+    what = [
+        f"study {facts.study_sha256[:12]}" if facts.study_sha256 else "",
+        f"plan {facts.plan.sha256[:12]}" if facts.plan else "",
+        f"seed {facts.seed}" if facts.seed is not None else "",
+        "; ".join(facts.devices),
+    ]
+    line = ", ".join(part for part in what if part)
+    line = f"{line}: the same file, seed and versions give the same events, and the same store the same page."
+    store = known.store or "STORE"
     rows = [
-        ("Store", known.store),
-        ("Table versions", _versions(known.tables)),
         ("Study file SHA-256", facts.study_sha256),
+        ("Plan SHA-256", facts.plan.sha256 if facts.plan else ""),
         ("Generated with", _versions(facts.libraries)),
         ("Analyzed and drawn with", _versions(known.libraries)),
+        ("Store", known.store),
+        ("Table versions", _versions(known.tables)),
     ]
-    return Section("provenance", "To reproduce", PROVENANCE, values={"rows": [row for row in rows if row[1]]})
+    values = {
+        "line": capital(line),
+        "command": f"kvdrift run STUDY.toml --store {store}" if made else f"kvdrift report {store}",
+        "rows": [row for row in rows if row[1]],
+    }
+    return Section("provenance", "To reproduce", REPRODUCE, values=values)
 
 
 def _versions(versions: Mapping[str, object]) -> str:

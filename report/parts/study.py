@@ -9,7 +9,7 @@ from report.printing.section import Section
 from report.printing.tables import NOISE_FLOOR, Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
-from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, total
+from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total
 
 TEMPLATE = """
 {% if facts.finite %}
@@ -59,7 +59,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         floor = [NOISE_FLOOR] if action["action"] in facts.noise_floors else []
         what = ", ".join([*floor, *([added] if added else [])])
         stored = facts.storage.get(action["action"])
-        held = _held(stored) if stored else [MISSING] * 6
+        held = _held(stored) if stored else [MISSING] * 7
         rows.append(
             table_row(
                 Cell(action["action"], what),
@@ -75,16 +75,22 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         Column("entries m", "", "kept prompt entries per KV head and layer"),
         Column("keys, values", "", "mean bytes of kept keys and values per document"),
         Column("index, metadata", "", "mean bytes of indices, lengths and positions per document"),
-        Column("resident", "", "mean bytes per document that stay for decoding all replicates, before the first step"),
+        Column("prompt cache", "", "the two together: stored once a document, and read by all of its replicates"),
+        Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
         Column("K", "", "replicates per document"),
-        Column("time", "", "prefill and decoding of all units"),
+        Column("time to measure", "", "prefill and decoding of all units, by this program: no cost of the policy"),
     )
-    return PrintedTable("actions", "Actions", columns, tuple(rows), "Measured; means over documents.")
+    note = (
+        "Measured; means over documents. Actions have the same bytes whatever K is. The time is what this study took, "
+        "which grows with K and with documents; it says nothing of how fast a policy serves."
+    )
+    return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 
 
 def _held(stored: Storage) -> list[Cell | str]:
-    payload, index, metadata, resident = map(stored.mean_bytes, range(4))
-    held = map(size, (payload, total((index, metadata)), resident))
+    payload, index, metadata = map(stored.mean_bytes, range(3))
+    parts = payload, total((index, metadata)), stored.mean_prompt_cache, mean(stored.per_replicate.values())
+    held = map(size, parts)
     return [count_range(stored.kept_entries), *held, _replicates(stored), duration(stored.seconds)]
 
 
@@ -94,7 +100,11 @@ def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
         table_row(action, _replicates(stored), duration(stored.seconds))
         for action in order if (stored := facts.storage.get(action))
     ]  # fmt: skip
-    columns = (label_column("action"), Column("K", "", "replicates per system"), Column("time", "", "of all units"))
+    columns = (
+        label_column("action"),
+        Column("K", "", "replicates per system"),
+        Column("time to measure", "", "of all units"),
+    )
     return PrintedTable("actions", "Actions", columns, tuple(rows))
 
 
@@ -127,7 +137,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
         ("Intervals", _intervals(estimates)),
-        ("Time", f"{cost} for these documents" + (f", {count(laws)} next-token laws" if laws else "")),
+        ("Time to measure", f"{cost} for these documents" + (f", {count(laws)} next-token laws" if laws else "")),
     ]  # fmt: skip
     return [(label, text) for label, text in rows if text]
 
@@ -135,7 +145,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
 def _equal_bytes(facts: Facts, actions: list[str]) -> str:
     return "; ".join(
         f"{action} and {other} hold the same bytes on all {count(shared)} documents "
-        f"({size(facts.storage[action].mean_bytes(3))} resident)"
+        f"({size(facts.storage[action].mean_prompt_cache)} of prompt cache)"
         for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
     )  # fmt: skip
 

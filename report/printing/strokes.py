@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 9.0
 BAND = 0.16
-_PALE = 0.45
+PALE = 0.45
 _OPEN_SIZE = 7.5
 
 
@@ -47,7 +47,7 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
-                  markersize=5, linewidth=1.2, capsize=2.5, alpha=_PALE if pale else 1.0)  # fmt: skip
+                  markersize=5, linewidth=1.2, capsize=2.5, alpha=PALE if pale else 1.0)  # fmt: skip
     open_markers(axes, [100 * row.published] if row.published is not None else [], [place], style)
 
 

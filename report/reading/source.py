@@ -31,7 +31,7 @@ class ViewSource(Protocol):
 def installed_versions() -> dict[str, str]:
     """Installed versions of the libraries that the page's numbers and figures are made with."""
     found = {}
-    for name in ("duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
+    for name in ("kvdrift", "duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
