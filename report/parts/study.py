@@ -81,8 +81,8 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         Column("time to measure", "", "prefill and decoding of all units, by this program: no cost of the policy"),
     )
     note = (
-        "Measured; means over documents. Actions have the same bytes whatever K is. The time is what this study took, "
-        "which grows with K and with documents; it says nothing of how fast a policy serves."
+        "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
+        "took, which grows with K and with documents; it says nothing of how fast a policy serves."
     )
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 

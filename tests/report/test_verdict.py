@@ -49,7 +49,7 @@ def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
         "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 33."
     )
     assert "95%, exploratory) more of the positions." in words
-    assert "A plan that names the gap of these actions among its primary endpoints" in words
+    assert "kvdrift confirm writes a study of documents that nobody has seen" in words
     few = said(make_views(documents_each=4))
     assert "This rests on only 4 documents in each of 3 strata." in few
 

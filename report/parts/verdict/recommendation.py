@@ -189,15 +189,10 @@ def _confirmed(content: PageContent, choice: Choice) -> list[str]:
         return []
     if standings == {PRIMARY}:
         return ["The intervals behind this were prespecified, and hold together."]
+    fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
     if standings <= {PRIMARY, SEEN}:
-        return [
-            "The plan named these differences when outcomes were known; documents that nobody has seen confirm them."
-        ]
-    confirms = (
-        "Exploratory intervals hold for one difference at a time. A plan that names the gap of these actions among its "
-        "primary endpoints, on documents that nobody has seen, confirms the choice."
-    )
-    return [confirms]
+        return [f"The plan named these differences when outcomes were known. {fresh}"]
+    return [f"Exploratory intervals hold for one difference at a time. {fresh}"]
 
 
 def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:

@@ -1,0 +1,111 @@
+"""The small study's page as readers see it: wide and narrow, light and dark, sorted, followed and printed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fixtures.browser import Tabs, overflow
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true })"
+
+
+@pytest.fixture
+def page(finished: Path) -> Path:
+    return finished / "report" / "small" / "index.html"
+
+
+def column(tab: Page, head: str) -> list[str]:
+    """The first line of each cell under a head of the ranked table."""
+    heads = [text.split("\n")[0].lstrip("↑↓ ") for text in tab.locator("#table-ranking thead th").all_inner_texts()]
+    cells = tab.locator(f"#table-ranking tbody tr > :nth-child({heads.index(head) + 1})").all_inner_texts()
+    return [text.split("\n")[0] for text in cells]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) -> None:
+    """Also with all of it open, and in the dark, where grounds, text and curves change together."""
+    grounds, curves = set(), set()
+    for scheme in ("light", "dark"):
+        tab = tabs.open(page, width=width, scheme=scheme)
+        assert overflow(tab) == 0
+        tab.evaluate(OPEN)
+        assert overflow(tab) == 0
+        ground, ink = (
+            tab.evaluate(f"getComputedStyle(document.{where}).{what}")
+            for where, what in (("documentElement", "backgroundColor"), ("body", "color"))
+        )
+        axes = tab.locator("#figure-entry_cdf svg text").first.evaluate("one => getComputedStyle(one).fill")
+        assert contrast(ground, ink) > 7
+        assert contrast(ground, axes) > 7
+        grounds.add(ground)
+        curves.add(
+            tab.locator("#figure-entry_cdf svg [style*=action-1]").first.evaluate(
+                "one => getComputedStyle(one).fill + getComputedStyle(one).stroke"
+            )
+        )
+    assert len(grounds) == len(curves) == 2
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours as CSS computes them (WCAG 2, relative luminance)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page)
+    ranked = column(tab, "action")
+    assert ranked[-1] == "full"
+    head = tab.locator("#table-ranking th", has_text="R (token)")
+    for key, order, expected in (
+        ("click", "ascending", ["full", *ranked[:-1]]),
+        ("Enter", "descending", [*reversed(ranked[:-1]), "full"]),
+        (" ", "none", ranked),
+    ):
+        if key == "click":
+            head.locator("button").click()
+        else:
+            head.locator("button").press(key)
+        assert head.get_attribute("aria-sort") == order
+        assert column(tab, "action") == expected
+    tab.locator("#table-ranking th", has_text="mean τ").locator("button").click()
+    assert column(tab, "mean τ")[-1] == "–", "what is not there comes last"
+    for link in {one.get_attribute("href") for one in tab.locator("a[href]").all()}:
+        if link is not None and link.startswith("#"):
+            assert tab.locator(f'[id="{link[1:]}"]').count() == 1, link
+        else:
+            assert (page.parent / str(link)).exists(), link
+    assert not tab.locator("#means-e").is_visible()
+    tab.locator('a[href="#means-e"]').first.click()
+    assert tab.locator("#means-e").is_visible(), "a link opens what it leads to"
+
+
+def test_readers_who_do_not_see_it_and_print_have_all_of_it(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page)
+    assert tab.locator("h1").count() == 1
+    assert tab.locator("html").get_attribute("lang") == "en"
+    assert tab.locator("svg:not([role=img][aria-label])").count() == 0
+    assert tab.locator("thead th:not([scope]), tbody th:not([scope])").count() == 0
+    levels = [
+        int(name[1]) for name in tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
+    ]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    folded = tab.locator("#table-identified_interval")
+    assert not folded.is_visible()
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert folded.is_visible()
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)", "paper is white"
+    assert len(tab.pdf(format="A4")) > 10_000
