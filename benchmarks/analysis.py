@@ -42,6 +42,7 @@ from flows.analysis.parts import Analysis, AnalysisPart, estimate_part, in_seque
 from flows.analysis.stored import analyze_stored
 from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from sql.contracts import contract
 from sql.materialization import materialize_moments
 from stats.intervals import PERCENTILE, STUDENTIZED, Estimates, Request
 from stats.moments import DocumentMoments
@@ -223,7 +224,7 @@ def derive_and_analyze(location: str) -> float:
 
 def _query(view: str) -> str:
     columns = "count(columns(*))" if view in LARGE else "*"
-    return f'select {columns} from "{view}"'  # noqa: S608 - a view's own name
+    return f"select {columns} from {contract(view).relation}"  # noqa: S608 - a view's own name
 
 
 def _seconds(function: Any, *arguments: Any) -> float:

@@ -1,7 +1,8 @@
 """The views over a store, in an in-memory DuckDB connection or in a catalogue file that any DuckDB client opens.
 
-Each view's SQL stands in its own file and imports other views as ``main.NAME``; the staging views read the schema
-``stored``, made here with one view per stored table over exactly the Parquet files of the table's pinned version.
+Each view's SQL stands in its own file and imports other views as ``main.NAME``, or as ``internal.NAME`` where they are
+steps to others. The staging views read the schema ``stored``, made here with one view per stored table over exactly the
+Parquet files of the table's pinned version.
 Nothing depends on variables, macros or extensions, so what is persisted means the same in every client.
 """
 
@@ -19,7 +20,7 @@ from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.contracts import Contract, contract, contracts
-from sql.empty_views import create_views
+from sql.empty_views import comments, create_views
 from sql.quoting import literal, quoted
 from sql.stored_moments import NO_MOMENTS, StoredMoments, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources
@@ -118,7 +119,7 @@ class Views:
         conditions = " and ".join(f"{quoted(name)} {tests[isinstance(equal[name], list)]}" for name in equal)
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
-        query = f"select {selected} from {quoted(view)} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
+        query = f"select {selected} from {promised.relation} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
         try:
             return _fetch(self.connection.sql(query, params=list(equal.values())))
         except duckdb.Error as error:
@@ -284,8 +285,11 @@ def may_write_catalog(store: Store) -> bool:
 
 
 def describe_views() -> tuple[Contract, ...]:
-    """Every view's name, one-line description and columns, as its contract states them; sorted by name."""
-    return tuple(contracts().values())
+    """Every view's name, one-line description and columns, as its contract states them; sorted by name.
+
+    Those of the schema ``internal`` are left out: they are steps to the others.
+    """
+    return tuple(promised for promised in contracts().values() if not promised.internal)
 
 
 def _insert_waiting(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
@@ -300,11 +304,12 @@ def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
     """
     for name in view_texts():
         if name in views:
-            order = ", ".join(map(quoted, contract(name).grain))
-            connection.execute(f"create table kept as from {quoted(name)} order by {order}")
-            connection.execute(f"drop view {quoted(name)}")
-            connection.execute(f"alter table kept rename to {quoted(name)}")
-            connection.execute(f"comment on table {quoted(name)} is {literal(contract(name).description)}")
+            promised = contract(name)
+            order = ", ".join(map(quoted, promised.grain))
+            connection.execute(f"create table {promised.schema}.kept as from {promised.relation} order by {order}")
+            connection.execute(f"drop view {promised.relation}")
+            connection.execute(f"alter table {promised.schema}.kept rename to {quoted(name)}")
+            connection.execute(comments(promised, "table"))
 
 
 def _sources(

@@ -4,7 +4,8 @@ A view that computes something has a contract in a TOML file beside its SQL. ``k
 the same everywhere (KEYS below), ``[columns]`` the view's own ones in order, ``moments`` names a family of
 ``schema.moments`` that follows them. ``grain`` is the unique key, ``nullable`` lists the columns that may be null,
 ``[identities]`` are SQL predicates that hold on every row (which they may call ``view``), with the numerical tolerance
-in them. ``table`` stands in place of columns for a view that selects rows of a stored table.
+in them. ``table`` stands in place of columns for a view that selects rows of a stored table. ``internal = true`` puts a
+view that is a step to others into the schema ``internal``, out of the list of what people query.
 
 The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from schema.errors import InputError, nearest
 from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, EVENTS, TABLES
+from sql.quoting import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +36,20 @@ KEYS = {
     "partner": "another action, whose documents the row is restricted to",
 }
 
+# Stored tables whose rows people find in other views: newest ones in estimates, plan and sequence, means in swrb.
+INTERNAL_TABLES = ("branching_depths", "branchings", "identities", "looks", "plans", "results")
+
 MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS, "answer": ANSWER_MOMENTS}
 
 
 @dataclass(frozen=True)
 class Contract:
-    """One view's promise; ``columns`` maps names, in the view's order, to their meaning."""
+    """One view's promise; ``columns`` maps names, in the view's order, to their meaning.
+
+    Attributes:
+        internal: Whether it is a step to other views, in the schema ``internal``.
+
+    """
 
     view: str
     description: str
@@ -47,6 +57,23 @@ class Contract:
     columns: Mapping[str, str]
     nullable: frozenset[str] = frozenset()
     identities: Mapping[str, str] = field(default_factory=dict)
+    internal: bool = False
+
+    @property
+    def schema(self) -> str:
+        """The schema that has the view."""
+        return "internal" if self.internal else "main"
+
+    @property
+    def relation(self) -> str:
+        """The view as it stands after ``from``."""
+        return f"{self.schema}.{quoted(self.view)}"
+
+    @property
+    def one_of_each(self) -> str:
+        """The condition that leaves one split, and the rows that pool the strata; empty where a view has no others."""
+        split = ["split = 'evaluation'"] if "split" in self.columns else []
+        return " and ".join([*split, *(["stratum = 'pooled'"] if "stratum" in self.grain else [])])
 
     @property
     def not_null(self) -> tuple[str, ...]:
@@ -97,13 +124,14 @@ def _stored_contract(table: str) -> Contract:
         grain=declared.key,
         columns=declared.meanings,
         nullable=frozenset(field.name for field in declared.schema if field.nullable),
+        internal=table in INTERNAL_TABLES,
     )
 
 
 def _contract(view: str, text: str) -> Contract:
     given = tomllib.loads(text)
     if "table" in given:  # some rows of a stored table
-        own = {name: given[name] for name in ("description", "identities") if name in given}
+        own = {name: given[name] for name in ("description", "identities", "internal") if name in given}
         return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
     moments = MOMENTS[given["moments"]] if "moments" in given else {}
     return Contract(
@@ -113,4 +141,5 @@ def _contract(view: str, text: str) -> Contract:
         columns={name: KEYS[name] for name in given["keys"]} | given.get("columns", {}) | dict(moments),
         nullable=frozenset(given.get("nullable", ())),
         identities=given.get("identities", {}),
+        internal=given.get("internal", False),
     )

@@ -1,22 +1,26 @@
 """All views over stored tables without rows, in which ``sql.catalog`` puts a store's files.
 
-DuckDB takes a fifth of a second to resolve all views when they are created. So they are created once in a process, as
-a small database that DuckDB copies into the connections, which resolves nothing.
+DuckDB takes most of a second to resolve all views and to take in what their columns mean. So they are created once,
+as a small database that is kept on disk (``sql.kept_builds``) and that DuckDB copies into the connections, which
+resolves nothing.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
+import pyarrow as pa
 
 from schema.errors import OperationError
 from schema.tables import TABLES
-from sql.contracts import contract
+from sql.contracts import Contract, contract, contracts
+from sql.kept_builds import kept_build
 from sql.quoting import file_pattern, literal, quoted
 from sql.view_texts import WAITING, qualified_texts
 
@@ -61,12 +65,21 @@ def stored_types() -> Mapping[str, Mapping[str, str]]:
 
 @functools.cache
 def _empty_database(*, stored: bool, waiting: bool) -> bytes:
-    """The content of a DuckDB file with all views.
+    """The content of a DuckDB file with all views, as it is kept, or made now."""
+    texts = qualified_texts(stored=stored, waiting=waiting)
+    meanings = {name: [promised.description, *promised.columns.items()] for name, promised in contracts().items()}
+    tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
+    ours = [(resources.files("sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
+    made_from = json.dumps([duckdb.__version__, pa.__version__, [*texts.items()], meanings, tables, ours])
+    return kept_build("views", made_from.encode(), functools.partial(_made_database, texts))
+
+
+def _made_database(texts: Mapping[str, str]) -> bytes:
+    """Create all views in a new database.
 
     DuckDB would resolve a view again for each view that reads it. So an empty table stands in each view's place first,
     and the views that read others are created before those.
     """
-    texts = qualified_texts(stored=stored, waiting=waiting)
     with tempfile.TemporaryDirectory(prefix="kvdrift-") as folder:
         path = Path(folder, "views.duckdb")
         with duckdb.connect(str(path), config={"threads": 1}) as connection:
@@ -79,8 +92,8 @@ def _empty_database(*, stored: bool, waiting: bool) -> bytes:
                 connection.execute(f"drop table {name}")
                 connection.execute(f"create view {name} as {text}")
                 schema, _, view = name.partition(".")
-                if schema == "main":
-                    connection.execute(f"comment on view {name} is {literal(contract(view).description)}")
+                if schema != "computed":  # now: DuckDB resolves a view for each comment, and these read tables so far
+                    connection.execute(comments(contract(view), "view"))
             connection.execute("commit")
         return path.read_bytes()
 
@@ -97,12 +110,21 @@ def _view_columns() -> Mapping[str, str]:
     return found
 
 
+def comments(promised: Contract, kind: str) -> str:
+    """The statements that give a view, or the table in its place (``kind``), and its columns their meaning."""
+    said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
+    for name, meaning in promised.columns.items():
+        said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
+    return "; ".join(said)
+
+
 def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in zip(relation.columns, relation.types, strict=True))
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
     """Create what views read: stored tables without rows, and the paper's numbers."""
+    connection.execute("create schema internal")
     connection.execute("create schema stored")
     connection.execute("create schema computed")
     connection.execute(f"create table {WAITING} (study varchar, model varchar, doc varchar, action varchar)")

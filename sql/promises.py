@@ -55,10 +55,10 @@ def breaches(views: Views, view: str) -> list[Breach]:
     grain = ", ".join(quoted(name) for name in promised.grain)
     broken = {f"{name} is never null": f"{quoted(name)} is null" for name in promised.not_null}
     broken |= {name: f"({predicate}) is not true" for name, predicate in promised.identities.items()}
-    repeated = f"{grain} from {quoted(view)} group by {grain} having count(*) > 1"
+    repeated = f"{grain} from {promised.relation} group by {grain} having count(*) > 1"
     found = {f"one row for each {', '.join(promised.grain)}": repeated}
     for promise in _broken_by_some(views, view, broken):
-        found[promise] = f"{grain} from {quoted(view)} as view where {broken[promise]}"
+        found[promise] = f"{grain} from {promised.relation} as view where {broken[promise]}"
     rows = {promise: views.table(f"select {query}") for promise, query in found.items()}
     return [
         Breach(view, promise, table.num_rows, table.slice(0, 1).to_pylist()[0])
@@ -72,6 +72,6 @@ def _broken_by_some(views: Views, view: str, conditions: Mapping[str, str]) -> l
     names = [f"broken_{number}" for number in range(len(conditions))]
     judged = ", ".join(f"{condition} as {name}" for name, condition in zip(names, conditions.values(), strict=True))
     counts = ", ".join(f"count_if({name}) as {name}" for name in names)
-    query = f"select {counts} from (select {judged} from {quoted(view)} as view)"  # noqa: S608 - of the contract's own
+    query = f"select {counts} from (select {judged} from {contract(view).relation} as view)"  # noqa: S608 - of the contract's own
     (row,) = views.table(query).to_pylist()
     return [promise for promise, name in zip(conditions, names, strict=True) if row[name]]

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from schema.tables import GROUP_KEY, TABLES
-from sql.contracts import stored_tables, view_files
+from sql.contracts import contract, stored_tables, view_files
 from sql.quoting import quoted
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ READ_BY_COMPUTED: Final = {"steps": GROUP_KEY, "analyzed_trajectories": GROUP_KE
 """What the schema ``computed`` has of views that are computed from, with their columns of names."""
 
 _KEYS = f"using ({', '.join(GROUP_KEY)})"
-_READS = re.compile(r"\b(?:main|computed)\.\w+")
+_READS = re.compile(r"\b(?:main|internal|computed)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
     """The SQL text of every view by name, each after the views that it reads, as the files have them."""
-    return {name.removeprefix("main."): text for name, text in qualified_texts().items()}
+    return {name.partition(".")[2]: text for name, text in qualified_texts().items()}
 
 
 @functools.cache
@@ -50,14 +50,14 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
 
     """
     files = view_files(".sql")
-    texts = {f"main.{table}": _stored_text(table) for table in stored_tables()}
-    texts |= {f"main.{name}": text for name, text in files.items()}
+    texts = {_qualified(table): _stored_text(table) for table in stored_tables()}
+    texts |= {_qualified(name): text for name, text in files.items()}
     if stored:
-        texts |= {f"main.{name}": materialized_text(name) for name in MATERIALIZED}
+        texts |= {_qualified(name): materialized_text(name) for name in MATERIALIZED}
     if waiting:
         texts |= computed_texts()
         for name in MATERIALIZED:
-            texts[f"main.{name}"] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
+            texts[_qualified(name)] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
     reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
 
@@ -65,9 +65,9 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
 def computed_texts() -> Mapping[str, str]:
     """The views of moments over waiting documents, and what they read, by schema and name."""
     files, own = view_files(".sql"), ("trajectory_moments", *MATERIALIZED)
-    moved = re.compile(rf"\bmain\.({'|'.join((*own, *READ_BY_COMPUTED))})\b")
+    moved = re.compile(rf"\b(?:main|internal)\.({'|'.join((*own, *READ_BY_COMPUTED))})\b")
     texts = {
-        name: f"from main.{name}" + (f" semi join {WAITING} {_KEYS}" if names == GROUP_KEY else "")
+        name: f"from {_qualified(name)}" + (f" semi join {WAITING} {_KEYS}" if names == GROUP_KEY else "")
         for name, names in READ_BY_COMPUTED.items()
     }
     texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
@@ -76,14 +76,17 @@ def computed_texts() -> Mapping[str, str]:
 
 @functools.cache
 def moments_definition() -> str:
-    """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read."""
+    """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read.
+
+    The schema that a view is in changes nothing that is computed: all count as those of ``main``.
+    """
     texts = qualified_texts(stored=True, waiting=True)
     found: dict[str, str] = {}
     todo = [f"computed.{name}" for name in MATERIALIZED]
     while todo:
         name = todo.pop()
-        if name in texts and name not in found:
-            found[name] = texts[name]
+        if name in texts and _of_main(name) not in found:
+            found[_of_main(name)] = _of_main(texts[name])
             todo += _READS.findall(texts[name])
     return hashlib.sha256(json.dumps([sorted(found.items()), materialized_text("rows")]).encode()).hexdigest()
 
@@ -91,6 +94,14 @@ def moments_definition() -> str:
 def materialized_text(name: str) -> str:
     """The text of a file of ``sql/materialized``."""
     return (resources.files("sql") / "materialized" / f"{name}.sql").read_text("utf-8")
+
+
+def _qualified(view: str) -> str:
+    return f"{contract(view).schema}.{view}"
+
+
+def _of_main(text: str) -> str:
+    return re.sub(r"\binternal\.", "main.", text)
 
 
 def _stored_text(table: str) -> str:
@@ -104,8 +115,8 @@ def _stored_text(table: str) -> str:
     for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
         if {"study", name, revision} <= set(declared):
             same = f"own.study = {name}s.study and own.{name} = {name}s.action"
-            text += f"\nanti join main.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
+            text += f"\nanti join internal.superseded as {name}s on {same} and own.{revision} = {name}s.action_revision"
     if "plan_sha256" in declared and "plan_revision" not in declared:
         same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
-        text += f"\nanti join main.superseded_plans as plans on {same}"
+        text += f"\nanti join internal.superseded_plans as plans on {same}"
     return text

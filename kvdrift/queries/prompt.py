@@ -19,6 +19,7 @@ import typer
 from kvdrift.queries.running import rows_of
 from schema.errors import InputError, KvdriftError, nearest
 from sql.catalog import Contract, describe_views
+from sql.contracts import contracts
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -77,25 +78,30 @@ class Prompt:
             described = self._described.values()
             self._show(pa.table({"view": [*self._described], "one row": [one.description for one in described]}))
         elif command == ".schema":
-            self._show(self._columns(arguments))
+            promised = self._of(arguments)
+            typer.echo(f"{promised.description}\none row for each {', '.join(promised.grain)}")
+            if promised.one_of_each:
+                typer.echo(f"without others beside it: where {promised.one_of_each}")
+            self._show(self._columns(promised))
         elif command == ".help":
             typer.echo(_HELP)
         else:
             raise InputError(f"{command}: no such command; {nearest(command, ('.views', '.schema', '.help', '.quit'))}")
 
-    def _columns(self, arguments: list[str]) -> pa.Table:
-        """A view's columns, their types in SQL and what each means."""
+    def _of(self, arguments: list[str]) -> Contract:
+        """The view that ``.schema`` is asked of, one of the schema ``internal`` too."""
         if len(arguments) != 1:
             raise InputError(".schema takes one view, as in: .schema decomposition")
-        view = self._known(arguments[0])
-        types = self._views.sql(f"from {view.view}").types
+        name = arguments[0].removeprefix("main.").removeprefix("internal.")
+        if name not in contracts():
+            raise InputError(f".schema {name}: no such view; {nearest(name, self._described)}")
+        return contracts()[name]
+
+    def _columns(self, view: Contract) -> pa.Table:
+        """A view's columns, their types in SQL and what each means."""
+        types = self._views.sql(f"from {view.relation}").types
         names, meanings = [*view.columns], [*view.columns.values()]
         return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
-
-    def _known(self, name: str) -> Contract:
-        if name not in self._described:
-            raise InputError(f".schema {name}: no such view; {nearest(name, self._described)}")
-        return self._described[name]
 
     def _typed(self) -> Iterator[str]:
         """What a person types, entry by entry; Ctrl-C drops what was begun."""

@@ -11,7 +11,7 @@ present as (
     select *
     from held
     semi join computed.waiting using (study, model, doc, action)
-    anti join main.superseded using (study, action, action_revision)
+    anti join internal.superseded using (study, action, action_revision)
 ),
 
 sizes as (

@@ -5,5 +5,5 @@ select
     cast(replicates as bigint) as replicates,
     unnest(depth_observed) as observed,
     unnest(depth_capacity) as capacity
-from main.document_moments
+from internal.document_moments
 inner join main.documents using (study, model, doc)

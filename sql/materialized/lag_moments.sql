@@ -6,5 +6,5 @@ select
     unnest(lag_cohort_delta) as cohort_delta,
     unnest(lag_cohort_mismatch) as cohort_mismatch,
     unnest(lag_cohort_pre_eos) as cohort_pre_eos
-from main.document_moments
+from internal.document_moments
 inner join main.documents using (study, model, doc)

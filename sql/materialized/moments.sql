@@ -38,5 +38,5 @@ select
     scalar_prefix_eos_y as prefix_eos_y,
     scalar_occupation_compensator as occupation_compensator,
     scalar_exposure_compensator as exposure_compensator
-from main.document_moments
+from internal.document_moments
 inner join main.documents using (study, model, doc)

@@ -7,5 +7,5 @@ select
     unnest(position_f) as f,
     unnest(position_mismatch) as mismatch,
     unnest(position_first_mismatch) as first_mismatch
-from main.document_moments
+from internal.document_moments
 inner join main.documents using (study, model, doc)

@@ -102,7 +102,7 @@ def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
     for materialized in (True, False):
         with open_views(store, kept=MATERIALIZED, materialized=materialized) as views:
             for view in MATERIALIZED:
-                keys = views.sql(f"from {view} select {', '.join(contract(view).grain)}").fetchall()
+                keys = views.sql(f"from {contract(view).relation} select {', '.join(contract(view).grain)}").fetchall()
                 assert len(keys) >= 6
                 assert keys == sorted(keys), view
 
@@ -111,7 +111,7 @@ def test_the_views_of_moments_alone_have_other_texts() -> None:
     plain, *others = qualified_texts(), qualified_texts(stored=True), qualified_texts(stored=True, waiting=True)
     for texts in others:
         changed = {name for name, text in plain.items() if texts[name] != text}
-        assert changed == {f"main.{name}" for name in MATERIALIZED}
+        assert changed == {f"{contract(name).schema}.{name}" for name in MATERIALIZED}
 
 
 def test_the_views_read_no_steps(store: Store) -> None:
@@ -317,7 +317,7 @@ def test_verify_compares_them_with_steps(store: Store) -> None:
     versions = store.versions()
     assert check_moments(store, versions).faults == ()
     with open_views(store) as views:
-        rows = views.table("select * exclude (moments_version), 9 as moments_version from document_moments")
+        rows = views.table("select * exclude (moments_version), 9 as moments_version from internal.document_moments")
     wrong = pa.Table.from_pylist(
         [row | {"scalar_entry": 0.25} for row in rows.to_pylist()], schema=DOCUMENT_MOMENTS.schema
     )

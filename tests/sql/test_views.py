@@ -159,9 +159,12 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     declared = connection.from_arrow(TABLES[table].schema.empty_table())
     connection.execute("create schema stored")
     declared.create("stored." + table)
-    connection.execute("create view superseded as select '' as study, '' as action, 0 as action_revision where false")
+    connection.execute("create schema internal")
+    connection.execute(
+        "create view internal.superseded as select '' as study, '' as action, 0 as action_revision where false"
+    )
     plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
-    connection.execute(f"create view superseded_plans as {plans}")
+    connection.execute(f"create view internal.superseded_plans as {plans}")
     staged = connection.sql(view_texts()[table])
     assert (staged.columns, staged.types) == (declared.columns, declared.types)
 

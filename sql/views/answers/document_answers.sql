@@ -3,5 +3,5 @@ select
     study, model, split, stratum, cluster, doc, action,
     count(*) as replicates,
     avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicate)))
-from main.trajectory_answers
+from internal.trajectory_answers
 group by study, model, split, stratum, cluster, doc, action

@@ -8,7 +8,7 @@ strata as (
         count(*) filter (where cohort_paths > 0) as documents,
         sum(cohort_paths) as paths,
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, lag, replicates, cohort_paths)))
-    from main.lag_moments
+    from internal.lag_moments
     group by study, model, split, stratum, action, lag
 ),
 

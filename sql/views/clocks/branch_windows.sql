@@ -10,7 +10,7 @@ divisors as (
         nullif(late_pre_eos_steps, 0) as late_steps,
         nullif(greatest(early_last, 0), 0) as early_lags,
         nullif(greatest(cohort_bound - late_first + 1, 0), 0) as late_lags
-    from main.stratum_moments
+    from internal.stratum_moments
     inner join main.windows using (study, model)
 ),
 

@@ -7,5 +7,5 @@ select
     unnest([block_1_delta, block_2_delta, block_3_delta]) as delta,
     unnest([block_1_f, block_2_f, block_3_f]) as f,
     unnest([block_1_mismatch, block_2_mismatch, block_3_mismatch]) as mismatch
-from main.stratum_moments
+from internal.stratum_moments
 inner join main.windows using (study, model)

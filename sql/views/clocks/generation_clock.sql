@@ -7,7 +7,7 @@ strata as (
         avg(delta) as delta,
         avg(f) as f,
         avg(mismatch) as mismatch
-    from main.position_moments
+    from internal.position_moments
     group by study, model, split, stratum, action, t
 )
 

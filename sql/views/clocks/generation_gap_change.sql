@@ -2,7 +2,7 @@
 -- both have: block gaps g_J = E[delta of action] - E[delta of baseline] and last minus first.
 with
 
-paired_moments as materialized (select * from main.paired_moments),
+paired_moments as materialized (select * from internal.paired_moments),
 
 gaps as (
     select

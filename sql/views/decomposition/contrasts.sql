@@ -7,7 +7,7 @@ risks as materialized (
         study, model, split, stratum, action, partner, documents, mismatch, exposure,
         diverged / horizon as occurrence,
         coalesce(occupation / nullif(exposure, 0), 0) as mismatch_rate
-    from main.paired_moments
+    from internal.paired_moments
     inner join main.windows using (study, model)
 ),
 

@@ -7,5 +7,5 @@ select
     coalesce(occupation / nullif(exposure, 0), 0) as mismatch_rate,
     diverged as divergence_probability,
     entry / nullif(diverged, 0) as mean_entry
-from main.stratum_moments
+from internal.stratum_moments
 inner join main.windows using (study, model)

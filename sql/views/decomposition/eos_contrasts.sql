@@ -9,7 +9,7 @@ gaps as materialized (
         rollout_tv - fixed_history_tv as history_gap,
         eos_gap_0 as pre_eos,
         eos_gap_1 + eos_gap_2 + eos_gap_3 as eos_related
-    from main.paired_moments
+    from internal.paired_moments
 ),
 
 differences as (

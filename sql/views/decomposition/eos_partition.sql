@@ -4,4 +4,4 @@ select
     study, model, split, stratum, action,
     unnest([0, 1, 2, 3]) as eos_set,
     unnest([eos_gap_0, eos_gap_1, eos_gap_2, eos_gap_3]) as gap
-from main.stratum_moments
+from internal.stratum_moments

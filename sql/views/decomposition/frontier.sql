@@ -9,7 +9,7 @@ strata as (
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
     from main.moments
-    left join main.document_bytes using (study, model, doc, action)
+    left join internal.document_bytes using (study, model, doc, action)
     group by study, model, split, stratum, action
 ),
 

@@ -4,4 +4,4 @@ select
     study, model, split, stratum, action,
     long_agreement / nullif(cohort, 0) as long_agreement,
     mismatch_after_agreement / nullif(cohort, 0) as mismatch_after_agreement
-from main.stratum_moments
+from internal.stratum_moments

@@ -1,3 +1,3 @@
 -- The fraction of all positions whose rollout distance lies above the saturation threshold.
 select study, model, split, stratum, action, saturation
-from main.stratum_moments
+from internal.stratum_moments

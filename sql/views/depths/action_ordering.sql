@@ -2,7 +2,7 @@
 -- [contrast_low, contrast_high], and the two actions are ordered for sure when that excludes 0.
 with
 
-depth_moments as materialized (select * from main.depth_moments),
+depth_moments as materialized (select * from internal.depth_moments),
 
 shared as (
     select

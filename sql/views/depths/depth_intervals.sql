@@ -6,14 +6,14 @@ with
 
 documents as (
     select study, model, split, stratum, action, 'plain' as estimator, depth, observed, capacity
-    from main.depth_moments
+    from internal.depth_moments
     union all by name
     select
         study, model, split, stratum, action, 'swrb' as estimator, depth,
         avg(observed) as observed,
         avg(capacity) as capacity
-    from main.branching_depths
-    inner join main.analyzed_branchings using (study, model, doc, action, replicate)
+    from internal.branching_depths
+    inner join internal.analyzed_branchings using (study, model, doc, action, replicate)
     group by study, model, split, stratum, doc, action, depth
 ),
 

@@ -1,4 +1,4 @@
 -- What a branch window of depth L says of R, by coupled pairs: the plain rows of depth_intervals.
 select * exclude (estimator)
-from main.depth_intervals
+from internal.depth_intervals
 where estimator = 'plain'

@@ -11,4 +11,4 @@ newest as (
 select own.*
 from stored.document_moments as own
 semi join newest using (study, model, doc, action, action_revision, moments_version)
-anti join main.superseded using (study, action, action_revision)
+anti join internal.superseded using (study, action, action_revision)

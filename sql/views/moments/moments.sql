@@ -4,5 +4,5 @@ select
     study, model, split, stratum, cluster, doc, action,
     count(*) as replicates,
     avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicate)))
-from main.trajectory_moments
+from internal.trajectory_moments
 group by study, model, split, stratum, cluster, doc, action

@@ -3,7 +3,7 @@
 select
     study, model, split, stratum, cluster, doc, action, replicate,
     horizon, scanned, mass, branch, mismatches
-from main.branchings
+from internal.branchings
 inner join main.windows using (study, model, horizon)
 inner join main.documents using (study, model, doc)
 where complete

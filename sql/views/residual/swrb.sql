@@ -22,7 +22,7 @@ replicates as (
         mass,
         mass / horizon as occurrence,
         mass * (mismatches - cast(branch is not null as integer)) / horizon as occupation
-    from main.analyzed_branchings
+    from internal.analyzed_branchings
 ),
 
 measured as (

@@ -2,5 +2,5 @@
 -- and tail share one suffix, but W_L counts every branch that its scan passed: the realized tail is within the capacity in
 -- expectation, not in every sample.
 select * exclude (estimator)
-from main.depth_intervals
+from internal.depth_intervals
 where estimator = 'swrb'

@@ -2,13 +2,13 @@
 -- stored table keeps the others.
 select own.*
 from stored.calibration as own
-anti join main.superseded as actions
+anti join internal.superseded as actions
     on own.study = actions.study and own.action = actions.action and own.action_revision = actions.action_revision
-anti join main.superseded as baselines
+anti join internal.superseded as baselines
     on own.study = baselines.study
         and own.baseline = baselines.action
         and own.baseline_revision = baselines.action_revision
-anti join main.superseded_plans as plans
+anti join internal.superseded_plans as plans
     on own.study = plans.study and own.model = plans.model and own.plan_sha256 = plans.plan_sha256
 qualify row_number() over (
     partition by study, model, action, baseline, observation, candidate

@@ -4,7 +4,7 @@ select
     study, model, split, stratum, baseline, action, quantity, x,
     estimate, low, high, level, draws, documents, clusters, interval, family, status, events_version, plan_sha256,
     estimate_reduced, low_reduced, high_reduced
-from main.results
+from internal.results
 qualify row_number() over (
     partition by study, model, split, stratum, baseline, action, quantity, x
     order by events_version desc

@@ -4,8 +4,8 @@ with
 
 newest as (
     select *
-    from main.plans
-    anti join main.superseded_plans using (study, model, plan_sha256)
+    from internal.plans
+    anti join internal.superseded_plans using (study, model, plan_sha256)
 )
 
 select

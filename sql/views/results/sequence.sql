@@ -2,4 +2,4 @@
 select
     study, model, 'evaluation' as split, stratum, baseline, action, look, quantity, documents, clusters,
     estimate, low, high, resolved, level, constant, draws, interval, events_version, plan_sha256
-from main.looks
+from internal.looks

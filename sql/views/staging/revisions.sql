@@ -24,7 +24,7 @@ superseded as (
     select
         *,
         true as superseded
-    from main.superseded
+    from internal.superseded
 )
 
 select

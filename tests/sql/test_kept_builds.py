@@ -1,0 +1,56 @@
+"""What is kept in the cache folder: read where it is whole and of this version, made again everywhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sql.kept_builds import kept_build
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "kvdrift"
+
+
+def build_of(made: list[str], name: str, made_from: bytes) -> bytes:
+    def build() -> bytes:
+        made.append(name)
+        return made_from * 3
+
+    return kept_build(name, made_from, build)
+
+
+def test_a_build_is_made_once_for_what_it_is_made_from(folder: Path) -> None:
+    made: list[str] = []
+    assert [build_of(made, "views", text) for text in (b"one", b"one", b"two", b"one")] == [
+        b"oneoneone", b"oneoneone", b"twotwotwo", b"oneoneone",
+    ]  # fmt: skip
+    assert len(made) == len([*folder.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("damaged", [b"", b"short", b"0" * 40])
+def test_a_damaged_file_is_made_again(folder: Path, damaged: bytes) -> None:
+    made: list[str] = []
+    build_of(made, "views", b"one")
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damaged)
+    assert build_of(made, "views", b"one") == b"oneoneone"
+    assert (made, file.read_bytes()) == (["views", "views"], whole)
+
+
+def test_nothing_is_kept_where_the_folder_takes_no_file(folder: Path) -> None:
+    folder.touch()
+    made: list[str] = []
+    assert [build_of(made, "views", b"one") for _ in range(2)] == [b"oneoneone"] * 2
+    assert len(made) == 2
+
+
+def test_files_of_many_versions_ago_go(folder: Path) -> None:
+    made: list[str] = []
+    for number in range(20):
+        build_of(made, "views", bytes([number]))
+    assert len([*folder.iterdir()]) == 16
