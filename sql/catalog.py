@@ -19,12 +19,13 @@ from schema.errors import InputError, KvdriftError, OperationError, is_forbidden
 from schema.location import is_local
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
+from sql.carried_tables import fill_catalog, keep_views
 from sql.contracts import Contract, contract, contracts
-from sql.empty_views import comments, create_views
+from sql.empty_views import create_views
 from sql.quoting import literal, quoted
-from sql.stored_moments import NO_MOMENTS, StoredMoments, stored_moments
+from sql.stored_moments import NO_MOMENTS, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources
-from sql.view_texts import WAITING, view_texts
+from sql.view_texts import view_texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -193,8 +194,8 @@ def open_views(
         for table, version in pinned.items():
             sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
             create_stored_view(connection, table, sources)
-        _insert_waiting(connection, moments)
-        _keep(connection, kept)
+        moments.insert_waiting(connection)
+        keep_views(connection, kept)
     except duckdb.Error as error:
         connection.close()
         raise one_line(error) from error
@@ -205,11 +206,12 @@ def open_views(
 
 
 def write_catalog(store: Store) -> Path:
-    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions, absolute paths.
+    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
 
     The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it; the Parquet files must stay where they are. Queries to a copy of it elsewhere fail,
-    since they would read the rows of the store that was copied.
+    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), so a copy of it
+    elsewhere answers what is pooled from these. Other views read Parquet files by their absolute paths: in a copy they
+    fail, since they would read the rows of the store that was copied.
 
     Returns:
         The path of the catalogue.
@@ -229,9 +231,7 @@ def write_catalog(store: Store) -> Path:
     try:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
-            for table, sources in files.items():
-                create_stored_view(connection, table, sources, _in_place(path))
-            _insert_waiting(connection, moments)
+            fill_catalog(connection, store, versions, files, moments, _in_place(path))
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
@@ -290,26 +290,6 @@ def describe_views() -> tuple[Contract, ...]:
     Those of the schema ``internal`` are left out: they are steps to the others.
     """
     return tuple(promised for promised in contracts().values() if not promised.internal)
-
-
-def _insert_waiting(connection: duckdb.DuckDBPyConnection, moments: StoredMoments) -> None:
-    if moments.waiting is not None:
-        connection.execute(f"insert into {WAITING} {moments.waiting}")
-
-
-def _keep(connection: duckdb.DuckDBPyConnection, views: Sequence[str]) -> None:
-    """Compute views, and put tables of their rows in their place.
-
-    The rows are in the order of their grain: what sums over documents then has the same last bit however rows came.
-    """
-    for name in view_texts():
-        if name in views:
-            promised = contract(name)
-            order = ", ".join(map(quoted, promised.grain))
-            connection.execute(f"create table {promised.schema}.kept as from {promised.relation} order by {order}")
-            connection.execute(f"drop view {promised.relation}")
-            connection.execute(f"alter table {promised.schema}.kept rename to {quoted(name)}")
-            connection.execute(comments(promised, "table"))
 
 
 def _sources(

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from schema.location import is_local
 from sql.quoting import parquet_files
-from sql.view_texts import moments_definition
+from sql.view_texts import WAITING, moments_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import duckdb
 
     from schema.store.store import Store
 
@@ -27,6 +29,11 @@ class StoredMoments:
 
     stored: bool
     waiting: str | None
+
+    def insert_waiting(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Put the documents and actions whose moments are computed into the table that the views look at."""
+        if self.waiting is not None:
+            connection.execute(f"insert into {WAITING} {self.waiting}")
 
 
 NO_MOMENTS: Final = StoredMoments(stored=False, waiting=None)

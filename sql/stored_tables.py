@@ -16,19 +16,29 @@ if TYPE_CHECKING:
     from schema.store.store import Store
 
 
-def create_stored_view(
-    connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]], condition: str = "true"
-) -> None:
+def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
     """Create the view ``stored.TABLE`` in place of the empty table, which stays where there are no ``sources``.
 
-    ``stored_rows`` says what these are. A ``condition`` that does not look at rows holds for all of them, or raises.
+    ``stored_rows`` says what these are.
     """
-    if not sources:
-        return
-    rows = stored_rows(table, sources)
-    rows = rows if condition == "true" else f"from ({rows}) where {condition}"
-    connection.execute(f"drop table stored.{quoted(table)}")
-    connection.execute(f"create view stored.{quoted(table)} as {rows}")
+    if sources:
+        connection.execute(f"drop table stored.{quoted(table)}")
+        connection.execute(f"create view stored.{quoted(table)} as {stored_rows(table, sources)}")
+
+
+def guard_stored_view(
+    connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]], condition: str
+) -> None:
+    """Make the view ``stored.TABLE`` hold a condition that does not look at rows: true of all of them, or it raises."""
+    if sources:
+        rows = f"from ({stored_rows(table, sources)}) where {condition}"
+        connection.execute(f"create or replace view stored.{quoted(table)} as {rows}")
+
+
+def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
+    """Put a table's rows into the empty table ``stored.TABLE``."""
+    if sources:
+        connection.execute(f"insert into stored.{quoted(table)} {stored_rows(table, sources)}")
 
 
 def stored_rows(table: str, sources: Mapping[str, Sequence[str]], *more: str) -> str:

@@ -20,7 +20,9 @@ def branching_moments(views: Views, study: str, model: str, split: str) -> Branc
 
     """
     own = f"study = {literal(study)} and model = {literal(model)}"
-    if not views.table(f"from internal.branchings where {own} limit 1").num_rows:  # the view would read all trajectories
+    if not views.table(
+        f"from internal.branchings where {own} limit 1"
+    ).num_rows:  # the view would read all trajectories
         return None
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():

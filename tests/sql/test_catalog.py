@@ -150,10 +150,42 @@ def test_a_copied_catalogue_does_not_read_the_original(store: Store, tmp_path: P
         f"this catalogue was written for the store {store.location}; for a copy in FOLDER, run kvdrift derive"
     )
     with duckdb.connect(f"{copy.location}/catalog.duckdb", read_only=True) as client:
-        for view in ("events", "decomposition"):
+        for view in ("events", "entry"):
             with pytest.raises(duckdb.Error, match=written_for):
                 client.sql(f"from {view}").fetchall()
     with duckdb.connect(str(write_catalog(copy)), read_only=True) as client:
+        assert client.sql("from entry").fetchall()
+
+
+# Views that answer from the catalogue alone.
+CARRIED = (
+    "summary", "frontier", "decomposition", "contrasts", "saturation", "local_agreement", "branch_windows",
+    "generation_blocks", "generation_gaps", "generation_gap_change", "eos_partition", "eos_contrasts", "moments", "answers",
+    "estimates", "calibration", "sequence", "plan", "documents", "actions", "units", "studies", "windows", "revisions",
+    "published",
+)  # fmt: skip
+
+
+def test_a_catalogue_moved_alone_answers_what_it_carries(store: Store, tmp_path: Path) -> None:
+    catalog = shutil.copy(write_catalog(store), tmp_path / "moved.duckdb")
+    with open_views(store) as views:
+        there = {view: views.rows(view) for view in CARRIED}
+    assert all(there[view].num_rows for view in ("summary", "contrasts", "documents", "units"))
+    shutil.rmtree(store.location)
+    with duckdb.connect(str(catalog), read_only=True) as client:
+        for view, rows in there.items():
+            order = ", ".join(contracts()[view].grain)
+            assert client.sql(f"from {view} order by {order}").to_arrow_table().equals(rows), view
+        with pytest.raises(duckdb.IOException, match="No files found"):
+            client.sql("from trajectories")
+
+
+def test_a_large_table_stays_in_its_files(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sql.carried_tables.LARGEST", 0)
+    copied = shutil.copy(write_catalog(store), tmp_path / "copied.duckdb")
+    with duckdb.connect(copied, read_only=True) as client:
+        with pytest.raises(duckdb.Error, match="this catalogue was written for the store"):
+            client.sql("from documents").fetchall()
         assert client.sql("from decomposition").fetchall()
 
 

@@ -6,7 +6,7 @@ documents as (
     select
         study, model, split, stratum, doc, action, own.mismatch, answers.lost,
         answers.compressed_score - answers.reference_score as score_gap
-    from internal.document_answers as answers
+    from main.document_answers as answers
     inner join (select study, model, doc, action, mismatch from main.moments) as own using (study, model, doc, action)
     anti join (select study, action from main.actions where control) as controls using (study, action)
 ),

@@ -8,7 +8,7 @@ strata as (
         count(*) as documents,
         cast(sum(replicates) as bigint) as trajectories,
         avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)))
-    from internal.document_answers
+    from main.document_answers
     group by study, model, split, stratum, action
 ),
 
