@@ -55,7 +55,7 @@ docs: $(STAMP)
 # The documents as a site, site/index.html; a warning fails it, and nothing is fetched. Its search needs a server, which
 # `.venv/bin/mkdocs serve` is.
 site: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build site *.egg-info

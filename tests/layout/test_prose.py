@@ -15,7 +15,7 @@ ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|Contro
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
 DOCUMENTS = (
     "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/adding-a-selector.md", "docs/finite-state-systems.md",
-    "docs/reliability.md", "docs/gate.md",
+    "docs/reliability.md", "docs/gate.md", "docs/tutorial.md", "docs/services.md", "docs/changing-a-study.md",
 )  # fmt: skip
 
 
