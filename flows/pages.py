@@ -63,7 +63,7 @@ def write_report(
     progress.begin("report", 1, "pages")
     draw = None if sides is None else _draw_beside(sides)
     kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
-    with _writing(folder), open_views(store, kept=kept, checked=True) as views:
+    with writing(folder), open_views(store, kept=kept, checked=True) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,
@@ -112,7 +112,7 @@ def _get_ready_to_draw() -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """A block that writes to a folder: what the file system refuses is one line."""
     try:
         yield

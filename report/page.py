@@ -102,8 +102,9 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
         return {one.name: save(one.draw(), one.name, folder, one.words) for one in drawings}
 
 
-def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
-    environment = jinja2.Environment(
+def page_environment() -> jinja2.Environment:
+    """What reads the templates of pages; what they are filled with is text, unless it says that it is HTML."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -111,6 +112,10 @@ def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
+    environment = page_environment()
 
     def body(section: Section) -> str:
         return environment.from_string(_MACROS + section.template.lstrip()).render(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import ActionStyle, legend_line, library
 from report.printing.palette import INK, QUIET
@@ -91,6 +91,13 @@ def action_legend(
     if published:
         handles.append(published_handle())
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), handlelength=3.4)
+
+
+def moved_aside(axes: Axes, points: float) -> Any:
+    """The data's coordinates, so many points to the right."""
+    figure = axes.get_figure()
+    shift = library().transforms.ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)  # type: ignore[union-attr]
+    return axes.transData + shift
 
 
 def percent_axis(axes: Axes, label: str) -> None:

@@ -1,4 +1,4 @@
-"""``kvdrift report``: the pages of a store's studies."""
+"""``kvdrift report``: the pages of a store's studies, or one page of several stores."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from kvdrift.options import StoreArgument
 from schema.errors import InputError, nearest
 
 REPORT_FORMATS = ("html", "latex")
 
 
 def report(
-    store: StoreArgument,
+    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Folders or URLs of one store or several.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="DIR", help="Folder; by default STORE/report/NAME, and reports/NAME for a URL."
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Folder; by default STORE/report/NAME, or in reports/.",
         ),
     ] = None,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
@@ -27,13 +29,30 @@ def report(
         str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
     ] = "html",
 ) -> None:
-    """Write the report of a store's studies: one page each, with figures and tables as files."""
+    """Write the report of a store's studies, one page each, or one page that compares several stores.
+
+    Several stores stand side by side on a leaderboard: models, say, or versions of a selector. Where two of them have
+    the same documents, their actions are subtracted over these.
+    """
     # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
-    for page in report_pages(store, output, study, latex=output_format == "latex"):
+    if len(stores) > 1:
+        typer.echo(f"report: {_compare(stores, output, study, latex=output_format == 'latex')}")
+        return
+    for page in report_pages(stores[0], output, study, latex=output_format == "latex"):
         typer.echo(f"report: {page}")
+
+
+def _compare(stores: list[str], output: Path | None, study: str | None, *, latex: bool) -> Path:
+    from flows.side_by_side.pages import comparison_folder, write_comparison
+    from kvdrift.console import ConsoleProgress
+
+    if latex:
+        raise InputError("--format latex: a comparison of several stores has CSV tables alone; leave it out")
+    with ConsoleProgress() as console:
+        return write_comparison(stores, output or comparison_folder(stores), study, console)
 
 
 def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:

@@ -8,7 +8,7 @@ from report.parts.verdict.choice import Choice
 from report.printing.canvas import action_styles, legend_line, library, new_figure
 from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.palette import INK, QUIET
-from report.printing.strokes import WIDTH, errors, percent_axis, round_ticks
+from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
 from report.printing.tables import (
     NOISE_FLOOR,
     Cell,
@@ -24,7 +24,6 @@ from report.reading.content import PageContent
 from schema.study import POOLED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
@@ -171,7 +170,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         fill = style.colour if action in choice.recommended or not choice.recommended else "white"
         axes.errorbar([value / factor], [100 * risk.estimate], yerr=errors(risk), fmt=style.marker, color=style.colour,
                       markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
-                      transform=_moved(axes, aside))  # fmt: skip
+                      transform=moved_aside(axes, aside))  # fmt: skip
         handles.append(
             legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
         )
@@ -198,13 +197,6 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         )
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
     return figure
-
-
-def _moved(axes: Axes, points: float) -> Any:
-    """The data's coordinates, so many points to the right."""
-    figure = axes.get_figure()
-    shift = library().transforms.ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)  # type: ignore[union-attr]
-    return axes.transData + shift
 
 
 def has_bytes(content: PageContent) -> bool:

@@ -1,0 +1,1 @@
+"""Several stores side by side: which documents they share, and differences over these."""

@@ -1,0 +1,1 @@
+"""The page of several stores side by side."""

@@ -1,0 +1,99 @@
+"""Differences between studies over the documents that they share, and what stands in the way of others."""
+
+from __future__ import annotations
+
+from report.printing.numbers import count, in_text
+from report.printing.tables import (
+    Cell,
+    Column,
+    PrintedTable,
+    estimate_cells,
+    label_column,
+    marks,
+    status_note,
+    table_row,
+)
+from report.reading.estimates import Estimate
+from report.side_by_side.content import Comparison, Difference, Pairing
+from stats.quantities import ALL_QUANTITIES
+from stats.registry import Scale
+
+
+def differences_table(comparison: Comparison) -> PrintedTable | None:
+    """One row for each two actions that are compared, with a column for each quantity; None where there is none."""
+    found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
+    if not found:
+        return None
+    names = list(found[0][1].estimates)
+    listed = [one.estimates[name] for name in names for _, one in found]
+    mark = marks(listed)
+    cells = [
+        estimate_cells([one.estimates[name] for _, one in found], ALL_QUANTITIES[name].scale, mark) for name in names
+    ]
+    rows = [
+        table_row(_called(one), *own, count(pairing.documents), "yes" if one.same else "no", group=_between(pairing))
+        for (pairing, one), *own in zip(found, *cells, strict=True)
+    ]
+    columns = (
+        label_column("action"),
+        *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
+          for name in names),
+        Column("documents", "", "that are the same in both"),
+        Column("one identity", "", "whether weights, tokenizer, selector and numerics are the same on both sides"),
+    )  # fmt: skip
+    records = tuple(
+        comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
+    )
+    return PrintedTable("differences", "Differences", columns, tuple(rows), status_note(listed), records)
+
+
+def _called(one: Difference) -> Cell:
+    return Cell(one.other_action, "" if one.other_action == one.first_action else f"less {one.first_action}")
+
+
+def _between(pairing: Pairing) -> str:
+    return f"{pairing.other.name} less {pairing.first.name}"
+
+
+def difference_sentences(comparison: Comparison) -> list[str]:
+    """What the intervals of the differences in R say, one sentence for each."""
+    return [_sentence(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
+
+
+def _sentence(pairing: Pairing, one: Difference) -> str:
+    gap = one.estimates["gap"]
+    same_name = one.first_action == one.other_action
+    subject = f"{one.other_action} of {pairing.other.name}"
+    against = f"that of {pairing.first.name}" if same_name else f"{one.first_action} of {pairing.first.name}"
+    over = f"on the {count(gap.documents)} documents that both have"
+    if gap.estimate is None or not gap.has_interval:
+        return f"{subject} is not told apart from {against}: there is no interval {over}."
+    if gap.excludes_zero():
+        than = f"{'more' if gap.estimate > 0 else 'less'} than {against}"
+        return f"{subject} diverges {than}: R differs by {_gap(gap)} {over}."
+    return f"{subject} and {against} are not distinguishable: R differs by {_gap(gap)} {over}."
+
+
+def _gap(gap: Estimate) -> str:
+    return in_text(gap, Scale.POINTS)
+
+
+def obstacles(comparison: Comparison) -> list[str]:
+    """Why the documents of two studies are not subtracted, or are matched by less than their prompts."""
+    said = []
+    for pairing in comparison.pairings:
+        both = f"{pairing.first.name} and {pairing.other.name}"
+        counts = [len(entry.documents) for entry in (pairing.first, pairing.other)]
+        if pairing.obstacle:
+            said.append(f"{both} are not subtracted: {pairing.obstacle}.")
+        elif pairing.by_name:
+            said.append(
+                f"{both} have unlike models, whose prompts are other tokens: {count(pairing.documents)} documents are "
+                "matched by name, stratum and cluster, and nothing shows that their texts are the same."
+            )
+        if not pairing.obstacle and pairing.documents < max(counts):
+            said.append(
+                f"{both} share {count(pairing.documents)} documents, of {count(counts[0])} and {count(counts[1])}; "
+                "the leaderboard has each study on all of its own."
+            )
+    return said

@@ -1,0 +1,123 @@
+"""The leaderboard: every action of every study of a comparison, by how much it diverges, with what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from report.printing.numbers import MISSING, count, count_range, fixed, size
+from report.printing.tables import (
+    Cell,
+    Column,
+    PrintedTable,
+    estimate_cells,
+    label_column,
+    marks,
+    status_note,
+    table_row,
+)
+from report.reading.estimates import Estimate
+from report.side_by_side.content import Comparison, Entry
+from stats.quantities import ALL_QUANTITIES
+
+_QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One action of one study on the leaderboard.
+
+    Attributes:
+        entry: the study.
+        action: the action.
+        share: its cache as a share of the full one; None where the store does not say.
+        bytes: mean bytes of the kept prompt of a document; None where the store does not say.
+
+    """
+
+    entry: Entry
+    action: str
+    share: float | None
+    bytes: float | None
+
+    @property
+    def label(self) -> str:
+        """What a figure calls it."""
+        return f"{self.entry.name}: {self.action}"
+
+    def estimate(self, quantity: str) -> Estimate:
+        """A quantity of the pooled strata; without a number where it is not estimated."""
+        return self.entry.content.estimates.get(quantity, self.action)
+
+    def record(self) -> dict[str, Any]:
+        """One line of the CSV file."""
+        own, content = self.estimate("mismatch"), self.entry.content
+        numbers = {name: self.estimate(name) for name in _QUANTITIES}
+        return {
+            "store": self.entry.location, "study": self.entry.study, "model": self.entry.model, "action": self.action,
+            "split": content.split, "horizon": content.windows.horizon, "documents": own.documents,
+            "cache_share": self.share, "prompt_cache_bytes": self.bytes,
+            **{
+                f"{name}{end}": value
+                for name, row in numbers.items()
+                for end, value in (("", row.estimate), ("_low", row.low), ("_high", row.high))
+            },
+            "level": own.level, "status": own.status,
+        }  # fmt: skip
+
+
+def leaderboard(comparison: Comparison) -> list[Place]:
+    """Return all actions, the one that diverges least first; those without an estimate of R last."""
+    places = [_place(entry, action) for entry in comparison.entries for action in entry.content.actions]
+
+    def rank(place: Place) -> tuple[bool, float, str, str]:
+        risk = place.estimate("mismatch").estimate
+        return risk is None, risk or 0.0, place.entry.name, place.action
+
+    return sorted(places, key=rank)
+
+
+def _place(entry: Entry, action: str) -> Place:
+    facts = entry.content.facts
+    held, controls = facts.storage.get(action), [control.action for control in facts.controls]
+    share = facts.times_bytes(action, controls[0]) if controls else None
+    return Place(entry, action, share, held.mean_prompt_cache if held else None)
+
+
+def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
+    """The leaderboard as a table, with intervals under the numbers."""
+    shown = [name for name in _QUANTITIES if any(place.estimate(name).estimate is not None for place in places)]
+    estimates = {name: [place.estimate(name) for place in places] for name in shown}
+    listed = [row for column in estimates.values() for row in column]
+    mark = marks(listed)
+    cells = [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in estimates.items()]
+    rows = [
+        table_row(
+            Cell(place.action, place.entry.name),
+            Cell(MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%", _bytes(place)),
+            *own,
+            count(place.estimate("mismatch").documents),
+            _replicates(place),
+            str(place.entry.content.windows.horizon),
+        )
+        for place, *own in zip(places, *cells, strict=True)
+    ]
+    columns = (
+        label_column("action"),
+        Column("prompt cache", "", "mean bytes of the kept prompt with its indices; their share of the full one's"),
+        *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
+          for name in shown),
+        Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),
+    )  # fmt: skip
+    records = tuple(place.record() for place in places)
+    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), status_note(listed), records)
+
+
+def _bytes(place: Place) -> str:
+    return "" if place.bytes is None else size(place.bytes)
+
+
+def _replicates(place: Place) -> str:
+    stored = place.entry.content.facts.storage.get(place.action)
+    return MISSING if stored is None else count_range(stored.replicates)

@@ -1,0 +1,76 @@
+"""Several stores on one page: the leaderboard, a figure of it, and differences over the documents that stores share."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from report.page import draw_figures, page_environment
+from report.printing.numbers import count
+from report.printing.palette import properties
+from report.printing.section import Drawing
+from report.printing.tables import PrintedTable, label_column, table_row
+from report.side_by_side.content import Comparison, Entry
+from report.side_by_side.differences import difference_sentences, differences_table, obstacles
+from report.side_by_side.figure import drawn, leaderboard_figure
+from report.side_by_side.leaderboard import leaderboard, leaderboard_table
+
+
+def build_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes.
+
+    Args:
+        comparison: what the page shows.
+        folder: created where it does not exist.
+
+    Returns:
+        The page's path.
+
+    """
+    places = leaderboard(comparison)
+    tables = {"leaderboard": leaderboard_table(places), "entries": _entries_table(comparison)}
+    if (differences := differences_table(comparison)) is not None:
+        tables["differences"] = differences
+    for part in ("figures", "tables"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for table in tables.values():
+        table.write_csv(folder / "tables")
+    drawings = []
+    if shown := drawn(places):
+        words = "R of every action against its share of the full prompt cache, one colour for each study"
+        drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown)))
+    figures = draw_figures(drawings, folder / "figures")
+    page = folder / "index.html"
+    html = page_environment().get_template("side_by_side.html.j2").render(
+        comparison=comparison,
+        tables=tables,
+        figures=figures,
+        sentences=difference_sentences(comparison),
+        obstacles=obstacles(comparison),
+        colours=[properties(dark=dark) for dark in (False, True)],
+    )  # fmt: skip
+    page.write_text(html, encoding="utf-8", newline="\n")
+    return page
+
+
+def _entries_table(comparison: Comparison) -> PrintedTable:
+    """What is compared: where it lies, and what makes its numbers."""
+    columns = (
+        label_column("study"), label_column("store"), label_column("model"), label_column("documents"),
+        label_column("plan"), label_column("seed"),
+    )  # fmt: skip
+    rows = tuple(
+        table_row(entry.name, entry.location, entry.model, _documents(entry), _plan(entry),
+                  str(entry.content.facts.seed or ""))
+        for entry in comparison.entries
+    )  # fmt: skip
+    return PrintedTable("entries", "What is compared", columns, rows)
+
+
+def _documents(entry: Entry) -> str:
+    return f"{count(len(entry.documents))} {entry.content.split}"
+
+
+def _plan(entry: Entry) -> str:
+    plan = entry.content.facts.plan
+    return "none" if plan is None else f"{plan.sha256[:12]}…"

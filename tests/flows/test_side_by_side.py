@@ -1,0 +1,202 @@
+"""Several stores side by side: which documents match, their differences, the leaderboard, and the command."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.event_logs import make_log, write
+from fixtures.report_views import check
+
+from flows.side_by_side.entries import read_entries
+from flows.side_by_side.pairing import pairings
+from kvdrift.command import main
+from report.side_by_side.content import Comparison, Entry
+from report.side_by_side.differences import obstacles
+from report.side_by_side.leaderboard import leaderboard
+from schema.store.store import Store
+from schema.windows import Windows
+from stats.moments import DocumentMoments
+
+Measured = tuple[Entry, DocumentMoments]
+
+EVALUATED = tuple(f"d{number}" for number in range(12))
+
+
+def ingested(
+    folder: Path,
+    docs: Sequence[str] = EVALUATED,
+    replicates: Sequence[int] = range(4),
+    other_strata: Sequence[str] = (),
+) -> Path:
+    """A store of another generator's events, derived; documents of two strata, all of them evaluation documents."""
+    folder.mkdir()
+    log = make_log(docs, ("half", "third"), replicates)
+    lines = [f"{doc},S{int(doc[1:]) % 2 + 5 * (doc in other_strata)},evaluation" for doc in docs]
+    (folder / "documents.csv").write_text("\n".join(["doc,stratum,split", *lines]) + "\n")
+    written = write(folder / "log.parquet", log)
+    for arguments in (
+        ("ingest", written, "--store", folder / "store", "--documents", folder / "documents.csv"),
+        ("derive", folder / "store"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert not stop.value.code
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two stores: the second lacks three documents, has one in another stratum, and other replicates."""
+    base = tmp_path_factory.mktemp("stores")
+    return {
+        "first": ingested(base / "first"),
+        "fewer": ingested(base / "fewer", EVALUATED[3:], range(2, 6), ["d11"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(stores: dict[str, Path]) -> list[Measured]:
+    """Both, read once."""
+    return read_entries([str(location) for location in stores.values()])
+
+
+def changed(measured: Measured, *, names: tuple[str, ...] = (), horizon: int = 0, model: str = "") -> Measured:
+    """The same study under other actions, with another horizon, or of another model."""
+    entry, moments = measured
+    content = entry.content
+    facts = replace(
+        content.facts,
+        actions=[row | {"action": name} for row, name in zip(content.facts.actions, names, strict=False)]
+        or content.facts.actions,
+        windows=Windows.of(horizon) if horizon else content.windows,
+        model=model or content.facts.model,
+    )
+    content = replace(content, facts=facts, actions=list(names) or content.actions)
+    return replace(entry, content=content), replace(moments, actions=names or moments.actions)
+
+
+def mean_mismatch(location: Path, action: str, docs: set[str]) -> float:
+    """R of an action over some documents, by hand: tokens of events, means over replicates, documents and strata."""
+    store = Store.open(location)
+    strata = {row["doc"]: row["stratum"] for row in store.read("documents").to_pylist()}
+    unlike: dict[str, dict[str, list[float]]] = {}
+    for row in store.read("events").to_pylist():
+        if row["action"] == action and row["doc"] in docs:
+            of = unlike.setdefault(strata[row["doc"]], {}).setdefault(row["doc"], [])
+            of.append(float(row["x_token"] != row["y_token"]))
+    means = [[sum(values) / len(values) for values in own.values()] for own in unlike.values()]
+    return sum(sum(own) / len(own) for own in means) / len(means)
+
+
+def test_differences_are_over_the_documents_that_both_have(stores: dict[str, Path], measured: list[Measured]) -> None:
+    """All but three documents that one store lacks and one that lies in another stratum; other replicates of each."""
+    (found,) = pairings(measured)
+    shared = set(EVALUATED[3:11])
+    assert (found.documents, found.by_name, found.obstacle) == (len(shared), False, None)
+    assert [(one.first_action, one.other_action, one.same) for one in found.differences] == [
+        ("half", "half", False), ("third", "third", False),
+    ]  # fmt: skip
+    for one in found.differences:
+        expected = [mean_mismatch(stores[name], one.first_action, shared) for name in ("fewer", "first")]
+        gap = one.estimates["gap"]
+        assert gap.estimate == pytest.approx(expected[0] - expected[1], abs=1e-12)
+        assert gap.low < gap.estimate < gap.high
+        assert (gap.documents, gap.status, gap.level) == (len(shared), "exploratory", 0.95)
+
+
+def test_a_store_does_not_differ_from_its_copy(finished: Path, tmp_path: Path) -> None:
+    """Every difference is exactly 0, with an interval of width 0 or none, and what made both is the same."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    (found,) = pairings(read_entries([str(finished), str(copy)]))
+    assert found.documents == 6
+    assert {one.same for one in found.differences} == {True}
+    for one in found.differences:
+        assert {row.estimate for row in one.estimates.values()} == {0.0}
+        assert {end for row in one.estimates.values() for end in (row.low, row.high)} <= {0.0, None}
+
+
+def test_what_cannot_be_subtracted_says_why(measured: list[Measured]) -> None:
+    first, _ = measured
+    empty = replace(first[0], documents={}), first[1]
+    cases = {
+        "their horizons are 12 and 16 tokens": changed(first, horizon=16),
+        "no document is the same in both": empty,
+        "no action of one has the name": changed(first, names=("a", "b")),
+    }
+    for reason, other in cases.items():
+        (found,) = pairings([first, other])
+        assert reason in str(found.obstacle)
+        assert not found.differences
+        assert reason in obstacles(Comparison((found.first, found.other), (found,)))[0]
+
+
+def test_actions_of_other_names_that_keep_as_much_are_subtracted(measured: list[Measured]) -> None:
+    first, _ = measured
+    entry, moments = changed(first, names=("a", "b"))
+    keeps = {"half": "1/2", "a": "1/2", "third": "1/3", "b": "1/4"}
+
+    def declared(one: Entry) -> Entry:
+        rows = [row | {"keep": keeps[row["action"]], "selector": "own"} for row in one.content.facts.actions]
+        return replace(one, content=replace(one.content, facts=replace(one.content.facts, actions=rows)))
+
+    (found,) = pairings([(declared(first[0]), first[1]), (declared(entry), moments)])
+    assert [(one.first_action, one.other_action) for one in found.differences] == [("half", "a")]
+    assert found.differences[0].estimates["gap"].estimate == 0  # both are one action's events
+
+
+def test_documents_of_unlike_models_are_matched_by_name_and_the_page_says_so(measured: list[Measured]) -> None:
+    first, _ = measured
+    (found,) = pairings([first, changed(first, model="org/n")])
+    assert (found.documents, found.by_name) == (12, True)
+    (said,) = obstacles(Comparison((found.first, found.other), (found,)))
+    assert "matched by name, stratum and cluster" in said
+
+
+def test_the_leaderboard_has_the_least_r_first(stores: dict[str, Path], measured: list[Measured]) -> None:
+    places = leaderboard(Comparison(tuple(entry for entry, _ in measured), ()))
+    by_hand = sorted(
+        (mean_mismatch(stores[name], action, set(docs)), name, action)
+        for name, docs in (("first", EVALUATED), ("fewer", EVALUATED[3:]))
+        for action in ("half", "third")
+    )
+    assert [place.estimate("mismatch").estimate for place in places] == pytest.approx([one[0] for one in by_hand])
+    assert [(place.entry.location.split("/")[-2], place.action) for place in places] == [one[1:] for one in by_hand]
+
+
+def test_the_command_writes_one_page(
+    stores: dict[str, Path], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice the same, with figures and tables as files."""
+    capsys.readouterr()
+    pages = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        code, out, err = call(capsys, "report", *stores.values(), finished, "-o", folder)
+        assert (code, out) == (0, f"report: {folder / 'index.html'}\n"), err
+        pages.append((folder / "index.html").read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+    check(pages[0])
+    with (folder / "tables" / "leaderboard.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["mismatch"]) for line in lines] == sorted(float(line["mismatch"]) for line in lines)
+    assert len(lines) == 6
+    with (folder / "tables" / "differences.csv").open() as file:
+        differences = list(csv.DictReader(file))
+    assert {(line["first_action"], line["quantity"]) for line in differences} >= {("half", "gap"), ("third", "gap")}
+    assert "first/store and fewer/store share 8 documents, of 12 and 9" in pages[0]
+    assert "no document is the same in both" in pages[0]
+    for name in ("figures/leaderboard.svg", "figures/leaderboard.pdf"):
+        assert (folder / name).is_file()
+
+
+def test_mistakes_are_one_line(stores: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, fewer = stores.values()
+    assert "is named twice" in mistake(capsys, "report", first, first)
+    assert str(tmp_path / "nothing") in mistake(capsys, "report", first, tmp_path / "nothing")
+    assert "no study 'exp'" in mistake(capsys, "report", first, fewer, "--study", "exp")
+    assert "--format latex" in mistake(capsys, "report", first, fewer, "--format", "latex")
