@@ -275,8 +275,8 @@ class Explorer {
         "aria-current": jump && jump.to.includes(this.row) ? "true" : null, title: `key ${at + 1}` }, label);
       if (jump && kind === "lost") {
         const turn = jump.to.indexOf(this.row);
-        button.append(make("small", {}, ` ${turn < 0 ? "" : `${turn + 1} of `}${jump.to.length}`
-          + (jump.total > jump.to.length ? `; ${many(jump.total)} in all` : "")));
+        const last = jump.to.length < jump.total ? `${jump.to.length} of ${many(jump.total)}` : jump.to.length;
+        button.append(make("small", {}, turn < 0 ? ` ${last}` : ` ${turn + 1} of ${jump.to.length}`));
       }
       button.addEventListener("click", () => this.jump(at));
       return button;
@@ -458,13 +458,13 @@ class Explorer {
     const total = edges[edges.length - 1];
     const positions = widths.map((_, at) => first + at);
     const [own] = this.shown;
+    const single = this.shown.length === 1;
     const ticks = make("tr", { class: "ticks" }, make("th", { scope: "row" }, make("span", { class: "unseen" }, "position")),
       ...positions.map((t) => make("td", { "data-t": t, class: t === own.tau ? "tau" : null },
         t === own.tau ? "τ" : t === 1 || t % 10 === 0 ? String(t) : "")));
     const rows = [ticks, this.tokens("X", own.x, own.eos_x, positions, (t) =>
       [own.span_first && t >= own.span_first && t <= own.span_last ? "answer" : "",
-        this.shown.some((one) => t === one.tau) && this.shown.length === 1 ? "tau-at" : "",
-        this.shown.some((one) => one.x[t - 1] !== one.y[t - 1]) ? "apart" : ""], "x", null)];
+        ...(single ? [t === own.tau ? "tau-at" : "", own.x[t - 1] !== own.y[t - 1] ? "apart" : ""] : [])], "x", null)];
     for (const one of this.shown) {
       rows.push(this.tokens(one.name, one.y, one.eos_y, positions, (t) =>
         [one.x[t - 1] !== one.y[t - 1] ? "apart" : "", t === one.tau ? "tau-at" : ""], "y", one.colour));
@@ -478,8 +478,10 @@ class Explorer {
   tokens(name, stream, eos, positions, kinds, side, colour) {
     const title = name === "X" ? "reference X" : `compressed Y, ${name}`;
     const short = this.width < 600 && side === "y";
+    const single = this.shown.length === 1;
     const head = make("th", { scope: "row", title, style: colour ? `--colour: ${colour}` : null },
-      colour ? make("span", { class: "swatch" }) : null, short ? make("span", { class: "unseen" }, name) : name);
+      colour && !(short && single) ? make("span", { class: "swatch" }) : null,
+      short ? make("span", { class: single ? null : "unseen" }, single ? "Y" : name) : name);
     return make("tr", { class: side }, head, ...positions.map((t) => {
       const ended = eos !== null && t >= eos ? (t === eos ? "eos" : "after") : "";
       const text = this.texts[stream[t - 1]];
@@ -490,7 +492,7 @@ class Explorer {
   }
 
   lane(one, edges, first, last, total) {
-    const height = this.shown.length === 1 ? 58 : 30;
+    const height = this.shown.length > 1 ? 30 : this.width < 600 ? 40 : 58;
     const svg = make("svg", { width: total, height, viewBox: `0 0 ${total} ${height}`, role: "img",
       "aria-label": `delta and f, positions ${first} to ${last}` },
       make("path", { class: "axis", d: `M0,1H${total}M0,${height - 1}H${total}` }),
