@@ -1,6 +1,6 @@
 """What a store costs that has many units: appending, asking, opening, before and after ``kvdrift compact``.
 
-    python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units: some ten minutes
+    python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units, which take longest
     python -m benchmarks.store --units 500 5000 --json
 
 Measured for each size, before and after a compaction, each part in a process of its own:
@@ -9,10 +9,12 @@ Measured for each size, before and after a compaction, each part in a process of
 - ``status``: all lines of ``kvdrift status``;
 - ``derive``: ``kvdrift derive`` where nothing is to do, without its catalogue;
 - ``views``: the views are opened;
-- ``catalogue``: ``catalog.duckdb`` is written.
+- ``catalogue``: ``catalog.duckdb`` is written;
+- ``verify``: all checks of ``kvdrift verify``, of the compacted store alone, which is sound. It reads every row, so its
+  cost is that of the units: its ratio is to be no less than that of the sizes.
 
-Ratios are of CPU seconds: those of the smallest size by those of this one. After a compaction they are to stay near 1;
-before it they are to be no less than the ratio of the sizes.
+Ratios are of CPU seconds: those of the smallest size by those of this one. After a compaction all others are to stay
+near 1; before it they are to be no less than the ratio of the sizes.
 
 The store is written by hand, since only names and logs count here: before the compaction all units of a table are one
 file under many names, and a commit has 48 units, as a run of 16 documents makes them. What is compacted has rows of its
@@ -45,8 +47,10 @@ from sql.catalog import open_views, write_catalog
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 from transforms.segments import derived_rows
+from verification.whole_store import verify as verified
 
 SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
+APPENDED = document_row(1, 9_999_999)
 UNITS_PER_COMMIT = 48
 SEGMENTS_PER_COMMIT = 2048
 
@@ -55,7 +59,7 @@ Record = dict[str, Any]
 
 def append(location: str) -> float:
     """Append three units; return their number."""
-    return Store.open(location).append_units(list(drawn_units([document_row(1, 9_999_999)], SIZES, 0)))
+    return Store.open(location).append_units(list(drawn_units([APPENDED], SIZES, 0)))
 
 
 def status(location: str) -> float:
@@ -79,7 +83,15 @@ def catalogue(location: str) -> float:
     return mib(write_catalog(Store.open(location)).stat().st_size)
 
 
-PARTS = (status, derive, views, catalogue, append)
+def verify(location: str) -> float:
+    """Return the number of checks, none of which finds a fault."""
+    checks = [*verified(Store.open(location))]
+    if faults := [fault for check in checks for fault in check.faults]:
+        raise SystemExit(f"{location}: {len(faults)} faults, {faults[0]}")
+    return len(checks)
+
+
+PARTS = (status, derive, views, catalogue, append)  # of both forms
 
 
 class WrittenStore:
@@ -98,7 +110,7 @@ class WrittenStore:
     def write(self) -> None:
         """Write events, units, trajectories and steps, each unit in files of its own."""
         store = Store.create(self.folder)
-        store.append_rows("documents", pa.Table.from_pylist(self.documents, schema=DOCUMENTS.schema))
+        store.append_rows("documents", pa.Table.from_pylist([*self.documents, APPENDED], schema=DOCUMENTS.schema))
         store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))
         actions = [action_row(name) for name in SIZES.action_names]
         store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
@@ -164,7 +176,7 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
         store = folder / str(units)
         for form, prepare in (("as written", write), ("compacted", compact_written)):
             measure(prepare, store, units)  # in a process of its own, whose memory is not that of the parts
-            for part in PARTS:
+            for part in (verify, *PARTS) if form == "compacted" else PARTS:
                 yield part.__name__, form, units, measure(part, str(store))
 
 
