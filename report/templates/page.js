@@ -52,6 +52,16 @@
     });
   });
 
+  // What scrolls sideways can be reached, and scrolled, by keyboard; what does not is no stop of the tabulator.
+  function reach() {
+    document.querySelectorAll(".scroll").forEach(function (box) {
+      if (box.scrollWidth > box.clientWidth) { box.tabIndex = 0; } else { box.removeAttribute("tabindex"); }
+    });
+  }
+  window.addEventListener("resize", reach);
+  document.addEventListener("toggle", reach, true);
+  reach();
+
   function open(element) {
     for (; element; element = element.parentElement) {
       if (element.tagName === "DETAILS") { element.open = true; }

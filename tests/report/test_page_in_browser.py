@@ -53,6 +53,13 @@ def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) ->
     assert len(grounds) == len(curves) == 2
 
 
+def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:
+    box = tabs.open(page, width=390).locator(".scroll:has(#table-ranking)")
+    box.press("ArrowRight")
+    assert box.evaluate("one => one.scrollWidth > one.clientWidth && one.matches(':focus')")
+    assert tabs.open(page).locator(".scroll:has(#table-ranking)").get_attribute("tabindex") is None
+
+
 def contrast(one: str, other: str) -> float:
     """Contrast of two colours as CSS computes them (WCAG 2, relative luminance)."""
 
