@@ -40,6 +40,9 @@ def sql(
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.
 
+    Views show what is derived: 'kvdrift derive STORE --watch' beside a run keeps them up. Where units lack, a note on
+    standard error says how many.
+
     Queries read: what writes, or reaches a file outside the store or the network, is refused.
     """
     from kvdrift.queries.prompt import Prompt
@@ -52,6 +55,10 @@ def sql(
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
     opened = Store.open(store)
     with read_only(open_views(opened, threads=os.cpu_count() or 1, checked=checked), opened) as views:
+        if waiting := opened.pending_segments(views.versions["events"], views.versions):
+            units = f"{len(waiting)} {'unit' if len(waiting) == 1 else 'units'}"
+            derive = f"kvdrift derive {store}, or with --watch beside a run"
+            typer.echo(f"note: the views lack {units} whose events are not derived yet; {derive}", err=True)
         if query is None:
             Prompt(views, _show).read_all()
         else:

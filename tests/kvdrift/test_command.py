@@ -83,7 +83,7 @@ def test_an_unwritable_store_is_one_line(capsys: pytest.CaptureFixture[str], tmp
     ("arguments", "message"),
     [
         (("run", "nowhere.toml"), "nowhere.toml: no such study file"),
-        (("status", "nowhere"), "nowhere is not a kvdrift store"),
+        (("status", "nowhere"), "nowhere is not a kvdrift store: there is no such folder"),
         (("sql", "nowhere", "select 1"), "nowhere is not a kvdrift store"),
         (("list", "view"), "did you mean 'views'?"),
         (("rnu",), "No such command 'rnu'"),

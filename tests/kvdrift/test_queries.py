@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.command import call, mistake
+from fixtures.stored_units import derive, make_unit
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -108,3 +109,16 @@ def test_the_ending_of_a_file_names_its_format(capsys: pytest.CaptureFixture[str
     assert "its ending names no format; give --format" in mistake(capsys, "sql", store, "select 7", "-o", "rows.xlsx")
     call(capsys, "sql", store, "select 7 as seven", "--format", "csv", "-o", tmp_path / "rows.json")
     assert (tmp_path / "rows.json").read_text() == '"seven"\n7\n'
+
+
+def test_units_that_the_views_lack_are_noted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made = Store.create(tmp_path / "store")
+    made.append_units([make_unit(doc) for doc in ("a", "b")])
+    asked = ("sql", made.location, "select count(*) as n from trajectories", "--format", "csv")
+    code, out, err = call(capsys, *asked)
+    assert (code, out) == (0, '"n"\n0\n')
+    assert "note: the views lack 2 units whose events are not derived yet; kvdrift derive" in err
+    derive(made)
+    code, out, err = call(capsys, *asked)
+    assert (code, err) == (0, "")
+    assert int(out.split()[1]) > 0

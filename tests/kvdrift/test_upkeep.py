@@ -43,7 +43,7 @@ def test_it_is_left_alone_for_long_after_it_took_long(tmp_path: Path) -> None:
 def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:
     kept = Upkeep(str(tmp_path / "nowhere"))
     line = refused(kept.finish, error=OperationError)
-    assert line == f"upkeep: {tmp_path}/nowhere is not a kvdrift store: it has no 'events' table"
+    assert line == f"upkeep: {tmp_path}/nowhere is not a kvdrift store: there is no such folder"
 
 
 def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(

@@ -421,7 +421,7 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     assert out.startswith("nothing to compact\nnothing to delete: no file was replaced before ")
     code, _, err = call(capsys, "compact", tmp_path / "nothing")
-    assert (code, err) == (2, f"kvdrift: {tmp_path / 'nothing'} is not a kvdrift store: it has no 'events' table\n")
+    assert (code, err) == (2, f"kvdrift: {tmp_path / 'nothing'} is not a kvdrift store: there is no such folder\n")
 
 
 def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
