@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,12 +38,28 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
     return open_views(Store.open(store), threads=os.cpu_count() or 1, checked=checked)
 
 
-def run(study: str | Path, store: str | Path | None = None) -> Path:
+def run(
+    study: str | Path,
+    store: str | Path | None = None,
+    *,
+    endpoints: Sequence[str] = (),
+    token_file: str | Path | None = None,
+    tls_root_certs: str | Path | None = None,
+    endpoint_timeout: float = 60.0,
+    cluster: str | None = None,
+    gpus: str | None = None,
+) -> Path:
     """Run a study file to its report, or go on where an earlier run stopped.
 
     Args:
         study: the study file.
         store: folder or URL of the store, ``stores/NAME`` in the working folder by default.
+        endpoints: ``grpc://HOST:PORT`` of each ``kvdrift serve`` that generates; this process by default.
+        token_file: a file with the token that the endpoints ask for.
+        tls_root_certs: a PEM file of the authorities to trust; the system's by default.
+        endpoint_timeout: seconds of silence after which an endpoint is given up.
+        cluster: ``tcp://HOST:PORT`` of a Dask scheduler whose workers generate, or ``local:N``.
+        gpus: ``all``, or how many GPUs of this machine generate, with a worker each.
 
     Returns:
         The path of the report; the last one's of a file with several models.
@@ -51,8 +68,13 @@ def run(study: str | Path, store: str | Path | None = None) -> Path:
         schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
 
     """
+    from flows.study_file.options import named_services, named_workers
     from flows.study_file.run import run_file
     from schema.progress import SILENT
     from schema.study import load_studies
 
-    return run_file(load_studies(Path(study)), store, (), SILENT).pages[-1]
+    studies = load_studies(Path(study))
+    token, certificates = (None if file is None else Path(file) for file in (token_file, tls_root_certs))
+    services = named_services(list(endpoints), token, certificates, endpoint_timeout)
+    workers = named_workers(studies, cluster, gpus, served=bool(services))
+    return run_file(studies, store, services, SILENT, cluster=workers).pages[-1]

@@ -28,6 +28,7 @@ from kvdrift.commands.status import status
 from kvdrift.commands.studies.confirm import confirm
 from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
+from kvdrift.examples import epilog
 from kvdrift.exit_codes import failure_code
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
 
@@ -37,7 +38,6 @@ app = typer.Typer(
     name="kvdrift",
     help="When, and for how long, KV-cache eviction makes a language model diverge from itself.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -60,8 +60,8 @@ for function in (
     confirm,
     check,
 ):
-    app.command()(function)
-app.command(name="list")(list_)
+    app.command(epilog=epilog(function.__name__))(function)
+app.command(name="list", epilog=epilog("list"))(list_)
 
 
 def _version(value: bool) -> None:

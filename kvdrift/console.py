@@ -8,7 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.text import Text
 
 _PLAIN_SECONDS = 10.0  # without a terminal: seconds between lines
 
@@ -19,6 +22,7 @@ class ConsoleProgress:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = self._console.is_terminal
+        shared = sys.stdout.isatty()  # or else what is printed there goes where it was sent, not above the bars
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -27,28 +31,37 @@ class ConsoleProgress:
             TimeRemainingColumn(),
             console=self._console,
             transient=False,
+            redirect_stdout=shared,
         )
+        self._spinner = Live(console=self._console, transient=True, redirect_stdout=shared)
         self._task: TaskID | None = None
         self._stage, self._unit = "", ""
         self._total = self._done = 0
         self._began = self._said = 0.0
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live:
+        self._spinner.stop()
+        if self._task is not None:
             self._bars.stop()
+
+    def doing(self, what: str) -> None:
+        """Say on a terminal what is done until a stage begins, whose end nobody can tell yet."""
+        if self._live and self._task is None:
+            self._spinner.update(Spinner("dots", Text(what)))
+            self._spinner.start(refresh=True)
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         """Start a stage of ``total`` units."""
         self._stage, self._unit, self._total, self._done = stage, unit, total, 0
         self._began = self._said = time.monotonic()
         if self._live:
+            self._spinner.stop()
+            self._bars.start()
             self._task = self._bars.add_task(stage, total=total, rate="")
         else:
             self.say(f"{stage}: {total} {unit} to do")

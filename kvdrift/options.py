@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Folder or object-store URL of a store.")]
+from kvdrift import completion
+
+StoreArgument = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="Folder or object-store URL of a store.", autocompletion=completion.stores),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
 ]

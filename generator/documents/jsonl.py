@@ -13,6 +13,7 @@ from schema.errors import InputError
 from schema.study import DocumentsSection
 
 TASK = "prompt"
+_NAMED = 5  # strata in a line
 
 
 class JsonlSource(DocumentSource):
@@ -40,6 +41,14 @@ class JsonlSource(DocumentSource):
             if not row.text("prompt"):
                 raise row.error("field 'prompt': the text is empty")
             yield Candidate(name, row.text("cluster") if row.has("cluster") else name, TASK, number)
+
+    def missed(self, section: DocumentsSection) -> str:
+        """Return the strata that the file's rows name, where none of them is the section's."""
+        named = {row.text("stratum") for _, row in read_rows(_file(section)) if row.has("stratum")}
+        if not named or section.stratum_name in named:
+            return ""
+        listed = ", ".join(f"'{name}'" for name in sorted(named)[:_NAMED])
+        return f'; the file\'s rows are of {listed}: write stratum = "{min(named)}", or leave it out of the rows'
 
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int

@@ -71,7 +71,7 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
             part += f" without the {len(excluded)} cluster(s) that 'exclude' names" if excluded else ""
             raise InputError(
                 f"{where(section)}: {split} = {wanted}, but the source has {len(taken)} document(s) in {clusters} "
-                f"cluster(s) on the {split} side of the split{part}"
+                f"cluster(s) on the {split} side of the split{part}{source.missed(section)}"
             )
         chosen[split] = taken
     return chosen

@@ -56,6 +56,10 @@ class DocumentSource(ABC):
             InputError: The source cannot make what the section asks for.
         """
 
+    def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
+        """Return what is said of what a section could have and does not take; empty where there is nothing."""
+        return ""
+
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order; they are endless where documents are generated.

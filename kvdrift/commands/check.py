@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvdrift import completion
 from schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 def check(
     selector: Annotated[
-        str, typer.Argument(metavar="SELECTOR", help="As in a study file: my_module:MySelector, or another name.")
+        str,
+        typer.Argument(
+            metavar="SELECTOR",
+            help="As in a study file: my_module:MySelector, or another name.",
+            autocompletion=completion.selectors,
+        ),
     ],
     parameter: Annotated[
         list[str] | None,

@@ -6,12 +6,21 @@ from typing import Annotated
 
 import typer
 
+from kvdrift import completion
 from kvdrift.options import StoreArgument
 
 
 def drop(
     store: StoreArgument,
-    action: Annotated[str, typer.Option("--action", metavar="NAME", help="The action to drop.")],
+    action: Annotated[
+        str,
+        typer.Option(
+            "--action",
+            metavar="NAME",
+            help="The action to drop.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ],
     study: Annotated[
         str | None, typer.Option("--study", metavar="NAME", help="The action's study, where several have one.")
     ] = None,

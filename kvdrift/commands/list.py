@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
+from kvdrift import completion
+from kvdrift.options import JsonOption
 from schema.errors import InputError, nearest
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="selectors|tasks|views|models|quantities", help="What to list.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="|".join(completion.LISTED), help="What to list.", autocompletion=completion.kinds),
+    ],
+    as_json: JsonOption = False,
 ) -> None:
     """List what can be named in a study file or a query."""
     listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models, "quantities": _quantities}
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
     rows = listers[what]()
+    if as_json:
+        typer.echo(json.dumps({what: [{"name": name, "meaning": text} for name, text in rows]}, ensure_ascii=False))
+        return
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         typer.echo(f"{name:<{width}}  {text}")

@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 
+from kvdrift import completion
 from kvdrift.options import ClusterOption, TokenOption
 
 
 def run(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml", help="The study file.", autocompletion=completion.studies)
+    ],
     store: Annotated[
         str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
     ] = None,
@@ -60,12 +63,16 @@ def run(
     This process generates the events, or the services that --endpoint names, or the workers of a --cluster or of
     --gpus; the events are the same.
     """
-    from flows.study_file.options import named_services, named_workers
-    from schema.study import load_studies
+    from kvdrift.console import ConsoleProgress
 
-    studies = load_studies(study)
-    addresses = named_services(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
-    workers = named_workers(studies, cluster, gpus, served=bool(addresses))
+    with ConsoleProgress() as console:
+        console.doing(f"loading what {study.name} needs")  # the libraries take seconds
+        from flows.study_file.options import named_services, named_workers
+        from schema.study import load_studies
+
+        studies = load_studies(study)
+        addresses = named_services(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
+        workers = named_workers(studies, cluster, gpus, served=bool(addresses))
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from flows.study_file.options import default_location
@@ -75,12 +82,13 @@ def run(
         location = absolute(store if store is not None else default_location(studies))
         on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
         served = bool(addresses or cluster)
-        for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
-            typer.echo(line)
+        with ConsoleProgress() as console:
+            console.doing("checking and measuring")
+            for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
+                typer.echo(line)
         return
-    from kvdrift.console import ConsoleProgress
-
     with ConsoleProgress() as console:
+        console.doing(f"loading what '{studies[0].name}' needs, checking its documents and model, and starting")
         from flows.study_file.run import run_file
 
         outcome = run_file(

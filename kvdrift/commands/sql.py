@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvdrift import completion
 from kvdrift.options import StoreArgument
 from schema.errors import InputError, nearest
 
@@ -24,7 +25,10 @@ _SHOWN_ROWS = 200
 
 def sql(
     store: StoreArgument,
-    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="A select; without it, a prompt.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Argument(metavar="QUERY", help="A select; without it, a prompt.", autocompletion=completion.views),
+    ] = None,
     output_format: Annotated[
         str | None,
         typer.Option(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvdrift.options import StoreArgument
-from schema.errors import printable
+from kvdrift.options import JsonOption, StoreArgument
+from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +29,7 @@ def status(
         bool, typer.Option("--watch", help="Go on showing what moves, until the study is finished or interrupted.")
     ] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --watch.")] = 2.0,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it.
 
@@ -36,6 +38,8 @@ def status(
     """
     from schema.store.store import Store
 
+    if watch and as_json:
+        raise InputError("--json: is of one look; leave --watch out")
     if watch:
         from flows.analysis.live import LiveStore
         from kvdrift.live.display import show_live
@@ -43,12 +47,25 @@ def status(
         live = LiveStore(Store.open(store))
         show_live((live.look() for _ in itertools.count()), interval)
         return
+    if as_json:
+        typer.echo(json.dumps(store_status(Store.open(store)), ensure_ascii=False))
+        return
     for line in status_lines(Store.open(store)):
         typer.echo(printable(line))
 
 
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
+    held = store_status(store)
+    yield f"store: {held['store']}"
+    yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
+    for study in held["studies"]:
+        yield f"study {study['study']}, model {study['model']}:"
+        yield from _study_lines(study)
+
+
+def store_status(store: Store) -> Row:
+    """Return what a store holds and what is left to do, and the same of each study and model in it, as plain values."""
     version = store.version("events")
     underived = store.unit_paths_in(store.pending_segments(version))
     actions = store.read("actions")  # first: a revision is declared before its units are there
@@ -56,22 +73,24 @@ def status_lines(store: Store) -> Iterator[str]:
     left = _underived(store, underived) if underived else Counter()
     there = sorted({(place.study, place.model) for place in places})
     current = _current(held, actions)
-    yield f"store: {store.location}"
-    yield f"events: version {version}, {_count_units(current)} units; {len(underived)} still to derive"
+    studies = []
     for study, model in there:
-        yield f"study {study}, model {model}:"
         own = Counter({place: count for place, count in places.items() if place[:2] == (study, model)})
         of_all, of_current = (
             Counter({item: count for item, count in counts.items() if item[0][:2] == (study, model)})
             for counts in (held, current)
         )
         several = len({other for name, other in there if name == study}) > 1
-        yield from _study_lines(
-            store, study, model, actions, own, of_all, of_current, left[study, model], several=several
+        studies.append(
+            _study_status(store, study, model, actions, own, of_all, of_current, left[study, model], several=several)
         )
+    return {
+        "store": store.location, "events_version": version, "units": _count_units(current),
+        "underived": len(underived), "studies": studies,
+    }  # fmt: skip
 
 
-def _study_lines(
+def _study_status(
     store: Store,
     study: str,
     model: str,
@@ -82,7 +101,7 @@ def _study_lines(
     left: int,
     *,
     several: bool,
-) -> Iterator[str]:
+) -> Row:
     from flows.analysis.answers import answers_are_current
     from flows.analysis.current import estimated_version
     from flows.frozen_plan import find_plan
@@ -95,52 +114,83 @@ def _study_lines(
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
     taken = None if plan is None else LooksTaken.in_store(store, plan)
     by_now = None if plan is None else wanted_by_stratum(plan, taken)
-    yield from _split_lines(places, current, by_now)
-    revision = f"revision {plan.revision}, " if plan is not None and plan.revision else ""
-    seen = "; seen" if plan is not None and plan.seen else ""
-    yield (
-        "  plan: none yet" if plan is None else
-        f"  plan: {plan.sha256[:12]}, {revision}frozen {plan.frozen_at:%Y-%m-%d %H:%M} UTC, K = {plan.replicates}, "
-        f"N = {plan.documents_per_stratum} documents of each stratum{seen}"
-    )  # fmt: skip
     actions = current_actions(stored, study)
-    if taken is not None:
-        yield f"  sequential: {look_line(taken)}"
-    pending = _pending(actions, places, current, plan, by_now or {}) if ours else []
-    for line in pending:
-        yield f"  pending: {line}"
-    if ours and not pending:
-        evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
-        yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
-    units = _count_units(current)
-    yield f"  derived: {units - left} of {units} units"
+    pending = _pending(actions, places, current, plan, by_now or {}) if ours else None
+    units, estimated = _count_units(current), estimated_version(store, study, model)
     scoring = Scoring.stored(store, study, model)
-    if answered := len(scoring.answered):
-        unscored = scoring.unscored.num_rows
-        lacking = f"; {unscored} units still to score (kvdrift analyze)" if unscored else ", all units scored"
-        yield f"  answers: known of {answered} documents{lacking}"
-    estimated = estimated_version(store, study, model)
-    yield (
-        f"  estimates: none yet{' under this plan' if revision else ''}" if estimated is None else
-        f"  estimates: from events version {estimated} ({'current' if estimated == version else f'now {version}'})"
-    )  # fmt: skip
-    if any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study):
-        yield from _superseded(held, actions)
-    if unknown := sum(one.unknown * count for (_, own), count in current.items() for one in own):
-        yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
-    generate = ours and (bool(pending) or plan is None or (taken is not None and not taken.stopped))
-    if generate:
+    revised = any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study)
+    if ours and (pending or plan is None or (taken is not None and not taken.stopped)):
         command = f"kvdrift run STUDY.toml --store {store.location}"
     elif left or estimated != version or not answers_are_current(store, study, model, scoring):
         command = f"kvdrift {'derive' if left else 'analyze'} {store.location}"
     elif not report_is_current(store, report_folder(store, study, model if several else None)):
         command = f"kvdrift report {store.location}"
     else:
-        command = "nothing to do; kvdrift run STUDY.toml --dry-run compares the study file"
-    yield f"  next: {command}"
+        command = None
+    return {
+        "study": study,
+        "model": model,
+        "splits": _splits(places, current, by_now),
+        "plan": None if plan is None else {
+            "sha256": plan.sha256, "revision": plan.revision, "frozen_at": f"{plan.frozen_at:%Y-%m-%dT%H:%MZ}",
+            "replicates": plan.replicates, "documents_per_stratum": plan.documents_per_stratum, "seen": plan.seen,
+        },
+        "sequential": None if taken is None else look_line(taken),
+        "pending": pending,
+        "units": units,
+        "derived_units": units - left,
+        "answers": {"documents": len(scoring.answered), "unscored_units": scoring.unscored.num_rows}
+        if scoring.answered else None,
+        "estimates": None if estimated is None else {"events_version": estimated, "current_version": version},
+        "superseded": [*_superseded(held, actions)] if revised else [],
+        "units_of_unknown_identity": sum(
+            one.unknown * count for (_, own), count in current.items() for one in own
+        ),
+        "next": command,
+    }  # fmt: skip
 
 
-def _split_lines(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> Iterator[str]:
+def _study_lines(study: Row) -> Iterator[str]:
+    for split in study["splits"]:
+        generated = f"{split['generated']} of {split['documents']} documents generated"
+        yield f"  {split['split']}: {generated}, {split['units']} units"
+    plan, pending, answers = study["plan"], study["pending"], study["answers"]
+    revised = plan is not None and plan["revision"]
+    if plan is None:
+        yield "  plan: none yet"
+    else:
+        revision, seen = f"revision {revised}, " if revised else "", "; seen" if plan["seen"] else ""
+        frozen = plan["frozen_at"].replace("T", " ").removesuffix("Z")
+        yield (
+            f"  plan: {plan['sha256'][:12]}, {revision}frozen {frozen} UTC, K = {plan['replicates']}, "
+            f"N = {plan['documents_per_stratum']} documents of each stratum{seen}"
+        )
+    if study["sequential"] is not None:
+        yield f"  sequential: {study['sequential']}"
+    for work in pending or ():
+        yield f"  pending: {work['split']} of {work['action']}, {work['units']} units ({work['reason']})"
+    if pending == []:
+        evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
+        yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
+    yield f"  derived: {study['derived_units']} of {study['units']} units"
+    if answers is not None:
+        unscored = answers["unscored_units"]
+        lacking = f"; {unscored} units still to score (kvdrift analyze)" if unscored else ", all units scored"
+        yield f"  answers: known of {answers['documents']} documents{lacking}"
+    if study["estimates"] is None:
+        yield f"  estimates: none yet{' under this plan' if revised else ''}"
+    else:
+        made_from, now = study["estimates"]["events_version"], study["estimates"]["current_version"]
+        yield f"  estimates: from events version {made_from} ({'current' if made_from == now else f'now {now}'})"
+    for old in study["superseded"]:
+        yield f"  superseded: {old['action']}, revision {old['revision']}, {old['units']} units ({old['reason']})"
+    if unknown := study["units_of_unknown_identity"]:
+        yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
+    done = "nothing to do; kvdrift run STUDY.toml --dry-run compares the study file"
+    yield f"  next: {study['next'] or done}"
+
+
+def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> list[Row]:
     """How many documents of each split are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in places.items():
@@ -148,9 +198,12 @@ def _split_lines(places: Counter[Place], current: Holdings, by_now: Mapping[str,
     for (place, own), count in current.items():
         generated[place.split] += count
         units[place.split] += count * sum(one.units for one in own)
-    for split, there in sorted(documents.items(), key=str):
-        wanted = there if split != "evaluation" or by_now is None else sum(by_now.values())
-        yield f"  {split}: {generated[split]} of {wanted} documents generated, {units[split]} units"
+    wanted = {split: there if split != "evaluation" or by_now is None else sum(by_now.values())
+              for split, there in documents.items()}  # fmt: skip
+    return [
+        {"split": split, "documents": wanted[split], "generated": generated[split], "units": units[split]}
+        for split in sorted(documents, key=str)
+    ]
 
 
 def _pending(
@@ -159,7 +212,7 @@ def _pending(
     current: Holdings,
     plan: FrozenPlan | None,
     by_now: Mapping[str, int],
-) -> list[str]:
+) -> list[Row]:
     """What the present actions lack, by split and action."""
     from flows.planning.work import Cell, planned_work
 
@@ -170,14 +223,14 @@ def _pending(
                 covered[one.action, one.estimator, split, stratum, one.replicates] += count
     known = {one.action for _, own in current for one in own}
     wanted = {(split, stratum): count for (_, _, split, stratum), count in places.items() if split and stratum}
-    lines = []
+    found = []
     for work in planned_work(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
             reason = (
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
             )
-            lines.append(f"{work.split} of {work.action}, {lacking} units ({reason})")
-    return lines
+            found.append({"split": work.split, "action": work.action, "units": lacking, "reason": reason})
+    return found
 
 
 def _current(held: Holdings, actions: pa.Table) -> Holdings:
@@ -205,7 +258,7 @@ def _underived(store: Store, paths: set[str]) -> Counter[tuple[str, str]]:
     return Counter(zip(units["study"].to_pylist(), units["model"].to_pylist(), strict=True))
 
 
-def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[str]:
+def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
     """The revisions whose units no view shows."""
     revisions = Counter[tuple[str, int]]()
     for (_, own), count in held.items():
@@ -214,4 +267,4 @@ def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[str]:
     for (name, revision), count in sorted(revisions.items()):
         if name not in actions or revision < actions[name]["action_revision"]:
             why = f"revision {actions[name]['action_revision']} is current" if name in actions else "dropped"
-            yield f"  superseded: {name}, revision {revision}, {count} units ({why})"
+            yield {"action": name, "revision": revision, "units": count, "reason": why}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvdrift.options import StoreArgument
+from kvdrift.options import JsonOption, StoreArgument
 from schema.errors import OperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schema.progress import Progress
     from schema.store.store import Store
-    from verification.findings import Fault
+    from verification.findings import Check, Fault
 
 NAMED_FAULTS = 20  # lines of one check, before the rest is a count
 
@@ -28,6 +29,7 @@ def verify(
             help="Mend first what is damaged or lost; stop what writes to the store before. Nothing is deleted.",
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Read everything in a store and compare it with the log and with what it was made from.
 
@@ -37,41 +39,65 @@ def verify(
     from schema.store.store import Store
     from verification.findings import counted
 
+    said: list[str] = []
+    tell = said.append if as_json else typer.echo
     with ConsoleProgress() as console:
-        if repair:
-            _repair(store)
-        faults = _verified(Store(store), console)
+        repaired = _repair(store, tell) if repair else []
+        checks = _verified(Store(store), console, tell)
         # Some faults show only when files are compared: what is made from others is made again where it has one.
-        if repair and faults and _repair(store, faults):
-            faults = _verified(Store(store), console)
-    typer.echo(f"{Store(store).location}: {counted(len(faults), 'fault') if faults else 'sound'}")
+        if repair and (faults := _faults(checks)) and (more := _repair(store, tell, faults)):
+            repaired += more
+            checks = _verified(Store(store), console, tell)
+    faults, location = _faults(checks), Store(store).location
+    if as_json:
+        typer.echo(json.dumps(_fields(location, checks, repaired), ensure_ascii=False))
+    else:
+        typer.echo(f"{location}: {counted(len(faults), 'fault') if faults else 'sound'}")
     raise typer.Exit(OperationError.exit_code if faults else 0)
 
 
-def _repair(location: str, faults: Sequence[Fault] = ()) -> bool:
-    """Mend a store, print what was done, and tell whether anything was."""
+def _faults(checks: Sequence[Check]) -> list[Fault]:
+    return [fault for check in checks for fault in check.faults]
+
+
+def _fields(location: str, checks: Sequence[Check], repaired: Sequence[str]) -> dict[str, Any]:
+    """The outcome for programs, with every fault."""
+    return {
+        "store": location,
+        "sound": not _faults(checks),
+        "repaired": list(repaired),
+        "checks": [
+            {"subject": check.subject, "faults": list(map(str, check.faults)), "notes": list(map(str, check.notes))}
+            for check in checks
+        ],
+    }
+
+
+def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] = ()) -> list[str]:
+    """Mend a store, tell what was done, and return it."""
     from schema.store.store import Store
     from verification.repair import repair
 
-    lines = 0
-    for lines, line in enumerate(repair(Store(location), faults), 1):  # noqa: B007 - the last number counts
-        typer.echo(f"repaired {line}")
-    return lines > 0
+    lines = []
+    for line in repair(Store(location), faults):
+        lines.append(str(line))
+        tell(f"repaired {line}")
+    return lines
 
 
-def _verified(store: Store, console: Progress) -> list[Fault]:
-    """Print the checks of a store, with the faults that they find; return all of these."""
+def _verified(store: Store, console: Progress, tell: Callable[[str], None]) -> list[Check]:
+    """Tell the checks of a store, with the faults that they find; return them."""
     from verification.findings import counted
     from verification.whole_store import verify as verified
 
-    found: list[Fault] = []
+    found: list[Check] = []
     for check in verified(store, console):
-        found += check.faults
-        typer.echo(check)
+        found.append(check)
+        tell(str(check))
         for fault in check.faults[:NAMED_FAULTS]:
-            typer.echo(f"  fault: {fault}")
+            tell(f"  fault: {fault}")
         if len(check.faults) > NAMED_FAULTS:
-            typer.echo(f"  and {counted(len(check.faults) - NAMED_FAULTS, 'more fault')} of {check.subject}")
+            tell(f"  and {counted(len(check.faults) - NAMED_FAULTS, 'more fault')} of {check.subject}")
         for note in check.notes:
-            typer.echo(f"  note: {note}")
+            tell(f"  note: {note}")
     return found

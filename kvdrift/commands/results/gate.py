@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvdrift import completion
 from kvdrift.options import StoreArgument
 from schema.errors import printable
 
@@ -20,8 +21,24 @@ def gate(
     quantity: Annotated[
         str, typer.Option("--quantity", metavar="NAME", help="Such as mismatch; kvdrift list quantities.")
     ],
-    action: Annotated[str, typer.Option("--action", metavar="NAME", help="The action that is to pass.")],
-    baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="The action it is held against.")],
+    action: Annotated[
+        str,
+        typer.Option(
+            "--action",
+            metavar="NAME",
+            help="The action that is to pass.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ],
+    baseline: Annotated[
+        str,
+        typer.Option(
+            "--baseline",
+            metavar="NAME",
+            help="The action it is held against.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ],
     margin: Annotated[
         float,
         typer.Option(

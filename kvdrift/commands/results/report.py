@@ -38,10 +38,16 @@ def report(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
-    if len(stores) > 1:
-        typer.echo(f"report: {_compare(stores, output, study, latex=output_format == 'latex')}")
-        return
-    for page in report_pages(stores[0], output, study, latex=output_format == "latex"):
+    from kvdrift.console import ConsoleProgress
+
+    latex = output_format == "latex"
+    with ConsoleProgress() as console:
+        console.doing("reading, and drawing figures")
+        if len(stores) > 1:
+            pages = [_compare(stores, output, study, latex=latex)]
+        else:
+            pages = report_pages(stores[0], output, study, latex=latex)
+    for page in pages:
         typer.echo(f"report: {page}")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvdrift import completion
 from kvdrift.options import StoreArgument
 from schema.errors import InputError, printable
 
@@ -25,8 +26,18 @@ _SHOWN = ("t", "x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
 def show(
     store: StoreArgument,
-    doc: Annotated[str, typer.Argument(metavar="DOC", help="The document's id.")],
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="The action's name.")],
+    doc: Annotated[
+        str,
+        typer.Argument(
+            metavar="DOC", help="The document's id.", autocompletion=completion.of_store("documents", "doc")
+        ),
+    ],
+    action: Annotated[
+        str,
+        typer.Argument(
+            metavar="ACTION", help="The action's name.", autocompletion=completion.of_store("actions", "action")
+        ),
+    ],
     replicate: Annotated[int, typer.Argument(metavar="REPLICATE", min=0, help="Which coupled pair, from 0.")] = 0,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,

@@ -8,9 +8,16 @@ from typing import Annotated
 
 import typer
 
+from kvdrift import completion
+
 
 def confirm(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file that was explored.")],
+    study: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STUDY.toml", help="The study file that was explored.", autocompletion=completion.studies
+        ),
+    ],
     action: Annotated[
         list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat it for several.")
     ],

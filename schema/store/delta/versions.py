@@ -128,7 +128,7 @@ class TableVersions(DataFiles):
         if self._local and not Path(self.location).exists():
             raise MissingStoreError(f"{self.location} is not a kvdrift store: there is no such folder")
         if self._local and not Path(uri, "_delta_log").is_dir():
-            raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table")
+            raise MissingStoreError(self._without(table))
         try:
             loaded = self._tables.take(table, version)
             self._schema_version(table, loaded)
@@ -137,11 +137,17 @@ class TableVersions(DataFiles):
                 self._check_version(table, version, self._open(table).version())
             fault = self._disk and self._disk.logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
-                raise MissingStoreError(f"{self.location} is not a kvdrift store: it has no '{table}' table") from None
+                raise MissingStoreError(self._without(table)) from None
             raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
         if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
             raise self.damaged(f"table '{table}' is damaged ({fault})")
         return loaded
+
+    def _without(self, table: str) -> str:
+        """What is said of a place that lacks a table."""
+        if self._local and not Path(self.location).exists():
+            return f"{self.location} is not a kvdrift store: there is no such folder"
+        return f"{self.location} is not a kvdrift store: it has no '{table}' table"
 
     def check_nothing_lost(self) -> None:
         """Check that no table has lost commits that another one relies on; reads a few log files and no data.

@@ -348,6 +348,11 @@ class TestJsonl:
         path = write_lines(tmp_path / "mine.jsonl", rows)
         chosen = choose_candidates(section("jsonl", path=str(path), stratum="one"), 0)
         assert all(item.number % 2 for items in chosen.values() for item in items)
+        line = refused(choose_candidates, section("jsonl", path=str(path)), 0)
+        assert line.startswith("documents 'JSONL-4096': development = 2, but the source has 0 document(s)")
+        assert line.endswith(
+            """; the file's rows are of 'one', 'two': write stratum = "one", or leave it out of the rows"""
+        )
 
     @pytest.mark.parametrize(
         ("change", "message"),

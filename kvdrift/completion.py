@@ -1,0 +1,79 @@
+"""What a shell offers for the next word, from names and folders alone: nothing heavy is loaded for a keystroke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Complete = Callable[..., list[str]]
+
+LISTED = ("selectors", "tasks", "views", "models", "quantities")
+
+
+def stores(incomplete: str) -> list[str]:
+    """Return local folders that hold a store; where there is none, the shell offers files."""
+    typed = Path(incomplete)
+    inside = typed if incomplete.endswith("/") or not incomplete else typed.parent
+    folders = [*_folders(inside), *(_folders(Path("stores")) if not incomplete else ())]
+    found = [str(folder) for folder in folders if (folder / "events" / "_delta_log").is_dir()]
+    deeper = [
+        str(below) for folder in folders for below in _folders(folder) if (below / "events" / "_delta_log").is_dir()
+    ]
+    return _starting([*found, *deeper], incomplete)
+
+
+def studies(incomplete: str) -> list[str]:
+    """Return study files below the folder that is typed."""
+    folder = Path(incomplete) if incomplete.endswith("/") or not incomplete else Path(incomplete).parent
+    places = [folder, folder / "studies"]
+    return _starting((str(file) for place in places for file in place.glob("*.toml")), incomplete)
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Return what ``kvdrift list`` lists."""
+    return _starting(LISTED, incomplete)
+
+
+def of_store(table: str, column: str) -> Complete:
+    """Return what offers the names in a column of a small table of the store that is typed."""
+
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        from schema.errors import KvdriftError
+        from schema.store.store import Store
+
+        # Where an option still lacks its value, nothing is parsed: the store is the first word.
+        location = ctx.params.get("store") or next(iter(ctx.args), "")
+        try:
+            names = Store.open(location).read(table, columns=[column])[column].unique().to_pylist()
+        except (KvdriftError, OSError):
+            return []
+        return _starting((name for name in names if name is not None), incomplete)
+
+    return complete
+
+
+def views(incomplete: str) -> list[str]:
+    """Return a whole query of each view."""
+    import sql
+
+    names = sorted(path.stem for path in (Path(sql.__path__[0]) / "views").rglob("*.sql"))
+    return _starting((f"from {name}" for name in names), incomplete)
+
+
+def selectors(incomplete: str) -> list[str]:
+    """Return the selectors' names."""
+    from generator.selectors import SELECTORS
+
+    return _starting(SELECTORS, incomplete)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _starting(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted({name for name in names if name.startswith(incomplete)})

@@ -1,0 +1,55 @@
+"""Examples of each command, which stand below its help."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": (
+        "kvdrift init",
+        "kvdrift init studies/mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl",
+        "kvdrift init mine.toml --task needle --action half=snapkv:1/2 --action few=recent:128 --horizon 32",
+    ),
+    "run": (
+        "kvdrift run studies/quickstart.toml --dry-run",
+        "kvdrift run studies/quickstart.toml",
+        "kvdrift run my-study.toml --store s3://laboratory/my-study --gpus all",
+        "kvdrift run my-study.toml --redo snapkv-half --replan",
+    ),
+    "serve": (
+        "kvdrift serve kvdrift/tiny",
+        "kvdrift serve my/model --device cuda:0 --dtype bfloat16 --port 8816 --token-file token",
+    ),
+    "schedule": ('kvdrift schedule my-study.toml --cron "0 3 * * *"',),
+    "status": ("kvdrift status stores/quickstart", "kvdrift status stores/quickstart --watch"),
+    "verify": ("kvdrift verify stores/quickstart", "kvdrift verify stores/quickstart --repair"),
+    "sql": (
+        'kvdrift sql stores/quickstart "select action, mismatch, exposure from decomposition"',
+        'kvdrift sql stores/quickstart "from estimates" -o estimates.parquet',
+        "kvdrift sql stores/quickstart",
+    ),
+    "ingest": (
+        "kvdrift ingest events.parquet --store stores/other --documents documents.csv",
+        "kvdrift ingest drop/ --store stores/other --documents documents.csv --watch --horizon 128",
+    ),
+    "derive": ("kvdrift derive stores/quickstart", "kvdrift derive stores/quickstart --watch"),
+    "analyze": ("kvdrift analyze stores/quickstart",),
+    "report": (
+        "kvdrift report stores/quickstart",
+        "kvdrift report stores/quickstart -o pages --format latex",
+        "kvdrift report stores/one stores/other -o compared",
+    ),
+    "gate": (
+        "kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02",
+    ),
+    "show": ("kvdrift show stores/quickstart needle-384-00000 snapkv-half 0",),
+    "compact": ("kvdrift compact stores/quickstart", "kvdrift compact stores/quickstart --vacuum"),
+    "drop": ("kvdrift drop stores/my-study --action recent-quarter",),
+    "confirm": ("kvdrift confirm my-study.toml --action recent-quarter",),
+    "check": ("kvdrift check snapkv", "kvdrift check my_module:MySelector --parameter sign=-1"),
+    "list": ("kvdrift list selectors", "kvdrift list views"),
+}
+
+
+def epilog(command: str) -> str | None:
+    """Return what stands below a command's help, as typer takes it: the mark keeps the lines as they are."""
+    lines = EXAMPLES.get(command)
+    return None if lines is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

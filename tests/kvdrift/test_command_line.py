@@ -1,0 +1,126 @@
+"""Examples below the help, what shells complete, answers as JSON, and what is said before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from fixtures.command import call, mistake
+from fixtures.house import ROOT
+from fixtures.refusals import refused
+from fixtures.small_study import write_study
+
+import kvdrift
+from kvdrift.command import app
+from kvdrift.commands.status import status_lines
+from kvdrift.examples import EXAMPLES
+from schema.store.store import Store
+
+GROUP: Any = typer.main.get_command(app)
+
+
+def test_every_command_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(EXAMPLES) == set(GROUP.commands)
+    context = GROUP.make_context("kvdrift", [], resilient_parsing=True)
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            program, command, *arguments = shlex.split(example)
+            assert (program, command) == ("kvdrift", name)
+            GROUP.commands[name].make_context(name, arguments, parent=context)  # refuses what it does not know
+    code, out, _ = call(capsys, "gate", "--help")
+    assert code == 0
+    assert "Examples:\n    kvdrift gate stores/quickstart --quantity mismatch " in out
+
+
+def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    both = refused(kvdrift.run, study, endpoints=["grpc://localhost:1"], cluster="local:2")
+    assert both == "--cluster and --endpoint: each says who generates; give one of them"
+    twice = refused(kvdrift.run, study, endpoints=["grpc://localhost:1"] * 2)
+    assert twice == "--endpoint grpc://localhost:1: is given twice; give each endpoint once"
+    assert "--token-file: says how to reach an endpoint" in refused(kvdrift.run, study, token_file=tmp_path / "token")
+
+
+def completed(words: str, folder: Path) -> list[str]:
+    """What bash is offered for the last word."""
+    environment = os.environ | {
+        "_KVDRIFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from kvdrift.command import main; main()"],
+        capture_output=True, text=True, check=True, cwd=folder, env=environment,
+    )  # fmt: skip
+    return done.stdout.split("\n")[:-1]
+
+
+def test_shells_complete_commands_stores_actions_and_views(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "small").symlink_to(finished)
+    (tmp_path / "mine.toml").touch()
+    assert completed("kvdrift ve", tmp_path) == ["verify"]
+    assert completed("kvdrift status ", tmp_path) == ["stores/small"]
+    assert completed("kvdrift status stores/s", tmp_path) == ["stores/small"]
+    assert completed("kvdrift run mi", tmp_path) == ["mine.toml"]
+    assert completed("kvdrift list se", tmp_path) == ["selectors"]
+    assert completed("kvdrift drop stores/small --action snap", tmp_path) == ["snapkv-half"]
+
+
+def test_scripts_for_shells(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--show-completion", "bash")
+    assert code == 0
+    assert "complete -o default -F _kvdrift_completion kvdrift" in out
+
+
+def test_status_as_json_says_what_its_lines_say(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "status", finished, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    (study,) = found["studies"]
+    assert (found["units"], found["underived"], study["study"]) == (30, 0, "small")
+    assert study["splits"][1] == {"split": "evaluation", "documents": 6, "generated": 6, "units": 18}
+    assert (study["pending"], study["next"]) == ([], None)
+    assert any(study["plan"]["sha256"][:12] in line for line in status_lines(Store.open(finished)))
+    assert "--json: is of one look" in mistake(capsys, "status", finished, "--json", "--watch")
+
+
+def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "verify", finished, "--json")
+    found = json.loads(out)
+    assert (code, found["sound"], found["repaired"]) == (0, True, [])
+    assert all(check["faults"] == [] for check in found["checks"])
+    code, out, _ = call(capsys, "list", "tasks", "--json")
+    assert (code, "needle" in [row["name"].partition(": ")[2] for row in json.loads(out)["tasks"]]) == (0, True)
+
+
+def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> None:
+    """The libraries take seconds to load, and nothing of them is loaded when the first words are there."""
+    ours, theirs = pty.openpty()
+    program = (
+        "import sys\nfrom kvdrift.console import ConsoleProgress\n"
+        "said = ConsoleProgress.doing\n"
+        "def doing(self, what):\n"
+        "    said(self, what)\n"
+        "    print('LOADED', {'schema.study', 'pyarrow', 'numpy', 'torch'} & set(sys.modules), file=open(sys.argv[1], 'a'))\n"
+        "ConsoleProgress.doing = doing\n"
+        "from kvdrift.command import main\nmain(['run', 'nowhere.toml'])\n"
+    )
+    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "loaded")],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment, check=False,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 2
+    assert shown.index("loading what nowhere.toml needs") < shown.index("nowhere.toml: no such study file")
+    assert (tmp_path / "loaded").read_text().splitlines()[0] == "LOADED set()"
