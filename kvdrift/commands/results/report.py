@@ -41,12 +41,12 @@ def report(
     from kvdrift.console import ConsoleProgress
 
     latex = output_format == "latex"
+    if len(stores) > 1:
+        typer.echo(f"report: {_compare(stores, output, study, latex=latex)}")
+        return
     with ConsoleProgress() as console:
-        console.doing("reading, and drawing figures")
-        if len(stores) > 1:
-            pages = [_compare(stores, output, study, latex=latex)]
-        else:
-            pages = report_pages(stores[0], output, study, latex=latex)
+        console.doing("reading the store, and drawing figures")
+        pages = report_pages(stores[0], output, study, latex=latex)
     for page in pages:
         typer.echo(f"report: {page}")
 
