@@ -75,8 +75,8 @@ with own as (
 )
 """
 LOST = """
-select doc, min(replicate) from own inner join trajectory_answers using (study, model, doc, action, replicate)
-where lost = 1 group by doc order by doc limit 3
+select doc, min(replicate) from own inner join scores using (study, model, doc, action, replicate)
+where score_x = 1 and score_y < 1 group by doc order by doc limit 3
 """
 LEADS = {
     "earliest": "select doc, action, replicate from own where tau is not null order by tau, doc, replicate limit 1",
