@@ -82,6 +82,47 @@ def write_report(
     return page
 
 
+def write_preliminary(
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    said: str,
+    *,
+    token_text: Callable[[int], str] | None = None,
+) -> Path:
+    """Write the page of a study that still moves, with estimates of the pairs that are derived.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        folder: where the page, its figures and its tables go.
+        said: how far the study is, as a sentence.
+        token_text: a token id as text; without it the examples show ids.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: nothing of the study is derived yet, or the folder may not be written.
+        OperationError: the disk is full or broken.
+
+    """
+    from flows.analysis.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
+    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from report.reading.source import Provenance  # noqa: PLC0415
+    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+
+    with writing(folder), open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as views:
+        return build_report(
+            PreliminaryViews(views, study, model), study, model, folder,
+            token_text=token_text,
+            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+            preliminary=said,
+        )  # fmt: skip
+
+
 def _draw_beside(sides: SideProcesses) -> DrawFigures:
     """Return what draws figures in the side processes, which get ready for it now."""
     from flows.generation.side_processes import work_beside  # noqa: PLC0415 - with what generates

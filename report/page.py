@@ -37,6 +37,7 @@ def build_report(
     provenance: Provenance | None = None,
     latex: bool = False,
     draw: DrawFigures | None = None,
+    preliminary: str = "",
 ) -> Path:
     """Write ``index.html``, ``trajectories.html``, ``figures/`` and ``tables/`` under ``folder``.
 
@@ -54,6 +55,8 @@ def build_report(
         provenance: what the page says of the store and of library versions.
         latex: whether every table is a ``.tex`` file too (package booktabs), not only a CSV file.
         draw: draws the figures; by default ``draw_figures``.
+        preliminary: how far the study is, as a sentence, if it still moves: the page says so, recommends nothing, and
+            reloads itself.
 
     Returns:
         The page's path.
@@ -68,6 +71,7 @@ def build_report(
         token_text=token_text,
         provenance=provenance or Provenance(),
         latex=latex,
+        preliminary=preliminary,
     )
     parts = [(part, _made(part, content)) for part in PARTS]
     sections = [section for _, own in parts for section, _ in own]

@@ -29,6 +29,7 @@ class PageContent:
         actions: the compared actions, the baseline first.
         baseline_reason: why it is the baseline, as the end of a sentence.
         latex: whether the tables are written as LaTeX too.
+        preliminary: how far the study is, as a sentence, on a page that is written while it moves; else empty.
 
     """
 
@@ -42,6 +43,7 @@ class PageContent:
     token_text: TokenReader
     provenance: Provenance
     latex: bool
+    preliminary: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """All that figures are drawn from, for another process: the views are open in this one alone."""
@@ -79,6 +81,7 @@ def read_content(
     token_text: TokenReader | None,
     provenance: Provenance,
     latex: bool,
+    preliminary: str = "",
 ) -> PageContent:
     """Read what the page shows; the arguments are those of ``report.page.build_report``.
 
@@ -104,6 +107,7 @@ def read_content(
         token_text=token_text or str,
         provenance=provenance,
         latex=latex,
+        preliminary=preliminary,
     )
 
 

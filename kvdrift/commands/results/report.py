@@ -28,16 +28,30 @@ def report(
     output_format: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
     ] = "html",
+    live: Annotated[
+        bool, typer.Option("--live", help="While a study runs: derive what comes, and write a preliminary page anew.")
+    ] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --live.")] = 30.0,
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
     Several stores stand side by side on a leaderboard: models, say, or versions of a selector. Where two of them have
     the same documents, their actions are subtracted over these.
+
+    With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
+    preliminary, recommends nothing and reloads itself. It ends with the study.
     """
     # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
+    if live:
+        if len(stores) > 1 or output_format != "html":
+            raise InputError("--live: one store, in HTML; leave the others and --format out")
+        from kvdrift.live.pages import write_live_pages
+
+        write_live_pages(stores[0], output, study, interval)
+        return
     from kvdrift.console import ConsoleProgress
 
     latex = output_format == "latex"

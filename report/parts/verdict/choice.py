@@ -116,6 +116,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
     obstacles = (
         (facts.finite, "these are systems of known laws, and no action holds any bytes"),
         (not candidates, "nothing was evicted, so there is nothing to choose"),
+        (bool(content.preliminary), "the study is not finished"),
         (content.split != EVALUATION, "no evaluation document has been measured yet"),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
         (not estimates.have_intervals, "there are no intervals yet"),

@@ -1,0 +1,63 @@
+"""``kvdrift report --live``: pages of studies that still move, written again as events come."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from flows.analysis.live import LiveStore, StudyLook
+from flows.pages import report_folder, write_preliminary
+from generator.transformer.tokenizer import token_reader
+from kvdrift.live.display import progress_text
+from schema.location import folder_name
+from schema.store.store import Store
+from transforms.pipeline import run_derivation
+
+_FOLDER = "live"  # in the folder of the study's report
+
+
+def write_live_pages(location: str, output: Path | None, study: str | None, interval: float) -> None:
+    """Derive what has come, and write the pages of a store's unfinished studies anew, until all are finished.
+
+    A page is written when more of its study is derived than before. It is not the report: that is made at the study's
+    end, in another folder.
+
+    Args:
+        location: the store's folder or URL.
+        output: the folder of the page, or of the pages' folders where there are several; in the report's by default.
+        study: the study's name; None for all of the store.
+        interval: seconds between looks.
+
+    """
+    store = Store.open(location)
+    live = LiveStore(store)
+    shown: dict[tuple[str, str], int] = {}
+    while True:
+        if store.pending_segments(store.version("events")):
+            run_derivation(location)
+        looks = [look for look in live.look() if study in {None, look.study}]
+        for look in looks:
+            if look.derived and shown.get((look.study, look.model)) != look.derived and not look.finished:
+                shown[look.study, look.model] = look.derived
+                folder = _folder(store, look, output, several=len(looks) > 1)
+                page = write_preliminary(
+                    store, look.study, look.model, folder, _said(look), token_text=token_reader(look.model)
+                )
+                typer.echo(f"preliminary: {page} ({progress_text(look)})")
+        if looks and all(look.finished for look in looks):
+            typer.echo(f"finished: kvdrift report {location} has the report")
+            return
+        time.sleep(interval)
+
+
+def _folder(store: Store, look: StudyLook, output: Path | None, *, several: bool) -> Path:
+    if output is None:
+        return report_folder(store, look.study, look.model if several else None) / _FOLDER
+    return output / folder_name(look.study) / folder_name(look.model) if several else output
+
+
+def _said(look: StudyLook) -> str:
+    return f"The study still moves: {progress_text(look)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."

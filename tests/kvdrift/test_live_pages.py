@@ -1,0 +1,70 @@
+"""``kvdrift report --live``: the page of a study that still moves, and its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.report_views import check, records
+from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
+
+import kvdrift
+from flows import stages
+from kvdrift.live import pages
+from schema.store.store import Store
+
+
+class LookedOnceError(Exception):
+    """Ends the command at its first pause."""
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: float) -> None:
+        raise LookedOnceError
+
+    monkeypatch.setattr(pages.time, "sleep", stop)
+
+
+@pytest.mark.usefixtures("once")
+def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Development documents alone, not derived by anybody else: they are derived, and nothing is stored of estimates."""
+    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
+    stages.prepare(run)
+    pages_before = list((tmp_path / "store").glob("report/**/*.html"))
+    with pytest.raises(LookedOnceError):  # nothing is derived yet, and there is nothing to show
+        pages.write_live_pages(str(tmp_path / "store"), None, None, 1.0)
+    assert not pages_before
+    assert not list((tmp_path / "store").glob("report/**/*.html"))
+    stages.develop(run)
+    with pytest.raises(LookedOnceError):
+        pages.write_live_pages(str(tmp_path / "store"), None, None, 1.0)
+    page = tmp_path / "store" / "report" / "small" / "live" / "index.html"
+    assert capsys.readouterr().out.startswith(f"preliminary: {page} (")
+    html = page.read_text(encoding="utf-8")
+    check(html)
+    assert "<b>Preliminary.</b> The study still moves: " in html
+    assert "No action can be recommended: the study is not finished" in html
+    assert '<meta http-equiv="refresh" content="30">' in html
+    assert not Store.open(tmp_path / "store").read("results").num_rows
+    views = kvdrift.open(tmp_path / "store")
+    query = "select action, mismatch from decomposition where stratum = 'pooled' and action <> 'full'"
+    by_view = dict(views.sql(query).fetchall())
+    shown = [
+        row
+        for row in records(page.parent, "estimates")
+        if row["quantity"] == "mismatch" and row["stratum"] == "pooled" and row["action"] in by_view
+    ]
+    assert {row["action"]: float(row["estimate"]) for row in shown} == pytest.approx(by_view)
+    assert {(row["status"], row["draws"]) for row in shown} == {("exploratory", "400")}
+
+
+def test_it_ends_with_the_study(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "report", finished, "--live")
+    assert (code, out, err) == (0, f"finished: kvdrift report {finished} has the report\n", "")
+
+
+def test_it_is_of_one_store(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--live: one store, in HTML" in mistake(capsys, "report", finished, tmp_path, "--live")
