@@ -111,7 +111,7 @@ def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
     ))  # fmt: skip
     redone.append_rows("actions", pa.Table.from_pylist([action_row("redone", 2)], schema=ACTIONS.schema))
     with open_views(redone) as views:
-        for view in ("estimates", "results"):
+        for view in ("estimates", "internal.results"):
             named = views.sql(f"select distinct action, baseline from {view}").fetchall()  # noqa: S608 - of this test
             assert named == [("kept", None)], view
         assert views.rows("estimates").equals(before)
