@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv study test slow faults kvpress check docs site clean
+.PHONY: venv study test slow scheduling faults kvpress check docs site clean
 
 venv: $(STAMP)
 
@@ -27,6 +27,10 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
 	$(BIN)/python -m pytest -m slow
+
+# Scheduled studies, on a real Prefect server with a worker: killed, gone on with, grown; the deployments of prefect.yaml.
+scheduling: $(STAMP)
+	$(BIN)/python -m pytest -m scheduling
 
 # Faults, counted in one table: every state that a power cut can leave of recorded commits, each change of a study on the
 # disk failing in four ways, files lost and damaged in any table, commands at once, hostile names. About an hour.

@@ -1,0 +1,128 @@
+"""Studies that a real Prefect server and worker run: killed, gone on with, grown, cancelled; `make scheduling`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fixtures.prefect_server import PrefectServer, clone, wait_until
+from fixtures.small_study import ADDED_ACTION, write_study
+
+from schema.store.store import Store
+
+pytestmark = pytest.mark.scheduling
+
+NAME = "kvdrift study/small, store"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server that knows nothing yet."""
+    made = PrefectServer(tmp_path_factory.mktemp("home"))
+    with made.serving():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a study, which is deployed, and a worker."""
+    made = tmp_path_factory.mktemp("folder")
+    write_study(made)
+    schedule = ("schedule", "small.toml", "--store", "store", "--cron")
+    server.kvdrift(*schedule, "0 4 * * *", folder=made)
+    printed = server.kvdrift(*schedule, "0 3 * * *", "--timezone", "Europe/Berlin", folder=made)
+    assert "worker:     prefect worker start --pool kvdrift --type process\n" in printed
+    assert f"now:        prefect deployment run '{NAME}'\n" in printed
+    with server.working():
+        yield made
+
+
+def units(folder: Path) -> Counter[tuple[str, str]]:
+    """How many units the store has of each document and action."""
+    rows = Store.open(folder / "store").read("units", columns=["doc", "action"]).to_pylist()
+    return Counter((row["doc"], row["action"]) for row in rows)
+
+
+def test_what_is_deployed(server: PrefectServer, folder: Path) -> None:
+    """Scheduling again changes the one deployment: it has the newer time alone."""
+    there = server.deployment(NAME)
+    assert [(one["schedule"]["cron"], one["schedule"]["timezone"]) for one in there["schedules"]] == [
+        ("0 3 * * *", "Europe/Berlin")
+    ]
+    assert there["parameters"]["store"] == str(folder / "store")
+    assert there["tags"] == ["kvdrift", "small", "kvdrift/tiny"]
+    assert there["global_concurrency_limit"]["limit"] == 1
+    assert there["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert there["enforce_parameter_schema"]
+    kinds = there["parameter_openapi_schema"]["properties"]
+    assert kinds["study_file"]["type"] == "string"
+    assert {kind.get("type") for kind in kinds["limit"]["anyOf"]} == {"integer", "null"}
+    (automation,) = server.ask("/automations/filter")
+    assert automation["trigger"]["within"] == 120
+    assert there["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+
+
+def test_a_killed_run_is_gone_on_with_and_a_grown_study_computes_what_is_new(
+    server: PrefectServer, folder: Path
+) -> None:
+    killed = server.start_run(NAME)
+    wait_until((folder / "store" / "events" / "_delta_log" / f"{1:020}.json").exists)
+    _, _, pid = server.run(killed)["infrastructure_pid"].rpartition(":")
+    os.kill(int(pid), signal.SIGKILL)
+    assert server.ended(killed)["state"]["type"] == "CRASHED"
+    kept = units(folder)
+
+    done = server.ended(server.start_run(NAME))
+    assert done["state"]["type"] == "COMPLETED", done["state"]["message"]
+    assert done["name"] == "small, kvdrift/tiny"
+    assert set(done["tags"]) == {"kvdrift", "small", "kvdrift/tiny"}
+    whole = units(folder)
+    assert kept
+    assert kept.keys() < whole.keys()
+    assert set(whole.values()) == {1}
+    assert any(line.startswith("evaluation documents: ") for line in server.logs(done["id"]))
+    shown = server.artifacts()
+    assert {row["action"] for row in _rows(shown["small-kvdrift-tiny-decomposition"])} == {
+        "full", "snapkv-half", "recent-half",
+    }  # fmt: skip
+    assert shown["small-progress"]["data"] == 100
+    assert str(folder / "store" / "report" / "small" / "index.html") in shown["small-kvdrift-tiny-report"]["data"]
+    assert shown["small-kvdrift-tiny-headline"]["data"].startswith("**")
+
+    write_study(folder, ADDED_ACTION)
+    grown = server.ended(server.start_run(NAME))
+    assert grown["state"]["type"] == "COMPLETED", grown["state"]["message"]
+    new = units(folder) - whole
+    assert {action for _, action in new} == {"snapkv-100"}
+    assert whole <= units(folder)
+    assert "snapkv-100" in {row["action"] for row in _rows(server.artifacts()["small-kvdrift-tiny-decomposition"])}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_mistake_in_the_study_file_is_one_line(server: PrefectServer) -> None:
+    failed = server.ended(server.start_run(NAME, study_file="missing.toml"))
+    assert (failed["state"]["type"], failed["name"]) == ("FAILED", "missing")
+    assert failed["state"]["message"].startswith("missing.toml: ")
+
+
+def test_the_repositorys_deployments(server: PrefectServer, folder: Path) -> None:
+    """``prefect deploy --all`` as docs/scheduling.md says; the pool is there, as ``kvdrift schedule`` has made it."""
+    here = clone(folder / "clone")
+    server.prefect("--no-prompt", "deploy", "--all", folder=here)
+    for name in ("kvdrift study/nightly", "kvdrift study/on-demand", "kvdrift recompute/recompute"):
+        there = server.deployment(name)
+        assert there["global_concurrency_limit"]["limit"] == 1
+        assert there["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": str(here)}}]
+    again = server.ended(server.start_run("kvdrift recompute/recompute", store=str(folder / "store")))
+    assert again["state"]["type"] == "COMPLETED", again["state"]["message"]
+    assert again["name"] == "recompute store"
+
+
+def _rows(artifact: dict[str, str]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads(artifact["data"])
+    return rows
