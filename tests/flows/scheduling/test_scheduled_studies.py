@@ -42,9 +42,9 @@ def folder(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> I
         yield made
 
 
-def units(folder: Path) -> Counter[tuple[str, str]]:
-    """How many units the store has of each document and action."""
-    rows = Store.open(folder / "store").read("units", columns=["doc", "action"]).to_pylist()
+def units(folder: Path, store: str = "store") -> Counter[tuple[str, str]]:
+    """How many units a store has of each document and action."""
+    rows = Store.open(folder / store).read("units", columns=["doc", "action"]).to_pylist()
     return Counter((row["doc"], row["action"]) for row in rows)
 
 
@@ -101,6 +101,30 @@ def test_a_killed_run_is_gone_on_with_and_a_grown_study_computes_what_is_new(
     assert {action for _, action in new} == {"snapkv-100"}
     assert whole <= units(folder)
     assert "snapkv-100" in {row["action"] for row in _rows(server.artifacts()["small-kvdrift-tiny-decomposition"])}
+
+
+def test_a_cancelled_run_stops_and_the_next_one_goes_on(server: PrefectServer, folder: Path) -> None:
+    long = folder / "of"
+    long.mkdir()
+    write_study(long, ('name = "small"', 'name = "long"'), ("development = 2", "development = 150"))
+    server.kvdrift("schedule", long / "small.toml", "--store", "long", folder=folder)
+    name = "kvdrift study/long"
+    cancelled = server.start_run(name)
+    wait_until((folder / "long" / "events" / "_delta_log" / f"{1:020}.json").exists)
+    server.ask(f"/flow_runs/{cancelled}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    ended = server.ended(cancelled)
+    assert ended["state"]["type"] == "CANCELLED"
+    _, _, pid = ended["infrastructure_pid"].rpartition(":")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+    kept = units(folder, "long")
+    assert 0 < len(kept) < 150 * 3  # documents by actions
+    next_one = server.ended(server.start_run(name, limit=1))
+    assert next_one["state"]["type"] == "COMPLETED", next_one["state"]["message"]
+    assert next_one["state"]["message"].startswith("stopped at the limit of 1: ")
+    new = units(folder, "long") - kept
+    assert len({doc for doc, _ in new}) == 1
+    assert kept <= units(folder, "long")
 
 
 @pytest.mark.usefixtures("folder")
