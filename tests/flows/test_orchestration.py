@@ -17,10 +17,11 @@ from fixtures.study_files import load_study
 
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
+from flows.orchestration.retries import may_pass
 from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
 from flows.study_flow import _stage, _task
 from flows.study_run import StudyRun
-from schema.errors import OperationError
+from schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,3 +145,19 @@ def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
     assert set(run.__dataclass_fields__) == {
         "study", "location", "made_by", "progress", "limit", "identify", "derived_by", "offline", "replan", "sides",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (InputError("study.toml: mistaken"), False),
+        (ControlError("a control is not 0"), False),
+        (DamagedStoreError("commits are lost"), False),
+        (OperationError("no endpoint is left"), True),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
+    ],
+)
+def test_what_a_person_has_to_mend_is_not_tried_again(error: Exception, again: bool) -> None:  # noqa: FBT001
+    from prefect.states import Failed  # noqa: PLC0415
+
+    assert may_pass(None, None, Failed(data=error)) is again
