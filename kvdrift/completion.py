@@ -54,10 +54,11 @@ def of_store(table: str, column: str) -> Complete:
 
 
 def views(incomplete: str) -> list[str]:
-    """Return a whole query of each view."""
+    """Return a whole query of each view; those that are steps to others stand in a schema that need not be offered."""
     import sql
 
-    names = sorted(path.stem for path in (Path(sql.__path__[0]) / "views").rglob("*.sql"))
+    contracts = (Path(sql.__path__[0]) / "views").rglob("*.toml")
+    names = sorted(path.stem for path in contracts if "\ninternal = true\n" not in path.read_text("utf-8"))
     return _starting((f"from {name}" for name in names), incomplete)
 
 

@@ -21,8 +21,10 @@ from fixtures.small_study import write_study
 import kvdrift
 from kvdrift.command import app
 from kvdrift.commands.status import status_lines
+from kvdrift.completion import views
 from kvdrift.examples import EXAMPLES
 from schema.store.store import Store
+from sql.catalog import describe_views
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -72,6 +74,12 @@ def test_shells_complete_commands_stores_actions_and_views(finished: Path, tmp_p
     assert completed("kvdrift run mi", tmp_path) == ["mine.toml"]
     assert completed("kvdrift list se", tmp_path) == ["selectors"]
     assert completed("kvdrift drop stores/small --action snap", tmp_path) == ["snapkv-half"]
+
+
+def test_views_that_are_steps_to_others_are_not_offered() -> None:
+    offered = {query.removeprefix("from ") for query in views("")}
+    assert "summary" in offered
+    assert offered <= {one.view for one in describe_views()}
 
 
 def test_scripts_for_shells(capsys: pytest.CaptureFixture[str]) -> None:
