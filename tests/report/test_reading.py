@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ class Changed:
     def __init__(self, views: Any, empty: tuple[str, ...] = (), renamed: tuple[str, str] = ("", "")) -> None:
         self.views, self.empty, self.renamed = views, empty, renamed
 
-    def rows(self, view: str, **equal: object) -> pa.Table:
-        found = self.views.rows(view, **equal)
+    def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
+        found = self.views.rows(view, columns, **equal)
         old, new = self.renamed
         found = found.rename_columns([new if name == old else name for name in found.column_names])
         return found.slice(0, 0) if view in self.empty else found
