@@ -25,7 +25,7 @@ def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes
         build: Makes it.
 
     """
-    file = _folder() / f"{name}-{hashlib.sha256(made_from).hexdigest()[:32]}"
+    file = cache_folder() / f"{name}-{hashlib.sha256(made_from).hexdigest()[:32]}"
     try:
         stored = file.read_bytes()
     except OSError:
@@ -38,7 +38,8 @@ def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes
     return content
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """Return the folder, which may not be there; where nobody's home is known, one that takes no file."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "kvdrift")
     except RuntimeError:  # nobody's home is known

@@ -7,13 +7,14 @@ cannot be kept or read is made by Prefect.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import uuid
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
+
+from sql.kept_builds import cache_folder
 
 DATABASE: Final = "prefect.db"
 """The file in the server's home, unless the user's settings name another database."""
@@ -60,8 +61,7 @@ def _kept() -> Path:
     """The file of this version of Prefect, whose database no other version's is."""
     from prefect import __version__  # noqa: PLC0415 - imported where a study runs
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return cache / "kvdrift" / f"prefect-{__version__}.db"
+    return cache_folder() / f"prefect-{__version__}.db"
 
 
 def _is_whole(path: Path) -> bool:
