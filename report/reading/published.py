@@ -1,8 +1,10 @@
 """The source paper's numbers for the study at hand, in our names, as fractions.
 
-The view ``published`` has them as printed. They stand beside a study of the same model (by the end of its id:
-``meta-llama/Llama-3.1-8B-Instruct``), the same horizon and the same windows, action and stratum by equal names. Where
-only the horizon or a window differs nothing is set beside the study's numbers, and the page says why.
+The view ``published_comparison`` finds the number beside each estimate. The verdicts of calibrations and the counts of
+branch cohorts are no estimates: they are read here from the view ``published``, by the same rules. A study matches if
+its model's id ends in the paper's name of a model (``meta-llama/Llama-3.1-8B-Instruct``) and if its horizon and windows
+are the paper's; actions and strata match by equal names. Where only the horizon or a window differs nothing is set
+beside the study's numbers, and the page says why.
 """
 
 from __future__ import annotations
@@ -12,36 +14,10 @@ from dataclasses import dataclass, field
 from report.reading.estimates import Place, Published
 from report.reading.facts import Facts
 from report.reading.source import StudyRows, ViewRow
-from schema.study import POOLED
 from schema.windows import Windows
 
 _WINDOWS = Windows.of(128)  # the paper's, in both of its studies
-_BLOCKS = {f"{first}-{last}": place for place, (first, last) in enumerate(_WINDOWS.blocks, 1)}
-
-_SCALE = {"%": 0.01, "pp": 0.01, "steps": 1.0, "fraction": 1.0, "count": 1.0}
-_FIGURE = "_figure"  # the same number as printed in a figure, perhaps with an interval that the text leaves out
-
-# Those that have our names; the others by their names in the paper.
-_NAMES = {name: name for name in (
-    "exposure_term", "rate_term", "occurrence_term", "exposure_share", "eos_share", "rollout_tv_gap",
-    "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history", "full_minus_flat_extrapolation",
-)} | {
-    "divergence_cdf": "entry_cdf",
-    "mean_entry_given_divergence": "mean_entry",
-    "token_mismatch_gap": "gap",
-    "branch_cohort_fraction": "cohort_fraction",
-    "branch_tv": "branch_delta",
-    "early_branch_tv": "early",
-    "late_branch_tv": "late",
-    "late_minus_early_branch_tv": "late_minus_early",
-    "late_minus_early_pre_eos_branch_tv": "late_minus_early_pre_eos",
-    "saturation_99": "saturation",
-    "sixteen_consecutive_pre_eos_agreements": "long_agreement",
-    "generation_clock_tv_gap": "generation_gap",
-    "generation_clock_gap_change": "generation_gap_change",
-    "history_gap_difference": "history_gap",
-    "history_gap_difference_pre_eos": "pre_eos",
-}  # fmt: skip
+_POINT = 0.01  # errors of calibrations are printed in percentage points
 _OBSERVATIONS = {"fixed_history": "fixed_history", "positions_1_32": "positions"}
 _CANDIDATES = {"cell_mean": "stratum_action_mean", "ridge": "ridge", "flat": "flat"}
 
@@ -89,7 +65,7 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
             mismatch=f"The source paper has this model and actions of these names, measured with {what} and a horizon "
             f"of {_WINDOWS.horizon} tokens. Its numbers are not shown, because this study measures other quantities."
         )
-    return PublishedStudy(_numbers(rows), _verdicts(rows), _support(rows))
+    return PublishedStudy(_numbers(source), _verdicts(rows), _support(rows))
 
 
 def is_model(model: str, published: str | None) -> bool:
@@ -97,22 +73,12 @@ def is_model(model: str, published: str | None) -> bool:
     return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
 
 
-def _numbers(rows: list[ViewRow]) -> dict[Place, Published]:
-    found: dict[Place, Published] = {}
-    for row in rows:
-        name = _NAMES.get(row["quantity"].removesuffix(_FIGURE))
-        if name is None:
-            continue
-        x = None if row["x"] is None else _BLOCKS[row["x"]] if row["x"] in _BLOCKS else int(row["x"])
-        number = _number(row)
-        places = [(name, x)]
-        if name == "entry_cdf" and x == _WINDOWS.horizon:
-            places.append(("divergence_probability", None))
-        for quantity, place in places:
-            key = (quantity, row["stratum"] or POOLED, row["action"], row["baseline"], place)
-            if key not in found or found[key].low is None:  # printed twice: the one with an interval
-                found[key] = number
-    return found
+def _numbers(source: StudyRows) -> dict[Place, Published]:
+    numbers: dict[Place, Published] = {}
+    for row in source.of("published_comparison"):
+        place = row["quantity"], row["stratum"], row["action"], row["baseline"], row["x"]
+        numbers[place] = Published(row["published"], row["published_low"], row["published_high"])
+    return numbers
 
 
 def _support(rows: list[ViewRow]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -125,21 +91,21 @@ def _support(rows: list[ViewRow]) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def _verdicts(rows: list[ViewRow]) -> dict[tuple[str, str, str], PublishedVerdict]:
-    errors = {(row["action"], row["baseline"], row["quantity"]): _number(row).value for row in rows}
+    printed = [row for row in rows if row["quantity"].startswith("calibration_")]
+    errors = {(row["action"], row["baseline"], row["quantity"]): row["value"] * _POINT for row in printed}
     verdicts = {}
-    for row in rows:
+    for row in printed:
         kind, *rest = row["quantity"].split(":")
         if kind != "calibration_error":
             continue
         observation, candidate, decision = rest
         contrast = row["action"], row["baseline"]
         mae, rmse = (errors.get((*contrast, f"calibration_{error}:{observation}")) for error in ("mae", "rmse"))
-        verdict = PublishedVerdict(_CANDIDATES[candidate], decision, _number(row), mae, rmse)
+        verdict = PublishedVerdict(_CANDIDATES[candidate], decision, _error(row), mae, rmse)
         verdicts[*contrast, _OBSERVATIONS[observation]] = verdict
     return verdicts
 
 
-def _number(row: ViewRow) -> Published:
-    scale = _SCALE[row["unit"]]
-    low, high = (None if row[end] is None else row[end] * scale for end in ("low", "high"))
-    return Published(row["value"] * scale, low, high)
+def _error(row: ViewRow) -> Published:
+    low, high = (None if row[end] is None else row[end] * _POINT for end in ("low", "high"))
+    return Published(row["value"] * _POINT, low, high)

@@ -189,6 +189,7 @@ LEFT_OUT = {
     "plan": "what is to be measured",
     "plans": "what is to be measured",
     "published": "numbers of the paper",
+    "published_comparison": "numbers of the paper beside an analysis",
     "results": "an analysis: columns of the other views with intervals (test_coverage)",
     "steps": "single steps: position_moments and lag_moments have their means",
     "studies": "parameters",

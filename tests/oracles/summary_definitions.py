@@ -8,8 +8,8 @@ from typing import Any
 
 from fixtures.awkward_logs import Row
 from oracles.answer_definitions import answers
-from oracles.coupled_paths import Analysis, Pool
-from oracles.view_definitions import decomposition, estimates
+from oracles.coupled_paths import Analysis, Pool, WindowRanges
+from oracles.view_definitions import decomposition, estimates, published
 
 
 def stored_bytes(analysis: Analysis, names: Row) -> int | None:
@@ -110,6 +110,68 @@ def summary(analysis: Analysis) -> list[Row]:
     return rows
 
 
+PAPERS_WINDOWS = WindowRanges(
+    horizon=128, cohort_bound=64, early=range(1, 17), late=range(49, 65),
+    blocks=(range(1, 33), range(33, 65), range(65, 129)), run=16, threshold=0.99,
+)  # fmt: skip
+BLOCKS = {f"{block.start}-{block.stop - 1}": number for number, block in enumerate(PAPERS_WINDOWS.blocks, 1)}
+
+# What the paper's quantities are called in estimates, where they have a name there.
+OUR_NAMES = {name: name for name in (
+    "exposure_term", "rate_term", "occurrence_term", "exposure_share", "eos_share", "rollout_tv_gap",
+    "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history", "full_minus_flat_extrapolation",
+)} | {
+    "divergence_cdf": "entry_cdf", "mean_entry_given_divergence": "mean_entry", "token_mismatch_gap": "gap",
+    "branch_cohort_fraction": "cohort_fraction", "branch_tv": "branch_delta", "early_branch_tv": "early",
+    "late_branch_tv": "late", "late_minus_early_branch_tv": "late_minus_early",
+    "late_minus_early_pre_eos_branch_tv": "late_minus_early_pre_eos", "saturation_99": "saturation",
+    "sixteen_consecutive_pre_eos_agreements": "long_agreement", "generation_clock_tv_gap": "generation_gap",
+    "generation_clock_gap_change": "generation_gap_change", "history_gap_difference": "history_gap",
+    "history_gap_difference_pre_eos": "pre_eos",
+}  # fmt: skip
+COMPARED = ("study", "model", "stratum", "action", "baseline", "quantity", "x")
+
+
+def published_comparison(analysis: Analysis) -> list[Row]:
+    generated = {tuple(unit[name] for name in ("study", "model", "action")) for unit in analysis.log.units}
+    own = {tuple(row[name] for name in COMPARED): row for row in estimates(analysis) if row["split"] == "evaluation"}
+    rows: dict[tuple[Any, ...], Row] = {}
+    studies = [key for key, windows in analysis.windows.items() if windows == PAPERS_WINDOWS]
+    # The last one stands: numbers with an interval, and then those of the text.
+    for printed in sorted(published(analysis), key=lambda row: (row["low"] is not None, row["source"])):
+        quantity = OUR_NAMES.get(printed["quantity"].removesuffix("_figure"))
+        for study, model in studies if quantity else []:
+            if model.rstrip("/").split("/")[-1].lower() != (printed["model"] or "").lower():
+                continue
+            actions = [printed[name] for name in ("action", "baseline") if printed[name] is not None]
+            if not all((study, model, action) in generated for action in actions):
+                continue
+            x = BLOCKS.get(printed["x"]) or (printed["x"] and int(printed["x"]))
+            places = [
+                (quantity, x),
+                *([("divergence_probability", None)] if (quantity, x) == ("entry_cdf", 128) else []),
+            ]
+            for name, at in places:
+                key = (study, model, printed["stratum"], printed["action"], printed["baseline"], name, at)
+                rows[key] = dict(zip(COMPARED, key, strict=True)) | beside_own(printed, own.get(key, {}))
+    return list(rows.values())
+
+
+def beside_own(printed: Row, estimate: Row) -> Row:
+    """The columns of one comparison that are no names: a printed number as a fraction or in tokens, and an estimate."""
+    tokens = printed["unit"] == "steps"
+    assert tokens or printed["unit"] in {"%", "pp"}
+    ends = {"published": printed["value"], "published_low": printed["low"], "published_high": printed["high"]}
+    return {
+        **{name: value if tokens or value is None else value / 100 for name, value in ends.items()},
+        **{name: estimate.get(name) for name in ("estimate", "low", "high", "level", "documents", "status")},
+        "unit": "tokens" if tokens else "fraction",
+        "published_level": printed["level"],
+        "published_study": printed["study"],
+        "source": printed["source"],
+    }
+
+
 SUMMARY_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
-    function.__name__: function for function in (document_bytes, frontier, summary)
+    function.__name__: function for function in (document_bytes, frontier, summary, published_comparison)
 }

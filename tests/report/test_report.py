@@ -13,6 +13,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 from fixtures.report_views import (
     HAZARD,
@@ -46,7 +48,10 @@ from report.reading.content import read_content
 from report.reading.published import is_model
 from report.reading.source import Provenance, StudyRows
 from schema.errors import InputError
+from schema.tables import TABLES
 from schema.windows import Windows
+from sql.catalog import view_texts
+from sql.contracts import contract
 from stats.quantities import QUANTITIES
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
@@ -524,7 +529,22 @@ def paper_views(windows: Windows = PAPERS_WINDOWS) -> FakeViews:
                 row["model"] = LLAMA
     views.views["published"] = PAPER
     views.set_windows(windows)
+    views.views["published_comparison"] = compared_with_paper(views)
     return views
+
+
+def compared_with_paper(views: FakeViews) -> list[Row]:
+    """The rows of the view ``published_comparison`` over the rows of ``views``."""
+    numbers = {"value", "low", "high", "level"}
+    columns = {name: pa.float64() if name in numbers else pa.string() for name in contract("published").columns}
+    estimated = [column for column in TABLES["results"].schema if column.name in contract("estimates").columns]
+    read = {"published": pa.schema(columns), "windows": TABLES["studies"].schema, "units": TABLES["units"].schema,
+            "estimates": pa.schema(estimated)}  # fmt: skip
+    with duckdb.connect() as connection:
+        for view, schema in read.items():
+            connection.from_arrow(pa.Table.from_pylist(views.rows(view).to_pylist(), schema=schema)).create(view)
+        rows: list[Row] = connection.sql(view_texts()["published_comparison"]).to_arrow_table().to_pylist()
+    return rows
 
 
 @pytest.mark.usefixtures("no_pdf")

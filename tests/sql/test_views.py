@@ -14,7 +14,7 @@ from fixtures.awkward_logs import LOGS, Log, awkward_log
 from fixtures.branched_logs import SWRB_LOGS
 from oracles.answer_definitions import ANSWER_EVALUATIONS
 from oracles.coupled_paths import Analysis
-from oracles.summary_definitions import SUMMARY_EVALUATIONS
+from oracles.summary_definitions import OUR_NAMES, SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
@@ -23,6 +23,7 @@ from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import Views, open_views, view_texts
 from sql.contracts import contracts
+from stats.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,6 +133,19 @@ def test_contracts_hold(computed: Computed) -> None:
         for name, predicate in contract.identities.items():
             broken = connection.sql(f'from "{view}" as view where ({predicate}) is not true').fetchall()
             assert not broken, f"{view}: {name}"
+
+
+def test_the_papers_numbers_stand_beside_estimates_of_the_same_name() -> None:
+    assert set(OUR_NAMES.values()) <= set(QUANTITIES)
+    rows = EVALUATIONS["published_comparison"](Analysis(awkward_log("one document")))
+    assert {(row["study"], row["model"]) for row in rows} == {
+        ("paper", "meta-llama/Llama-3.1-8B-Instruct"), ("paper", "/models/qwen2.5-7b-instruct/"),
+    }  # fmt: skip
+    beside = {row["quantity"] for row in rows if row["estimate"] is not None}
+    assert beside == {"gap", "generation_gap", "branch_delta", "mean_entry", "divergence_probability"}
+    (gap,) = (row for row in rows if row["quantity"] == "gap" and "Llama" in row["model"])
+    printed = (gap["published"], gap["published_low"], gap["published_high"])
+    assert printed == (pytest.approx(0.2079), pytest.approx(0.1906), pytest.approx(0.2251))
 
 
 def test_windows_that_no_study_declares_are_the_defaults(computed: Computed) -> None:
