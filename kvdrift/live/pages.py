@@ -12,6 +12,8 @@ from flows.analysis.live import LiveStore, StudyLook
 from flows.pages import report_folder, write_preliminary
 from generator.transformer.tokenizer import token_reader
 from kvdrift.live.display import progress_text
+from report.reading.content import TokenReader
+from schema.errors import InputError, nearest
 from schema.location import folder_name
 from schema.store.store import Store
 from transforms.pipeline import run_derivation
@@ -31,26 +33,41 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
         study: the study's name; None for all of the store.
         interval: seconds between looks.
 
+    Raises:
+        InputError: the store has studies, and none of this name.
+
     """
     store = Store.open(location)
     live = LiveStore(store)
+    readers: dict[tuple[str, str], TokenReader | None] = {}
     shown: dict[tuple[str, str], int] = {}
     while True:
         if store.pending_segments(store.version("events")):
             run_derivation(location)
-        looks = [look for look in live.look() if study in {None, look.study}]
+        found = live.look()
+        looks = [look for look in found if study in {None, look.study}]
+        if found and not looks:
+            raise InputError(f"no study '{study}' in {location}; {nearest(str(study), {one.study for one in found})}")
         for look in looks:
             if look.derived and shown.get((look.study, look.model)) != look.derived and not look.finished:
-                shown[look.study, look.model] = look.derived
+                own = (look.study, look.model)
+                shown[own] = look.derived
+                if own not in readers:
+                    readers[own] = _reader(store, look)
                 folder = _folder(store, look, output, several=len(looks) > 1)
-                page = write_preliminary(
-                    store, look.study, look.model, folder, _said(look), token_text=token_reader(look.model)
-                )
+                page = write_preliminary(store, *own, folder, _said(look), token_text=readers[own])
                 typer.echo(f"preliminary: {page} ({progress_text(look)})")
         if looks and all(look.finished for look in looks):
             typer.echo(f"finished: kvdrift report {location} has the report")
             return
         time.sleep(interval)
+
+
+def _reader(store: Store, look: StudyLook) -> TokenReader | None:
+    """Return what reads the tokens of a study's model, at the revision that the study names."""
+    rows = store.read("studies").to_pylist()
+    named = {(row["study"], row["model"]): row["revision"] for row in rows}
+    return token_reader(look.model, revision=named.get((look.study, look.model)))
 
 
 def _folder(store: Store, look: StudyLook, output: Path | None, *, several: bool) -> Path:

@@ -67,4 +67,5 @@ def test_it_ends_with_the_study(finished: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_it_is_of_one_store(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no study 'smal'" in mistake(capsys, "report", finished, "--live", "--study", "smal")
     assert "--live: one store, in HTML" in mistake(capsys, "report", finished, tmp_path, "--live")
