@@ -17,6 +17,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instea
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
 ]
+EndpointOption = Annotated[
+    list[str] | None,
+    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; repeat it for several."),
+]
+RootCertsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-root-certs", metavar="FILE", help="PEM file of the authorities to trust; the system's by default."
+    ),
+]
 ClusterOption = Annotated[
     str | None,
     typer.Option(

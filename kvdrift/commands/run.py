@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvdrift import completion
-from kvdrift.options import ClusterOption, TokenOption
+from kvdrift.options import ClusterOption, EndpointOption, RootCertsOption, TokenOption
 
 
 def run(
@@ -38,17 +38,9 @@ def run(
         bool,
         typer.Option("--dry-run", help="Print what the run would refuse, or what it would do and need; write nothing."),
     ] = False,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; repeat it for several."),
-    ] = None,
+    endpoint: EndpointOption = None,
     token_file: TokenOption = None,
-    tls_root_certs: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-root-certs", metavar="FILE", help="PEM file of the authorities to trust; the system's by default."
-        ),
-    ] = None,
+    tls_root_certs: RootCertsOption = None,
     endpoint_timeout: Annotated[
         float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
     ] = 60.0,

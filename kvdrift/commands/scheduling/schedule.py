@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvdrift.options import ClusterOption, TokenOption
+from kvdrift.options import ClusterOption, EndpointOption, RootCertsOption, TokenOption
 from schema.errors import InputError
 
 _POOL = "kvdrift"
@@ -28,17 +28,9 @@ def schedule(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents a run at most.")
     ] = None,
-    endpoint: Annotated[
-        list[str] | None,
-        typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; repeat it for several."),
-    ] = None,
+    endpoint: EndpointOption = None,
     token_file: TokenOption = None,
-    tls_root_certs: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-root-certs", metavar="FILE", help="PEM file of the authorities to trust; the system's by default."
-        ),
-    ] = None,
+    tls_root_certs: RootCertsOption = None,
     cluster: ClusterOption = None,
     gpus: Annotated[
         str | None,
