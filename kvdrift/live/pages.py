@@ -16,6 +16,7 @@ from report.reading.content import TokenReader
 from schema.errors import InputError, nearest
 from schema.location import folder_name
 from schema.store.store import Store
+from schema.store.studies import model_revisions
 from transforms.pipeline import run_derivation
 
 _FOLDER = "live"  # in the folder of the study's report
@@ -65,9 +66,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
 def _reader(store: Store, look: StudyLook) -> TokenReader | None:
     """Return what reads the tokens of a study's model, at the revision that the study names."""
-    rows = store.read("studies").to_pylist()
-    named = {(row["study"], row["model"]): row["revision"] for row in rows}
-    return token_reader(look.model, revision=named.get((look.study, look.model)))
+    return token_reader(look.model, revision=model_revisions(store).get((look.study, look.model)))
 
 
 def _folder(store: Store, look: StudyLook, output: Path | None, *, several: bool) -> Path:

@@ -34,3 +34,8 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
         there = {one for one in there if asked in {None, one[place]}}
     (chosen,) = there
     return chosen
+
+
+def model_revisions(store: ReadableStore) -> dict[tuple[str, str], str | None]:
+    """Return the revision of the model that each study names, by study and model; events of others have none."""
+    return {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}

@@ -17,15 +17,16 @@ def analyze(store: StoreArgument) -> None:
     from flows.scores import score_stored
     from kvdrift.console import ConsoleProgress
     from schema.store.store import Store
+    from schema.store.studies import model_revisions
 
     opened = Store.open(store)
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
     if not studies:
         raise InputError(f"{opened.location}: the store holds no study yet")
-    model_revisions = {(row["study"], row["model"]): row["revision"] for row in opened.read("studies").to_pylist()}
+    revisions = model_revisions(opened)
     with ConsoleProgress() as console:
         for study, model in sorted(studies):
-            revision = model_revisions.get((study, model))
+            revision = revisions.get((study, model))
             if scored := score_stored(opened, study, model, revision=revision, progress=console):
                 typer.echo(f"{study}, {model}: scored the answers of {scored} pairs")
             count = analyze_stored(opened, study, model, progress=console)

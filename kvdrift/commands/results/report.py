@@ -88,6 +88,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     from generator.transformer.tokenizer import token_reader
     from schema.location import folder_name
     from schema.store.store import Store
+    from schema.store.studies import model_revisions
 
     store = Store.open(location)
     studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
@@ -96,7 +97,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
         known = {name for name, _ in studies}
         hint = "the store holds no study yet" if not known else nearest(str(study), known)
         raise InputError(f"no study '{study}' in {store.location}; {hint}" if study else f"{store.location}: {hint}")
-    revisions = {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}
+    revisions = model_revisions(store)
     pages = []
     for name, model in chosen:
         several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own

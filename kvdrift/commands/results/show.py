@@ -50,12 +50,12 @@ def show(
     from generator.transformer.tokenizer import token_reader
     from kvdrift.queries.formats import print_table
     from schema.store.store import Store
-    from schema.store.studies import chosen_study
+    from schema.store.studies import chosen_study, model_revisions
     from sql.catalog import open_views
 
     opened = Store.open(store)
     study, model = chosen_study(opened, study, model)
-    revisions = {(row["study"], row["model"]): row["revision"] for row in opened.read("studies").to_pylist()}
+    revisions = model_revisions(opened)
     text = token_reader(model, revision=revisions.get((study, model))) or str
     with open_views(opened) as views:
         trajectory = _trajectory(views, study, model, doc, action, replicate)
