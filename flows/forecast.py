@@ -26,7 +26,7 @@ from flows.pages import page_of, report_is_current
 from flows.planning.size import NOTHING, evaluated_size, size_bounds
 from flows.scores import Scoring
 from flows.study_run import StudyRun
-from generator.events import gpu_here
+from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
 from generator.transformer.tokenizer import text_decoder
 from schema.errors import MissingStoreError

@@ -16,7 +16,7 @@ from flows.generation.local import load_transformer
 from flows.material import Material, replicates_of
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.model import Model
+from generator.generation.model import Model
 from schema.document import Document
 from schema.errors import OperationError
 from schema.keyed_random import keyed_generator

@@ -18,7 +18,7 @@ from flows.generation.local import LocalGenerator
 from flows.generation.named_work import NamedPart, with_actions
 from flows.generation.storing import store_units
 from generator.actions import build_actions
-from generator.events import gpu_here
+from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes
 from generator.transformer.decoder import is_device_lost
 from schema.errors import InputError, KvdriftError, OperationError, first_line

@@ -13,8 +13,8 @@ from flows.generation.side_processes import SideProcess, SideProcesses, work_bes
 from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.generation import generate_documents, generate_together, together
+from generator.generation.model import Model
 from generator.identity import ActionIdentity
-from generator.model import Model
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.faults import slower
 from generator.transformer.local_folders import model_folder, model_location, weight_files

@@ -22,7 +22,7 @@ from schema.study import Study
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` of ``generator.model``.
+    """A study's systems by document, as a ``Model`` of ``generator.generation.model``.
 
     Attributes:
         file: All systems of the file that the study's were read from, which may take more of them later; None where
@@ -69,7 +69,7 @@ class FiniteModel:
 
 @dataclass(frozen=True)
 class PreparedSystem:
-    """One system and the actions asked of it, as a ``PreparedDocument`` of ``generator.model``."""
+    """One system and the actions asked of it, as a ``PreparedDocument`` of ``generator.generation.model``."""
 
     system: FiniteSystem
     actions: list[str]

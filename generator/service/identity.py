@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator.events import versions_on
+from generator.generation.events import versions_on
 from generator.identity import NUMERICS_VERSION, source_of
 from generator.selectors import SELECTORS
 from generator.service.protocol import PROTOCOL, Identity

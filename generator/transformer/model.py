@@ -18,7 +18,7 @@ _PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
 
 @dataclass(frozen=True)
 class LoadedModel(Decoder):
-    """``generator.model.Model`` of a transformer.
+    """``generator.generation.model.Model`` of a transformer.
 
     Attributes:
         files: Fingerprints of the files that it was loaded from; unknown where it was made in memory.

@@ -16,7 +16,7 @@ from flows import stages
 from flows.cluster.generator import ClusterGenerator
 from flows.forecast import check_gpu_here, gpus_of_units
 from flows.study_run import StudyRun
-from generator.events import library_versions
+from generator.generation.events import library_versions
 from generator.identity import GpuKinds
 from schema.errors import InputError
 from schema.store.store import Store
@@ -30,7 +30,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
     """A study with units of NVIDIA X; the machine that goes on has NVIDIA Y."""
     run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("generator.generation.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
+        elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
         stages.prepare(run)
         stages.develop(run)
     monkeypatch.setattr("flows.forecast.gpu_here", lambda _: "NVIDIA Y")

@@ -30,7 +30,7 @@ from flows.generation.pending import pending_development
 from flows.generation.storing import generate
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
-from generator.events import library_versions
+from generator.generation.events import library_versions
 from generator.selectors import SELECTORS
 from schema.errors import OperationError, PlanError
 from schema.progress import SILENT
@@ -372,7 +372,7 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
         return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
 
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("generator.generation.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
+        elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
         developed(local("store"))
     assert differences(local("store")) == []
     with monkeypatch.context() as unread:  # units were made from these files by these libraries, wherever

@@ -16,12 +16,12 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import random_document, random_model
 
-from generator import generation
 from generator.actions import Action
 from generator.attention.recording import PromptLayer
 from generator.coupling.streams import ALL_SAVINGS
-from generator.events import library_versions, versions_on
 from generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
+from generator.generation import units as generation
+from generator.generation.events import library_versions, versions_on
 from generator.selectors import Recent
 from generator.selectors.h2o import H2O
 from generator.selectors.selector import Selector

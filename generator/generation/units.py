@@ -25,8 +25,8 @@ from generator.coupling.residual_branching import PURPOSES, ResidualBranches, br
 from generator.coupling.rollout import ActionReplicates, CoupledSteps, DocumentReplicates, rollout_documents
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.coupling.uniforms import uniform_table
-from generator.events import event_rows, join_replicates, versions_on
-from generator.model import Model, PreparedDocument
+from generator.generation.events import event_rows, join_replicates, versions_on
+from generator.generation.model import Model, PreparedDocument
 from generator.transformer.memory import is_memory_shortage
 from schema.document import Document
 from schema.errors import OperationError, first_line

@@ -1,0 +1,12 @@
+"""Generation of documents' units: the story of a document, what it needs of a model, and the rows that it makes."""
+
+from generator.generation.units import (
+    PendingUnit,
+    StoppedError,
+    generate_documents,
+    generate_together,
+    generate_units,
+    together,
+)
+
+__all__ = ["PendingUnit", "StoppedError", "generate_documents", "generate_together", "generate_units", "together"]
