@@ -1,4 +1,4 @@
-// Tables that sort by a click on a column's head; folds that open for a link and for print. Without it all is readable.
+// Tables that sort by a click on a column's head; folds that open for a link, or all at once. Without it all is readable.
 (function () {
   "use strict";
   var UNITS = {B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776, s: 1, min: 60, h: 3600};
@@ -74,12 +74,23 @@
   window.addEventListener("hashchange", follow);
   follow();
 
+  // Paper has what is open, and the definitions, which no link can open there.
   var closed = [];
   window.addEventListener("beforeprint", function () {
-    closed = Array.prototype.slice.call(document.querySelectorAll("details:not([open])"));
+    closed = Array.prototype.slice.call(document.querySelectorAll("details[data-print]:not([open])"));
     closed.forEach(function (one) { one.open = true; });
   });
   window.addEventListener("afterprint", function () {
     closed.forEach(function (one) { one.open = false; });
+  });
+
+  document.querySelectorAll(".unfold").forEach(function (button) {
+    var opens = button.textContent, all = false;
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      all = !all;
+      document.querySelectorAll("details").forEach(function (one) { one.open = all; });
+      button.textContent = all ? "Close what is folded" : opens;
+    });
   });
 })();

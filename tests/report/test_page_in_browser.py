@@ -100,7 +100,7 @@ def test_tables_sort_by_mouse_and_keyboard_and_links_lead_somewhere(tabs: Tabs, 
     assert tab.locator("#means-e").is_visible(), "a link opens what it leads to"
 
 
-def test_readers_who_do_not_see_it_and_print_have_all_of_it(tabs: Tabs, page: Path) -> None:
+def test_readers_who_do_not_see_it_have_all_of_it(tabs: Tabs, page: Path) -> None:
     tab = tabs.open(page)
     assert tab.locator("h1").count() == 1
     assert tab.locator("html").get_attribute("lang") == "en"
@@ -110,9 +110,27 @@ def test_readers_who_do_not_see_it_and_print_have_all_of_it(tabs: Tabs, page: Pa
         int(name[1]) for name in tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(one => one.tagName)")
     ]
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    folded = tab.locator("#table-identified_interval")
-    assert not folded.is_visible()
+
+
+def test_paper_has_what_is_open_and_the_definitions(tabs: Tabs, page: Path) -> None:
+    tab = tabs.open(page)
+    folded, definitions = tab.locator("#table-identified_interval"), tab.locator("#means-e")
+    question = tab.get_by_text("What does a short window after the first mismatch say of R?")
     tab.emulate_media(media="print", color_scheme="dark")
-    assert folded.is_visible()
+    assert definitions.is_visible(), "no link opens them on paper"
+    assert question.is_visible()
+    assert not folded.is_visible()
+    assert tab.locator("summary", has_text="Decomposition in each stratum").is_visible() is False
     assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)", "paper is white"
-    assert len(tab.pdf(format="A4")) > 10_000
+    short = sheets(tab)
+    tab.emulate_media(media="screen")
+    tab.get_by_role("button", name="Open all of this page").click()
+    assert folded.is_visible()
+    tab.emulate_media(media="print")
+    assert folded.is_visible()
+    assert short <= 8 < sheets(tab)
+
+
+def sheets(tab: Page) -> int:
+    """How many sheets a page takes in print."""
+    return len(re.findall(rb"/Type\s*/Page\b", tab.pdf(format="A4")))
