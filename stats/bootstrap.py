@@ -108,7 +108,7 @@ class _Studentizing:
         self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
     ) -> None:
         errors = self._errors[quantity.name](pooled, counts)[inside]
-        errors[errors <= quantity.range.between(self._horizon).resolution] = np.nan
+        np.copyto(errors, np.nan, where=errors <= quantity.range.between(self._horizon).resolution)
         np.subtract(value[inside], self._estimates[quantity.name], out=out)
         out /= errors
 

@@ -162,7 +162,7 @@ class StandardErrors:
                         variance[:, row] = _quadratic_form([one[row] for one in gradient], covariances).swapaxes(0, 1)
             share = 1.0 / self._strata[:, None]  # equal weight of strata
             own = _quadratic_form([one[0] for one in gradient], over_strata)
-            variance[:, 0] = own.swapaxes(0, 1) * share**2
+            np.multiply(own.swapaxes(0, 1), share**2, out=variance[:, 0])
             # A variance below 0 is rounding: see _Part.covariances.
             np.maximum(variance, 0.0, out=variance)
             return np.sqrt(variance, out=variance)
@@ -360,10 +360,18 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
         for j in range(i + 1, len(gradient)):
             crossed = gradient[j] * covariances[i, j]
             crossed *= 2
-            inner = inner + crossed
-        inner = inner * one
-        variance = variance + inner if i else inner
+            inner = _plus(inner, crossed)
+        inner *= one
+        variance = _plus(variance, inner) if i else inner
     return variance
+
+
+def _plus(total: Float, more: Float) -> Float:
+    """Add in place where the sum has the shape of the first: arrays of all draws are large."""
+    if np.broadcast_shapes(total.shape, more.shape) == total.shape:
+        total += more
+        return total
+    return total + more
 
 
 def _tiles(columns: Float) -> list[Float]:
