@@ -16,9 +16,9 @@ Measured for each size, before and after a compaction, each part in a process of
 Ratios are of CPU seconds: those of the smallest size by those of this one. After a compaction all others are to stay
 near 1; before it they are to be no less than the ratio of the sizes.
 
-The store is written by hand, since only names and logs count here: before the compaction all units of a table are one
-file under many names, and a commit has 48 units, as a run of 16 documents makes them. What is compacted has rows of its
-own for each unit.
+All documents have answers, and all pairs are scored. The store is written by hand, since only names and logs count
+here: before the compaction all units of a table are one file under many names, and a commit has 48 units, as a run of
+16 documents makes them. What is compacted has rows of its own for each unit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from schema.store.compaction.packs import put_pack, rewriting
 from schema.store.delta.folder import DeltaFolder
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.store.store import Store
-from schema.tables import ACTIONS, DOCUMENTS, PLAIN, STUDIES, UNITS
+from schema.tables import ACTIONS, DOCUMENTS, PLAIN, SCORES, STUDIES, UNITS
 from sql.catalog import open_views, write_catalog
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
@@ -50,7 +50,8 @@ from transforms.segments import derived_rows
 from verification.whole_store import verify as verified
 
 SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
-APPENDED = document_row(1, 9_999_999)
+ANSWERED = {"answers": ["a", "b"], "scoring": "all"}
+APPENDED = document_row(1, 9_999_999) | ANSWERED
 UNITS_PER_COMMIT = 48
 SEGMENTS_PER_COMMIT = 2048
 
@@ -100,7 +101,7 @@ class WrittenStore:
     def __init__(self, folder: Path, units: int) -> None:
         """Name the units; nothing is written."""
         self.folder, self.units = folder, units
-        self.documents = [document_row(1, number) for number in range(-(-units // SIZES.actions))]
+        self.documents = [document_row(1, number) | ANSWERED for number in range(-(-units // SIZES.actions))]
         record, self.events = conform_unit(next(drawn_units(self.documents[:1], SIZES, 0)))
         names = ((row["doc"], action) for row in self.documents for action in SIZES.action_names)
         self.records = [record | {"doc": doc, "action": action} for doc, action in names][:units]
@@ -108,7 +109,7 @@ class WrittenStore:
         self.paths = [unit_path(record, content_digest(self.data)) for record in self.records]
 
     def write(self) -> None:
-        """Write events, units, trajectories and steps, each unit in files of its own."""
+        """Write events, units, trajectories, steps and scores, each unit in files of its own."""
         store = Store.create(self.folder)
         store.append_rows("documents", pa.Table.from_pylist([*self.documents, APPENDED], schema=DOCUMENTS.schema))
         store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))
@@ -120,12 +121,27 @@ class WrittenStore:
         rows = [record | {"path": path} for record, path in zip(self.records, self.paths, strict=True)]
         for version, first in enumerate(range(0, self.units, UNITS_PER_COMMIT), 1):
             part = pa.Table.from_pylist(rows[first : first + UNITS_PER_COMMIT], schema=UNITS.schema)
-            data = encode_parquet(part)
-            path = f"{content_digest(data)}.parquet"
-            (self.folder / "units" / path).write_bytes(data)
-            write_commit(self.folder / "units", version, [StoredFile(path, len(data), part.num_rows)])
-        for table in ("events", "units", *DERIVED[PLAIN]):
+            self._write_rows("units", version, part)
+        for first in range(0, self.units, UNITS_PER_COMMIT):
+            scores = pa.Table.from_pylist(list(self._scores(first)), schema=SCORES.schema)
+            self._write_rows("scores", 1 + first // UNITS_PER_COMMIT, scores)
+        for table in ("events", "units", "scores", *DERIVED[PLAIN]):
             DeltaTable(str(self.folder / table)).create_checkpoint()
+
+    def _scores(self, first: int) -> Iterator[Record]:
+        """Scores of the units of one commit."""
+        names = ("study", "model", "doc", "action", "action_revision")
+        for record in self.records[first : first + UNITS_PER_COMMIT]:
+            for replicate in range(SIZES.replicates):
+                yield {name: record[name] for name in names} | {
+                    "replicate": replicate, "scoring": "all", "score_x": 1.0, "score_y": 0.5,
+                }  # fmt: skip
+
+    def _write_rows(self, table: str, version: int, rows: pa.Table) -> None:
+        data = encode_parquet(rows)
+        path = f"{content_digest(data)}.parquet"
+        (self.folder / table / path).write_bytes(data)
+        write_commit(self.folder / table, version, [StoredFile(path, len(data), rows.num_rows)])
 
     def _write_files(self, table: str, data: bytes, rows: int, per_commit: int) -> None:
         file = self.folder / f"{table}.parquet"

@@ -5,7 +5,9 @@ The tokenizer is all that is needed of the model. What was scored already stays;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,6 +19,7 @@ from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.transformer.tokenizer import text_decoder
 from schema.progress import SILENT, Progress
+from schema.store.compaction.counts import Answers, Counts, Holdings, Place, Scored
 from schema.store.readable_store import ReadableStore
 from schema.store.store import Store
 from schema.tables import PLAIN, SCORES
@@ -45,49 +48,81 @@ def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, Kno
     for row in documents.filter(pc.and_(own, pc.greater(pc.list_value_length(documents["answers"]), 0))).to_pylist():
         answers = tuple(answer for answer in row["answers"] if answer)
         if answers:
-            scoring = row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")
+            scoring = _scoring(Answers(row["source"], row["task"], row["scoring"]))
             if scoring is not None:
                 found[row["doc"]] = KnownAnswers(answers, scoring, row["split"])
     return found
 
 
-@dataclass(frozen=True)
+def _scoring(answers: Answers) -> str | None:
+    """How answers are scored; None where they are not."""
+    return answers.scoring or task_scoring(answers.source or "", answers.task or "")
+
+
 class Scoring:
     """What of a study and model is scored, and what is still to be.
 
+    It is counted, whatever the number of units; rows are read where there is something to score.
+
     Attributes:
-        answered: the answers of the documents that are scored, by document.
-        units: the current units of coupled pairs of these documents, sorted by document.
-        unscored: those of them that are not scored yet.
+        documents: how many documents are scored once their units are there.
 
     """
 
-    answered: Mapping[str, KnownAnswers]
-    units: pa.Table
-    unscored: pa.Table
-
-    def splits_of(self, units: pa.Table) -> set[str]:
-        """Return the splits of the documents that some of the units are of."""
-        return {self.answered[doc].split for doc in units["doc"].unique().to_pylist()} if units.num_rows else set()
+    def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts, current: Holdings) -> None:
+        """Take the counts of a store, and those of its current units among them; no row is read."""
+        self._store, self._study, self._model = store, study, model
+        self._pairs = Counter[Scored]()  # that can be scored
+        self._splits: dict[str, set[str]] = defaultdict(set)  # of them, by action
+        self._scored = counts.scores
+        self.documents = sum(count for place, count in counts.documents.items() if self._is_scorable(place))
+        for (place, own), count in current.items():
+            for held in own if self._is_scorable(place) else ():
+                if held.estimator == PLAIN:
+                    self._pairs[Scored(study, model, held.action, held.action_revision)] += count * held.replicates
+                    self._splits[held.action].add(place.split or "")
 
     @classmethod
     def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
-        """Read it from a store, the rows of documents and of units once."""
-        answered = known_answers(store, study, model)
-        if not answered:
-            return cls({}, _NO_UNITS, _NO_UNITS)
-        units = store.units(study, model, [*_UNIT, "estimator"])
+        """Count it in a store."""
+        actions = store.read("actions")  # first: a revision is declared before its units are there
+        counts = store.counts()
+        return cls(store, study, model, counts, counts.current_units(actions))
+
+    def _is_scorable(self, place: Place) -> bool:
+        own = (place.study, place.model) == (self._study, self._model)
+        return own and place.answers is not None and _scoring(place.answers) is not None
+
+    @functools.cached_property
+    def answered(self) -> Mapping[str, KnownAnswers]:
+        """The answers of the documents that are scored, by document."""
+        return known_answers(self._store, self._study, self._model) if self.documents else {}
+
+    @functools.cached_property
+    def unscored(self) -> pa.Table:
+        """The current units of coupled pairs of these documents that are not scored yet, sorted by document."""
+        if all(self._scored[of] == count for of, count in self._pairs.items()):  # a pair is scored once
+            return _NO_UNITS
+        units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
         scorable = pc.and_(
-            pc.equal(units["estimator"], PLAIN), pc.is_in(units["doc"], value_set=pa.array([*answered], pa.string()))
+            pc.equal(units["estimator"], PLAIN),
+            pc.is_in(units["doc"], value_set=pa.array([*self.answered], pa.string())),
         )
         keys = ["doc", "action", "action_revision", "replicate"]
-        order = [(name, "ascending") for name in (*keys[:3], "first_replicate")]
-        units = units.filter(scorable).sort_by(order)
-        scores = store.read("scores", columns=["study", "model", *keys])
-        own = scores.filter(pc.and_(pc.equal(scores["study"], study), pc.equal(scores["model"], model))).select(keys)
+        scores = self._store.read("scores", columns=["study", "model", *keys])
+        own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
         # The pairs of a unit are scored by one commit: the first of them tells.
-        lacking = units.join(own, [*keys[:3], "first_replicate"], keys, "left anti")
-        return cls(answered, units, lacking.sort_by(order))
+        lacking = units.filter(scorable).join(
+            scores.filter(own).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
+        )
+        return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
+
+    def scored_splits(self, controls: Collection[str]) -> set[str]:
+        """Return the splits that have pairs of an action that is no control, and whose pairs are all scored."""
+        measured = set[str]().union(*(splits for action, splits in self._splits.items() if action not in controls))
+        units = self.unscored
+        left = {self.answered[doc].split for doc in units["doc"].unique().to_pylist()} if units.num_rows else set()
+        return measured - left
 
 
 def score_stored(

@@ -188,8 +188,7 @@ def open_views(
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        # DuckDB takes a process without a main file, such as `python -c`, for a person's, and draws on its output.
-        connection.execute("set enable_progress_bar = false")
+        _be_quiet(connection)
         create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
         for table, version in pinned.items():
             sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
@@ -230,6 +229,7 @@ def write_catalog(store: Store) -> Path:
     moments = stored_moments(store, versions)
     try:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
+            _be_quiet(connection)
             create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
             fill_catalog(connection, store, versions, files, moments, _in_place(path))
         replace_durably(aside, path)
@@ -306,6 +306,11 @@ def _sources(
     small = sum(file.size for file in store.stored_files(table, version)) <= _HELD_BYTES
     connection.register(name, store.read(table, version) if held and small else store.dataset(table, version))
     return {quoted(name): ()}
+
+
+def _be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
+    """DuckDB takes a process without a main file, such as a spawned one, for a person's, and draws on its output."""
+    connection.execute("set enable_progress_bar = false")
 
 
 def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:

@@ -34,10 +34,7 @@ def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) 
 
     """
     current = current_actions(store.read("actions"), study)
-    controls = pa.array([name for name, row in current.items() if row["control"]], pa.string())
-    units = scoring.units
-    measured_units = units.filter(pc.invert(pc.is_in(units["action"], value_set=controls))) if units.num_rows else units
-    scored = scoring.splits_of(measured_units) - scoring.splits_of(scoring.unscored)
+    scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
     rows = newest_rows(store, study, model)
     of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
     lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from flows.frozen_plan import FrozenPlan
+    from flows.scores import Scoring
     from schema.store.compaction.counts import Holdings, Place
     from schema.store.store import Store
 
@@ -66,23 +67,29 @@ def status_lines(store: Store) -> Iterator[str]:
 
 def store_status(store: Store) -> Row:
     """Return what a store holds and what is left to do, and the same of each study and model in it, as plain values."""
+    from flows.scores import Scoring
+
     version = store.version("events")
     underived = store.unit_paths_in(store.pending_segments(version))
     actions = store.read("actions")  # first: a revision is declared before its units are there
-    held, places = store.unit_counts(), store.document_counts()
+    counts = store.counts()
+    held, places = counts.units, counts.documents
     left = _underived(store, underived) if underived else Counter()
     there = sorted({(place.study, place.model) for place in places})
-    current = _current(held, actions)
+    current = counts.current_units(actions)
     studies = []
     for study, model in there:
         own = Counter({place: count for place, count in places.items() if place[:2] == (study, model)})
+        scoring = Scoring(store, study, model, counts, current)
         of_all, of_current = (
             Counter({item: count for item, count in counts.items() if item[0][:2] == (study, model)})
             for counts in (held, current)
         )
         several = len({other for name, other in there if name == study}) > 1
         studies.append(
-            _study_status(store, study, model, actions, own, of_all, of_current, left[study, model], several=several)
+            _study_status(
+                store, study, model, actions, own, of_all, of_current, scoring, left[study, model], several=several
+            )
         )
     return {
         "store": store.location, "events_version": version, "units": _count_units(current),
@@ -98,6 +105,7 @@ def _study_status(
     places: Counter[Place],
     held: Holdings,
     current: Holdings,
+    scoring: Scoring,
     left: int,
     *,
     several: bool,
@@ -107,7 +115,6 @@ def _study_status(
     from flows.frozen_plan import find_plan
     from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
-    from flows.scores import Scoring
     from schema.store.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
@@ -117,7 +124,6 @@ def _study_status(
     actions = current_actions(stored, study)
     pending = _pending(actions, places, current, plan, by_now or {}) if ours else None
     units, estimated = _count_units(current), estimated_version(store, study, model)
-    scoring = Scoring.stored(store, study, model)
     revised = any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study)
     if ours and (pending or plan is None or (taken is not None and not taken.stopped)):
         command = f"kvdrift run STUDY.toml --store {store.location}"
@@ -139,8 +145,8 @@ def _study_status(
         "pending": pending,
         "units": units,
         "derived_units": units - left,
-        "answers": {"documents": len(scoring.answered), "unscored_units": scoring.unscored.num_rows}
-        if scoring.answered else None,
+        "answers": {"documents": scoring.documents, "unscored_units": scoring.unscored.num_rows}
+        if scoring.documents else None,
         "estimates": None if estimated is None else {"events_version": estimated, "current_version": version},
         "superseded": [*_superseded(held, actions)] if revised else [],
         "units_of_unknown_identity": sum(
@@ -217,12 +223,15 @@ def _pending(
     from flows.planning.work import Cell, planned_work
 
     covered = Counter[Cell]()
-    for ((_, _, split, stratum), own), count in current.items():
-        if split and stratum:
+    for (place, own), count in current.items():
+        if place.split and place.stratum:
             for one in own:
-                covered[one.action, one.estimator, split, stratum, one.replicates] += count
+                covered[one.action, one.estimator, place.split, place.stratum, one.replicates] += count
     known = {one.action for _, own in current for one in own}
-    wanted = {(split, stratum): count for (_, _, split, stratum), count in places.items() if split and stratum}
+    wanted = Counter[tuple[str, str]]()
+    for place, count in places.items():
+        if place.split and place.stratum:
+            wanted[place.split, place.stratum] += count
     found = []
     for work in planned_work(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
@@ -230,17 +239,6 @@ def _pending(
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
             )
             found.append({"split": work.split, "action": work.action, "units": lacking, "reason": reason})
-    return found
-
-
-def _current(held: Holdings, actions: pa.Table) -> Holdings:
-    """Leave superseded units out, and documents that have no others."""
-    from schema.store.revisions import current_revision
-
-    is_current, found = current_revision(actions), Counter[Any]()
-    for (place, own), count in held.items():
-        if kept := tuple(one for one in own if is_current((place.study, one.action, one.action_revision))):
-            found[place, kept] += count
     return found
 
 

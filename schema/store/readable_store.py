@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from schema.errors import InputError, nearest
 from schema.location import is_local, join
 from schema.store.checked_files import first_damaged
-from schema.store.compaction.counts import Holdings, Place, stored_documents, stored_units
+from schema.store.compaction.counts import Counts, stored_counts
 from schema.store.compaction.derived import check_derived, lacking_tables
 from schema.store.compaction.members import UnitEvents, originals
 from schema.store.compaction.new_rows import NewRows
@@ -23,7 +23,6 @@ from schema.store.revisions import current_units
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
 
@@ -190,25 +189,14 @@ class ReadableStore:
                 units = units.filter(pc.equal(units.column(name), value))
         return units.select(list(columns))
 
-    def document_counts(self) -> Counter[Place]:
-        """Count the documents of each place; of compacted files the footer says it.
+    def counts(self) -> Counts:
+        """Count documents, what units they have and scored pairs; of what was compacted, the footers say it.
 
         Raises:
             InputError: A file is missing or damaged.
 
         """
-        return stored_documents(self._folder, self._folder.load("documents"))
-
-    def unit_counts(self) -> Holdings:
-        """Count the documents that visible units are of, by what they have; superseded units are among it.
-
-        The rows of units that came since a compaction are read, and of the others the footer of their file.
-
-        Raises:
-            InputError: A file is missing or damaged.
-
-        """
-        return stored_units(self._folder, *self._units.stored_and_missing(), self._folder.load("documents"))
+        return stored_counts(self._folder, self._units.stored_and_missing)
 
     def files_since_moments(self, versions: Mapping[str, int], definition: str) -> dict[str, list[str]] | None:
         """Find out what the rows of ``document_moments`` do not cover; reads logs and no data.

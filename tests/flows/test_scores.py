@@ -124,6 +124,24 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
     assert (score(store), score(store)) == (2, 0)
 
 
+def test_where_all_is_scored_no_row_of_units_and_scores_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a compacted store; one more unit, or one score less, and the rows are looked at."""
+    score(store)
+    for table in ("units", "scores"):
+        store.rewriting.compact_rows(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "units", lambda *_: pytest.fail("rows are read"))
+        scoring = scoring_of(store)
+        assert (scoring.documents, scoring.unscored.num_rows) == (len(DOCUMENTS_OF), 0)
+        assert scoring.scored_splits({ACTIONS[0]}) == {"evaluation"}
+        assert scoring.scored_splits({*ACTIONS}) == set()
+    kept = store.read("scores").slice(1)
+    store.withdraw_files("scores", store.paths("scores"))
+    store.append_rows("scores", kept)
+    assert scoring_of(store).unscored.num_rows == 1
+    assert scoring_of(store).scored_splits(()) == set()
+
+
 def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "text_decoder", lambda *_, **__: None)
     heard = Heard()

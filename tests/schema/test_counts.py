@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,17 +17,38 @@ from schema.store.compaction import counts
 from schema.store.compaction.members import packed
 from schema.store.compaction.rows import compact_rows
 from schema.store.store import Store
-from schema.tables import DOCUMENTS
+from schema.tables import DOCUMENTS, SCORES
 
 DOCUMENTS_OF_A_SPLIT = 24
 
+Row = dict[str, Any]
+OF_SCORES = ("study", "model", "action", "action_revision")
 
-def document(number: int) -> dict[str, str]:
+
+def document(number: int) -> Row:
+    """Of some there are answers, of others none, or empty ones."""
     split = "development" if number % 2 else "evaluation"
     return {
         "study": "s", "model": "org/model", "doc": f"d{number:02}", "split": split, "stratum": f"S{number % 3}",
-        "cluster": f"d{number:02}",
+        "cluster": f"d{number:02}", "source": "embedded", "task": "needle",
+        "answers": [["a"], ["", "b"], [[""], None, []][number // 3 % 3]][number % 3], "scoring": "part" if number % 2 else None,
     }  # fmt: skip
+
+
+def scores(*numbers: int, first: int = 0) -> pa.Table:
+    """Of pairs of documents under an action."""
+    rows = [
+        {
+            "study": "s", "model": "org/model", "doc": f"d{number:02}", "action": action, "action_revision": revision,
+            "replicate": first + replicate, "scoring": "all", "score_x": 1.0, "score_y": 0.5,
+        }
+        for number in numbers for action, revision in (("snapkv", 0), ("h2o", 1)) for replicate in range(4)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, SCORES.schema)
+
+
+def answers_of(row: Row) -> tuple[Any, ...] | None:
+    return tuple(row[name] for name in ("source", "task", "scoring")) if any(row["answers"] or ()) else None
 
 
 def append_documents(store: Store, *numbers: int) -> None:
@@ -42,6 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.append_units([make_unit(f"d{number:02}") for number in numbers])
     store.append_units([make_unit(f"d{number:02}", first=4, weights_sha256="ab") for number in numbers])
     store.append_units([make_unit(f"d{number:02}", "h2o", action_revision=1) for number in numbers[:30]])
+    store.append_rows("scores", scores(*numbers[:20]))
+    store.append_rows("scores", scores(*numbers[20:]))
     return Path(store.location)
 
 
@@ -71,48 +95,52 @@ def check_counts(store: Store) -> None:
     """The same by plain loops and as the store counts; and so for a process that opens it anew."""
     for opened in (store, Store.open(store.location)):
         found = Counter[tuple[str | None, ...]]()
-        for ((_, _, split, stratum), own), count in opened.unit_counts().items():
-            found[split, stratum, str(sorted(map(tuple, own)))] += count
+        counts = opened.counts()
+        for (place, own), count in counts.units.items():
+            found[place.split, place.stratum, str(sorted(map(tuple, own)))] += count
         assert found == counted(store)
         rows = store.read("documents").to_pylist()
-        assert opened.document_counts() == Counter(
-            (row["study"], row["model"], row["split"], row["stratum"]) for row in rows
+        assert counts.documents == Counter(
+            (row["study"], row["model"], row["split"], row["stratum"], answers_of(row)) for row in rows
         )
+        scores = store.read("scores").to_pylist()
+        assert counts.scores == Counter(tuple(row[name] for name in OF_SCORES) for row in scores)
 
 
-def compact_both(store: Store) -> None:
-    assert all(compact_rows(store._folder, table) for table in ("documents", "units"))
+def compact_all(store: Store) -> None:
+    assert all(compact_rows(store._folder, table) for table in ("documents", "units", "scores"))
 
 
 def test_counts_are_those_of_the_rows_before_and_after_a_compaction(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_counts(store)
-    before = store.unit_counts(), store.document_counts()
-    compact_both(store)
+    before = store.counts()
+    compact_all(store)
     check_counts(store)
     with monkeypatch.context() as patch:
-        for name in ("count_units", "count_documents"):
-            patch.delattr(counts, name)  # no row is counted
-        assert (store.unit_counts(), store.document_counts()) == before
+        for name in ("count_units", "count_documents", "count_scores"):
+            patch.setattr(counts, name, lambda *_: pytest.fail("rows are counted"))
+        assert store.counts() == before
 
 
 def test_later_rows_are_counted_once_beside_the_counts_of_earlier_ones(store: Store) -> None:
     """Of new documents, of those that have been counted, and of a document that has no row yet."""
-    compact_both(store)
+    compact_all(store)
     append_documents(store, 90, 91)
     store.append_units([make_unit("d90"), make_unit("d47", "h2o", action_revision=1)])
+    store.append_rows("scores", scores(47, first=4))
     check_counts(store)
     store.append_units([make_unit("d03", first=8, replicates=2), make_unit("d92")])
     check_counts(store)
     append_documents(store, 92)
     check_counts(store)
-    compact_both(store)
+    compact_all(store)
     check_counts(store)
 
 
 def test_rows_that_a_killed_writer_left_out_are_counted(store: Store) -> None:
-    compact_both(store)
+    compact_all(store)
     store.append_units([make_unit("d03", first=8, replicates=2)])
     late = next(file.path for file in store.stored_files("units") if file.rows == 1)
     store._folder.remove("units", {late})
@@ -123,7 +151,7 @@ def test_rows_that_a_killed_writer_left_out_are_counted(store: Store) -> None:
 def test_a_document_without_a_row_is_counted_where_it_belongs_once_it_has_one(store: Store) -> None:
     """Although the units were compacted before."""
     store.append_units([make_unit("d92")])
-    compact_both(store)
+    compact_all(store)
     check_counts(store)
     append_documents(store, 92)
     check_counts(store)
@@ -131,7 +159,7 @@ def test_a_document_without_a_row_is_counted_where_it_belongs_once_it_has_one(st
 
 def test_counts_that_are_no_fewer_than_rows_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "_WORTHWHILE", 1000)
-    compact_both(store)
+    compact_all(store)
     (file,) = store.stored_files("units")
     assert b"kvdrift.counts" not in store.read_bytes("units", file.path)
     check_counts(store)
@@ -140,11 +168,11 @@ def test_counts_that_are_no_fewer_than_rows_are_not_kept(store: Store, monkeypat
 def test_counts_that_are_not_those_of_the_rows_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """No number below zero is believed: the file is not as it was written."""
     with monkeypatch.context() as patch:
-        wrong = [[["s", "org/model", "evaluation", "S0"], [["other", 0, "plain", 4, 1, 1]]], 48]
+        wrong = [[["s", "org/model", "evaluation", "S0", None], [["other", 0, "plain", 4, 1, 1]]], 48]
         patch.setattr(counts, "packed", lambda _: packed([wrong]))
         assert compact_rows(store._folder, "units")
     store.append_units([make_unit("d03", first=8, replicates=2)])
-    line = refused(store.unit_counts, error=DamagedStoreError)
+    line = refused(store.counts, error=DamagedStoreError)
     assert "the counts of compacted-" in line
     assert line.endswith("--repair")
 
@@ -153,4 +181,4 @@ def test_a_footer_that_cannot_be_read_is_refused(store: Store, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(counts, "packed", lambda _: "no counts")
         assert compact_rows(store._folder, "documents")
-    assert "no counts in its footer" in refused(store.document_counts, error=DamagedStoreError)
+    assert "no counts in its footer" in refused(store.counts, error=DamagedStoreError)

@@ -189,17 +189,22 @@ def test_a_large_table_stays_in_its_files(store: Store, tmp_path: Path, monkeypa
         assert client.sql("from decomposition").fetchall()
 
 
-def test_views_draw_no_progress_on_the_output(store: Store) -> None:
+def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> None:
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
 from schema.store.store import Store
-from sql.catalog import open_views
+from sql import catalog
 
-with open_views(Store({store.location!r})) as views:
-    print(views.connection.execute("select current_setting('enable_progress_bar')").fetchall())
+def show(connection, *_):
+    print(connection.execute("select current_setting('enable_progress_bar')").fetchall())
+
+with catalog.open_views(Store({store.location!r})) as views:
+    show(views.connection)
+catalog.fill_catalog = show
+catalog.write_catalog(Store({store.location!r}))
 """
     command = [sys.executable, "-c", script]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[(False,)]\n"
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 2 * "[(False,)]\n"
 
 
 def test_the_catalogue_is_replaced_under_its_readers(store: Store) -> None:

@@ -1,7 +1,8 @@
-"""How many documents there are, and how many have which units: counted from rows once, where these are compacted.
+"""How many documents there are, how many have which units, and how many pairs are scored: counted from rows once.
 
-A compacted file of ``documents`` or ``units`` has the counts of its rows in its footer. The file does not change, nor
-does a row of ``documents``, so the counts hold as long as the file is visible. Later rows are counted as they are.
+A compacted file of ``documents``, ``units`` or ``scores`` has the counts of its rows in its footer. The file does not
+change, nor does a row of ``documents``, so the counts hold as long as the file is visible. Later rows are counted as
+they are.
 Which units are current is not in the counts: it changes with every redone action, and they tell revisions apart.
 """
 
@@ -9,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,23 +23,43 @@ from schema.store.compaction.members import packed, unpacked
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile
+from schema.store.revisions import current_revision
 
-_FOOTER = "kvdrift.counts"
+_FOOTER = "kvdrift.counts-2"  # the counts of earlier releases, under another name, lack answers and are not read
 _WORTHWHILE = 8  # rows to a count; with fewer, reading the counts costs what reading the rows does
 
-_PLACE = ("study", "model", "split", "stratum")
+_ANSWERS = ("source", "task", "scoring")
+_OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
-_OF_DOCUMENTS = (*_DOCUMENT, "split", "stratum")
+_OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:])
+_OF_SCORES = ("study", "model", "action", "action_revision")
 _OF_UNITS = (*_DOCUMENT, "action", "action_revision", "estimator", "replicates", "weights_sha256")
+
+_T = TypeVar("_T")
+
+
+class Answers(NamedTuple):
+    """What says how known answers are scored: the columns of ``documents``."""
+
+    source: str | None
+    task: str | None
+    scoring: str | None
 
 
 class Place(NamedTuple):
-    """Where documents belong; ``split`` and ``stratum`` are None where only units name a document."""
+    """Where documents belong.
+
+    Attributes:
+        split: None where only units name a document, and so is ``stratum``.
+        answers: None where no answer is known.
+
+    """
 
     study: str
     model: str
     split: str | None
     stratum: str | None
+    answers: Answers | None
 
 
 class Held(NamedTuple):
@@ -59,19 +80,71 @@ class Held(NamedTuple):
     unknown: int
 
 
+class Scored(NamedTuple):
+    """What scores are of."""
+
+    study: str
+    model: str
+    action: str
+    action_revision: int
+
+
 Holdings = Counter[tuple[Place, tuple[Held, ...]]]
 """The number of documents of a place that have just these units."""
+
+
+class Counts(NamedTuple):
+    """What a store holds, counted.
+
+    Attributes:
+        documents: Of each place.
+        units: What documents have, superseded units too.
+        scores: Coupled pairs that are scored; all of them are of these units.
+
+    """
+
+    documents: Counter[Place]
+    units: Holdings
+    scores: Counter[Scored]
+
+    def current_units(self, actions: pa.Table) -> Holdings:
+        """Leave superseded units out, and documents that have no others.
+
+        Args:
+            actions: All rows of ``actions``, read before the counts.
+
+        """
+        is_current, found = current_revision(actions), Holdings()
+        for (place, own), count in self.units.items():
+            if kept := tuple(one for one in own if is_current((place.study, one.action, one.action_revision))):
+                found[place, kept] += count
+        return found
 
 
 def count_documents(documents: pa.Table) -> Counter[Place]:
     """Count documents.
 
     Args:
-        documents: Rows of ``documents``, in study, model, split and stratum at least.
+        documents: Rows of ``documents``, in study, model, split, stratum and what their answers are at least.
 
     """
-    counted = documents.group_by(list(_PLACE)).aggregate([([], "count_all")])
-    return Counter({Place(*place): count for *place, count in _rows(counted, (*_PLACE, "count_all"))})
+    names = [*_OF_PLACES[:-1], "answered"]
+    counted = _with_answered(documents).group_by(names).aggregate([([], "count_all")])
+    found = Counter[Place]()
+    for *place, count in _rows(counted, (*names, "count_all")):
+        found[_place(*place)] += count
+    return found
+
+
+def count_scores(scores: pa.Table) -> Counter[Scored]:
+    """Count scored pairs.
+
+    Args:
+        scores: Rows of ``scores``, in study, model, action and its revision at least.
+
+    """
+    counted = scores.group_by(list(_OF_SCORES)).aggregate([([], "count_all")])
+    return Counter({Scored(*scored): count for *scored, count in _rows(counted, (*_OF_SCORES, "count_all"))})
 
 
 def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
@@ -111,47 +184,61 @@ def footer_of_counts(folder: DeltaFolder, table: str, rows: pa.Table) -> dict[st
         counts = count_documents(rows)
     elif table == "units":
         counts = count_units(rows, folder.read(folder.load("documents"), _OF_DOCUMENTS))
+    elif table == "scores":
+        counts = count_scores(rows)
     return {_FOOTER: packed(list(counts.items()))} if counts and len(counts) * _WORTHWHILE <= rows.num_rows else {}
 
 
-def stored_documents(folder: DeltaFolder, documents: Snapshot) -> Counter[Place]:
-    """Count the visible documents.
+def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
+    """Count what a store holds; of what was compacted, the footers say it.
+
+    Args:
+        folder: The store's tables.
+        units_and_missing: What loads the table ``units``, and makes the rows that it lacks for visible events.
 
     Raises:
         InputError: A file is missing or damaged.
 
     """
-    found, others = Counter[Place](), list[str]()
-    for file in documents.files():
-        counts = _remembered(folder, documents, file)
+    scores = folder.load("scores")  # first: what is scored is there
+    units, missing = units_and_missing()
+    documents = folder.load("documents")
+    return Counts(
+        _stored(folder, documents, _OF_PLACES, count_documents, lambda place: _place_of(*place)),
+        _stored_units(folder, units, missing, documents),
+        _stored(folder, scores, _OF_SCORES, count_scores, lambda scored: Scored(*scored)),
+    )
+
+
+def _stored(
+    folder: DeltaFolder,
+    snapshot: Snapshot,
+    columns: Sequence[str],
+    count: Callable[[pa.Table], Counter[_T]],
+    kind: Callable[[list[Any]], _T],
+) -> Counter[_T]:
+    """Count the visible rows of a table by what they are of."""
+    found, others = Counter[_T](), list[str]()
+    for file in snapshot.files():
+        counts = _remembered(folder, snapshot, file)
         if counts is None:
             others.append(file.path)
         else:
-            found.update({Place(*place): count for place, count in counts})
+            found.update({kind(one): number for one, number in counts})
     if others:
-        found.update(count_documents(folder.read(documents, _PLACE, paths=others, coded=True).unify_dictionaries()))
+        found.update(count(folder.read(snapshot, columns, paths=others, coded=True).unify_dictionaries()))
     return found
 
 
-def stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, documents: Snapshot) -> Holdings:
-    """Count the documents that visible units are of, superseded units too.
+def _stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, documents: Snapshot) -> Holdings:
+    """Count the documents that visible units are of, by what they have.
 
     The counts of one compacted file, the largest, are taken as they are, but for documents that have later rows.
-
-    Args:
-        folder: The store's tables.
-        units: The table ``units``.
-        missing: Rows that it lacks for visible events.
-        documents: The table ``documents``.
-
-    Raises:
-        InputError: A file is missing or damaged.
-
     """
     largest = max(units.files(), key=lambda file: (is_compacted(file.path), file.rows), default=None)
     counts = None if largest is None else _remembered(folder, units, largest)
     found: Holdings = Counter(
-        {(Place(*place), tuple(Held(*one) for one in own)): count for (place, own), count in counts or ()}
+        {(_place_of(*place), tuple(Held(*one) for one in own)): count for (place, own), count in counts or ()}
     )
     if largest is None or counts is None or any(place.split is None for place, _ in found):
         rows = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)
@@ -190,12 +277,34 @@ def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
 
 def _places(keys: pa.Table, documents: pa.Table) -> list[Place]:
     """The place of each document, in the order of ``keys``."""
-    known = {tuple(document): (split, stratum) for *document, split, stratum in _rows(documents, _OF_DOCUMENTS)}
-    found = []
-    for study, model, doc in _rows(keys, _DOCUMENT):
-        split, stratum = known.get((study, model, doc), (None, None))
-        found.append(Place(study, model, split, stratum))
-    return found
+    documents = _with_answered(documents)
+    places = zip(_rows(documents, _DOCUMENT), _rows(documents, [*_OF_PLACES[:-1], "answered"]), strict=True)
+    known = {document: _place(*place) for document, place in places}
+    return [
+        known.get((study, model, doc)) or Place(study, model, None, None, None)  # no row of it yet
+        for study, model, doc in _rows(keys, _DOCUMENT)
+    ]
+
+
+def _with_answered(documents: pa.Table) -> pa.Table:
+    """Rows of documents with a column that tells whether they have any answer that is not empty."""
+    answers = documents["answers"].combine_chunks()
+    stated = pc.greater(pc.binary_length(answers.flatten()), 0)
+    answered = np.zeros(documents.num_rows, dtype=np.bool_)
+    answered[pc.list_parent_indices(answers).filter(stated).to_numpy()] = True
+    return documents.drop_columns("answers").append_column("answered", pa.array(answered))
+
+
+def _place(study: str, model: str, split: str, stratum: str, *answers: Any) -> Place:
+    """The place of a row: ``answers`` are its source, task and scoring, and whether there are any."""
+    *how, answered = answers
+    return Place(study, model, split, stratum, Answers(*how) if answered else None)
+
+
+def _place_of(*place: Any) -> Place:
+    """The place that a footer tells of."""
+    study, model, split, stratum, answers = place
+    return Place(study, model, split, stratum, None if answers is None else Answers(*answers))
 
 
 def _codes(rows: pa.Table, names: Any) -> Any:
