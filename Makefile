@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: venv study test slow scheduling faults kvpress check docs site clean
 
 venv: $(STAMP)

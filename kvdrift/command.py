@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from typing import Annotated, Any
@@ -80,6 +81,12 @@ def _options(
     pass
 
 
+@functools.cache
+def _group() -> Any:
+    """All commands with their options; Typer itself would read every command's signature again in each call."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0, 1 for a failure (4 of ``gate``), 2 for the user's mistake, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -91,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         from kvdrift.shadowing import check_not_shadowed
 
         check_not_shadowed()
-        code: Any = app(arguments, prog_name="kvdrift", standalone_mode=False)
+        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False)
     except KvdriftError as error:
         mistaken = isinstance(error, InputError)
         _fail(str(error), error.exit_code if mistaken else failure, debug=debug)

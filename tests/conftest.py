@@ -1,22 +1,13 @@
-"""What every test needs: one torch thread per process, and no network behind a mistyped model id."""
+"""The order of tests, what the processes that run them share, and no network behind a mistyped model id."""
 
 from __future__ import annotations
 
-import json
+import gc
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from fixtures.shared import made_once
-from fixtures.small_study import write_study
-
-from schema.store.store import Store
-from sql.catalog import refresh_catalog
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -24,7 +15,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["fixtures.browser"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch.set_num_threads(1)
 
 # The files that take longest come first, so that workers end together. Of the first two, one makes the finished study,
 # which others wait for. It is also the first of those that fork processes, and takes a worker with them.
@@ -40,6 +30,13 @@ LONG = (
     "stats/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
     "sql/test_exact_published.py", "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
 )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a process that runs tests import what they share; one that hands them out to others needs none of it."""
+    if config.getoption("dist", "no") == "no":
+        gc.set_threshold(10_000, *gc.get_threshold()[1:])  # as kvdrift.program has it: imports make a million objects
+        config.pluginmanager.import_plugin("fixtures.finished_studies")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,43 +58,3 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
             return "forking" if file.removeprefix("tests/") in FORKING else file
 
     return Scheduling(config, log)
-
-
-@pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The small study run to its end by the command, once for all workers: its store, what it printed and what it said.
-
-    Nothing may be written to this store, which every worker reads.
-    """
-
-    def run(folder: Path) -> None:
-        command = [sys.executable, "-m", "kvdrift", "run", write_study(folder), "--store", folder / "store"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert "report: " in done.stdout
-        (folder / "said.json").write_text(json.dumps([done.stdout, done.stderr]))
-
-    folder = made_once(tmp_path_factory, "unbroken", run)
-    out, err = json.loads((folder / "said.json").read_text())
-    return folder / "store", out, err
-
-
-@pytest.fixture(scope="session")
-def finished(unbroken: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of the unbroken run, copied for this worker; tests that write to it take a copy."""
-    location = tmp_path_factory.mktemp("finished") / "store"
-    shutil.copytree(unbroken[0], location, ignore=shutil.ignore_patterns(".prefect"))
-    refresh_catalog(Store.open(location))
-    return location
-
-
-@pytest.fixture(scope="session")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of the quickstart, which takes minutes and is for slow tests; nothing may be written to it."""
-
-    def run(folder: Path) -> None:
-        study = Path(__file__).parents[1] / "studies" / "quickstart.toml"
-        command = [sys.executable, "-m", "kvdrift", "run", study, "--store", folder / "store"]
-        subprocess.run(command, check=True, timeout=1800, capture_output=True)
-
-    return made_once(tmp_path_factory, "quickstart", run) / "store"
