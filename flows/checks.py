@@ -23,7 +23,7 @@ from schema.study import CONTROL_ACTION, FINITE_STATE
 from schema.tables import PLAIN
 from sql.catalog import open_views
 
-_SIZES = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
+_SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
 
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
@@ -119,8 +119,9 @@ def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
 def check_equal_bytes(store: Store, material: Material) -> int:
     """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
 
-    Payload, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold entries in
-    another way, such as another dtype, are compared among themselves.
+    Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
+    entries in another way, such as another dtype or codec, are compared among themselves; with a codec, whose bytes
+    depend on how many entries each layer keeps, those with the same budgets.
 
     Returns:
         The number of pairs of actions that were compared.
@@ -131,11 +132,22 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     """
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))
-    columns = ["doc", "action", "first_replicate", "replicates", "kept_entries", *_SIZES]
-    holdings = {action.name: action.holding for action in material.actions}
+    columns = [
+        "doc",
+        "action",
+        "first_replicate",
+        "replicates",
+        "prompt_entries",
+        "kept_entries",
+        "kept_sha256",
+        *_SIZES,
+    ]
+    actions = {action.name: action for action in material.actions}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for unit in units.select(columns).to_pylist():
-        held = holdings.get(unit["action"])
+        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
+        action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
+        held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
         groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
     compared = 0
     for first, *others in groups.values():

@@ -262,7 +262,7 @@ def _identity(
     named = {
         "weights_sha256": "reference laws" if finite else "weights",
         "tokenizer_sha256": "tokenizer",
-        "selector_sha256": "laws" if finite else f"source of selector '{action.selector_name}'",
+        "selector_sha256": "laws" if finite else f"source of {action.told}",
         "numerics": "numerics",
     }
     present = run.identity(action)

@@ -1,27 +1,44 @@
-"""Actions: a study's selectors with their parameters and retentions, and the control that every study has."""
+"""Actions: what a study's selectors keep and its codecs store, and the control that every study has."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from generator.attention.holding import AsComputed, Holding
+from generator.codecs import CODECS, Codec
 from generator.selectors import Full, Numerics, Selector, build_selector
+from generator.selectors.own.building import build
+from generator.selectors.own.families import Family
+from generator.selectors.parameters import Value
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
+CODEC_FAMILY: Family[Codec] = Family(
+    noun="codec",
+    base=Codec,
+    derive="Codec of generator.codecs.codec",
+    says="how it stores entries",
+    class_variables=MappingProxyType({"summary": "str", "paper": "str | None"}),
+    keys=("name",),
+)
+
 
 @dataclass(frozen=True)
 class Action:
-    """One selector with its parameters and retention."""
+    """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one."""
 
     name: str
     selector_name: str
     selector: Selector
     retention: Retention
+    codec_name: str | None = None
+    codec: Codec | None = None
 
     @property
     def control(self) -> bool:
@@ -29,9 +46,31 @@ class Action:
         return self.name == CONTROL_ACTION
 
     @property
+    def parts(self) -> tuple[Selector, *tuple[Codec, ...]]:
+        """What the action is made of, its selector first: what its identity covers."""
+        return (self.selector,) if self.codec is None else (self.selector, self.codec)
+
+    @property
+    def told(self) -> str:
+        """Its parts, as error lines name them."""
+        codec = [] if self.codec_name is None else [f"codec '{self.codec_name}'"]
+        return " and ".join([f"selector '{self.selector_name}'", *codec])
+
+    @property
     def holding(self) -> Holding:
         """How the compressed side holds what the selector keeps."""
+        if self.codec is not None:
+            return self.codec
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
+
+    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Holding, tuple[int, ...]]:
+        """What the bytes of m kept entries of n follow from: how they are held, and with a codec m of each layer.
+
+        A codec's exact window takes the same share of no two budgets, so that unlike ones with the same sum take unlike
+        bytes.
+        """
+        chooser = Full() if kept >= entries else self.selector
+        return self.holding, () if self.codec is None else tuple(chooser.budgets(kept, entries, layers))
 
     @property
     def prefill_chunk(self) -> int | None:
@@ -68,26 +107,52 @@ class Action:
             "study": study, "action": self.name, "selector": self.selector_name, "keep": str(self.retention),
             "window": self.selector.window, "sinks": self.selector.sinks,
             "position_mode": "continued from the prompt's true length", "control": self.control,
-            "prespecified": prespecified, "parameters": json.dumps(parameters, sort_keys=True) if parameters else None,
-            "action_revision": revision, "dropped": False,
+            "prespecified": prespecified, "parameters": _as_json(parameters),
+            "action_revision": revision, "dropped": False, "codec": self.codec_name,
+            "codec_parameters": None if self.codec is None else _as_json(self.codec.parameters),
             **identity,
         }  # fmt: skip
+
+
+def _as_json(parameters: dict[str, Any]) -> str | None:
+    return json.dumps(parameters, sort_keys=True) if parameters else None
 
 
 def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     """Make an action from its section of a study file in ``folder``, where modules of its own are found.
 
     Raises:
-        InputError: An unknown selector or parameter, or a value that the selector does not take.
+        InputError: An unknown selector, codec or parameter, or a value that it does not take.
     """
+    codec = None
     try:
         selector = build_selector(section.selector, section.parameters, folder)
+        if section.codec_name is not None:
+            codec = build_codec(section.codec_name, section.codec_parameters, folder)
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if isinstance(selector, Full) and section.retention.rule is not None:
         line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
         raise InputError(f'{line}; write keep = "all"')
-    return Action(section.name, section.selector, selector, section.retention)
+    if isinstance(selector, Numerics) and codec is not None:
+        line = f"action '{section.name}': '{section.selector}' is the noise floor, where nothing is compressed"
+        raise InputError(f"{line}; leave codec or selector out")
+    return Action(section.name, section.selector, selector, section.retention, section.codec_name, codec)
+
+
+def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:
+    """Make a codec.
+
+    Args:
+        name: One of ``CODECS``, an entry point's name, or ``module:Class``.
+        parameters: Those that differ from the defaults.
+        folder: Where a module is looked for before installed ones, if anywhere.
+
+    Raises:
+        InputError: An unknown name or parameter, a value that the codec does not take, or a module or class that cannot
+            be used.
+    """
+    return build(CODEC_FAMILY, name, parameters, CODECS, folder)
 
 
 def build_actions(study: Study) -> list[Action]:

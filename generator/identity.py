@@ -22,7 +22,8 @@ from schema.errors import InputError
 from schema.study import ModelSection
 
 if TYPE_CHECKING:
-    from generator.selectors.selector import Selector  # which imports torch
+    from generator.codecs.codec import Codec  # which imports torch
+    from generator.selectors.selector import Selector
 
 NUMERICS_VERSION: Final = 2
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
@@ -38,7 +39,8 @@ class ActionIdentity:
     Attributes:
         weights_sha256: SHA-256 of the model's configuration and weights, or of a finite-state reference's laws.
         tokenizer_sha256: SHA-256 of the tokenizer's files; None where there are none.
-        selector_sha256: SHA-256 of the selector's source and parameters, or of a finite-state action's laws.
+        selector_sha256: SHA-256 of the source and parameters of the selector, and of the codec where there is one; or
+            of a finite-state action's laws.
         numerics: The version of the generator's own arithmetic.
     """
 
@@ -72,13 +74,13 @@ class ModelIdentity:
     weights_sha256: str | None
     tokenizer_sha256: str | None
 
-    def of(self, selector: Selector) -> ActionIdentity:
-        """Return the identity of the units that the model makes with a selector.
+    def of(self, parts: tuple[Selector, *tuple[Codec, ...]]) -> ActionIdentity:
+        """Return the identity of the units that the model makes with the parts of an action, its selector first.
 
         Raises:
-            InputError: The selector's source cannot be read.
+            InputError: The source of one of them cannot be read.
         """
-        return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, selector_sha256(selector))
+        return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, parts_sha256(parts))
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,20 @@ class GpuKinds:
             raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
 
 
+def parts_sha256(parts: tuple[Selector, *tuple[Codec, ...]]) -> str:
+    """SHA-256, in hexadecimal, of what an action is made of, its selector first; of a selector alone, the selector's.
+
+    Raises:
+        InputError: A module's source cannot be read.
+    """
+    selector, *others = parts
+    own = selector_sha256(selector)
+    if not others:
+        return own
+    said = [own, *([type(part).__qualname__, source_of(type(part)), part.parameters] for part in others)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def selector_sha256(selector: Selector) -> str:
     """SHA-256, in hexadecimal, of a selector's source and parameters.
 
@@ -143,20 +159,22 @@ def selector_sha256(selector: Selector) -> str:
 
 
 @functools.cache
-def source_of(kind: type[Selector]) -> tuple[tuple[str, str], ...]:
-    """Return the names of the files that a class of selectors is defined by, each with its SHA-256, sorted.
+def source_of(kind: type[Selector | Codec]) -> tuple[tuple[str, str], ...]:
+    """Return the names of the files that a class of selectors or codecs is defined by, each with its SHA-256, sorted.
 
     Raises:
         InputError: A module's source cannot be read.
     """
+    from generator.codecs.codec import Codec  # noqa: PLC0415
     from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
     from generator.selectors.own.names import source_texts  # noqa: PLC0415
     from generator.selectors.selector import Selector  # noqa: PLC0415
 
+    roots = (Selector, Codec)
     texts = source_texts(kind)
     waiting: list[_Source] = []
     found: dict[Path, tuple[str, str]] = {}
-    for base in (base for base in kind.__mro__ if issubclass(base, Selector) and base is not Selector):
+    for base in (base for base in kind.__mro__ if issubclass(base, roots) and base not in roots):
         module = sys.modules.get(base.__module__)
         imported = getattr(module, base.__name__, None) is base and not is_held(module)
         if base.__module__ in texts and not imported:  # loaded from a study's folder: what was loaded counts

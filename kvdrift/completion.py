@@ -8,7 +8,7 @@ from typing import Any
 
 Complete = Callable[..., list[str]]
 
-LISTED = ("selectors", "tasks", "views", "models", "quantities")
+LISTED = ("selectors", "codecs", "tasks", "views", "models", "quantities")
 
 
 def stores(incomplete: str) -> list[str]:

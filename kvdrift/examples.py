@@ -45,7 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "drop": ("kvdrift drop stores/my-study --action recent-quarter",),
     "confirm": ("kvdrift confirm my-study.toml --action recent-quarter",),
     "check": ("kvdrift check snapkv", "kvdrift check my_module:MySelector --parameter sign=-1"),
-    "list": ("kvdrift list selectors", "kvdrift list views"),
+    "list": ("kvdrift list selectors", "kvdrift list codecs", "kvdrift list views"),
 }
 
 

@@ -21,7 +21,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
-SCHEMA_VERSION = 8
+# 9: codecs of actions, bytes of scales
+SCHEMA_VERSION = 9
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -170,7 +171,7 @@ DOCUMENTS = _table(
 
 ACTIONS = _table(
     "actions",
-    "one selector with its parameters and retention",
+    "one selector with its parameters and retention, and how what it keeps is stored",
     ("study", "action", "action_revision"),
     _STUDY,
     _ACTION,
@@ -187,6 +188,8 @@ ACTIONS = _table(
     _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
     _REVISION,
     _column("dropped", pa.bool_(), "true where the action was dropped", since=4, default="false"),
+    _column("codec", pa.string(), "codec that stores what is kept; null: as it was computed", null=True, since=9),
+    _column("codec_parameters", pa.string(), "the codec's parameters, JSON object", null=True, since=9),
 )
 
 IDENTITIES = _table(
@@ -212,7 +215,7 @@ UNITS = _table(
     _column("path", pa.string(), "the Parquet file that the unit was appended as, relative to the events table"),
     _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
     _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
-    _column("payload_bytes", pa.int64(), "kept prompt keys and values", "bytes", null=True),
+    _column("payload_bytes", pa.int64(), "kept prompt keys and values as they are stored", "bytes", null=True),
     _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
     _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
     _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
@@ -242,6 +245,14 @@ UNITS = _table(
     _REVISION,
     *_identity(since=4),
     _column("prompt_sha256", pa.string(), "SHA-256 of the prompt, as in documents", null=True, since=4),
+    _column(
+        "scale_bytes",
+        pa.int64(),
+        "scales and zero points of a codec; null before there were any",
+        "bytes",
+        null=True,
+        since=9,
+    ),
 )
 
 TRAJECTORIES = _table(

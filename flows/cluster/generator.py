@@ -125,7 +125,7 @@ class ClusterGenerator:
         files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
-        return lambda action: files.of(action.selector)
+        return lambda action: files.of(action.parts)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
         """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has.

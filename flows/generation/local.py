@@ -107,7 +107,7 @@ class LocalGenerator:
         files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             return self.model(study).identity
-        return lambda action: files.of(action.selector)
+        return lambda action: files.of(action.parts)
 
     def model(self, study: Study) -> Model:
         """Return the study's model, loaded where another one is held or none; that one is released before.

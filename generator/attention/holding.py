@@ -16,6 +16,24 @@ from generator.attention.shared_prefix import PrefixLayer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@dataclass(frozen=True)
+class StoredBytes:
+    """Bytes of keys and values as they are stored.
+
+    Attributes:
+        payload: Of the numbers themselves, in whatever number of bits each.
+        scales: Of scales and zero points, where integers need them.
+    """
+
+    payload: int
+    scales: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.payload + self.scales
+
+
 class Holding(Protocol):
     """What is stored in place of a layer's kept keys and values. Equal holdings store equal entries in equal bytes."""
 
@@ -23,7 +41,7 @@ class Holding(Protocol):
         """Return what attention reads, of the same shapes, dtype and device; the layer itself is not changed."""
         ...
 
-    def stored_bytes(self, layer: PrefixLayer) -> int:
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes that the layer's keys and values take as they are stored."""
         ...
 
@@ -36,9 +54,9 @@ class AsComputed:
         """Return the layer."""
         return layer
 
-    def stored_bytes(self, layer: PrefixLayer) -> int:
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the layer's bytes."""
-        return layer.key.nbytes + layer.value.nbytes
+        return StoredBytes(layer.key.nbytes + layer.value.nbytes)
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,6 @@ class InDtype:
         stored, own = DTYPES[self.dtype], layer.key.dtype
         return PrefixLayer(layer.key.to(stored).to(own), layer.value.to(stored).to(own))
 
-    def stored_bytes(self, layer: PrefixLayer) -> int:
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes of so many numbers of the dtype."""
-        return (layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize
+        return StoredBytes((layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from generator.selectors.expected_attention import ExpectedAttention
 from generator.selectors.full import Full
@@ -13,9 +11,10 @@ from generator.selectors.h2o import H2O
 from generator.selectors.keydiff import KeyDiff
 from generator.selectors.knorm import Knorm
 from generator.selectors.kvpress import PREFIX, build_kvpress
-from generator.selectors.own.classes import made
-from generator.selectors.own.names import own_selector
-from generator.selectors.parameters import Value, check_types, unknown
+from generator.selectors.own.building import build
+from generator.selectors.own.classes import default_parameters
+from generator.selectors.own.families import SELECTOR_FAMILY
+from generator.selectors.parameters import Value
 from generator.selectors.pyramidkv import PyramidKV
 from generator.selectors.random_entries import RandomEntries
 from generator.selectors.recent import Recent
@@ -23,7 +22,6 @@ from generator.selectors.selector import ScoringSelector, Selector
 from generator.selectors.snapkv import SnapKV
 from generator.selectors.tova import TOVA
 from generator.selectors.whole_cache.numerics import Numerics
-from schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {
     "full": Full,
@@ -45,11 +43,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def default_parameters(selector: type[Selector]) -> dict[str, Any]:
-    """The parameters that a study can set, with their defaults."""
-    return {field.name: field.default for field in fields(selector)}  # type: ignore[arg-type]  # every one a dataclass
-
-
 def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Selector:
     """Make a selector.
 
@@ -64,19 +57,4 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
-    if name in SELECTORS:
-        return _built(SELECTORS[name], name, parameters)
-    own = own_selector(name, folder, [*SELECTORS, PREFIX + "NAME"])
-    try:
-        return _built(own.kind, name, parameters)
-    except InputError as error:
-        raise InputError(f"{own.file}: {error}") from error.__cause__
-
-
-def _built(kind: type[Selector], name: str, parameters: Mapping[str, Value]) -> Selector:
-    defaults = default_parameters(kind)
-    for parameter in parameters:
-        if parameter not in defaults:
-            raise InputError(unknown(parameter, name, defaults))
-    check_types(parameters, defaults)
-    return made(kind, parameters)
+    return build(SELECTOR_FAMILY, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])

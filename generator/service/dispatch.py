@@ -167,7 +167,7 @@ class EndpointPool:
         if required and model not in self._weights:
             raise OperationError("; ".join(endpoint.reason for endpoint in self._endpoints if endpoint.reason))
         weights, _ = self._weights.get(model, (None, None))
-        return lambda action: ModelIdentity(weights, self._tokenizer(study)).of(action.selector)
+        return lambda action: ModelIdentity(weights, self._tokenizer(study)).of(action.parts)
 
     def _tokenizer(self, study: Study) -> str | None:
         model = study.model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from generator.identity import NUMERICS_VERSION, selector_sha256
+from generator.identity import NUMERICS_VERSION, parts_sha256
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import CONTROL_ACTION, ActionSection, Study
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # 2: revisions of actions
 # 3: identities of units
 # 4: the dtype of logits
-PROTOCOL = 4
+# 5: codecs of actions
+PROTOCOL = 5
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
@@ -164,7 +165,7 @@ class GenerationRequest(_Message):
         pending_units = [
             {
                 "action": sections[item.action.name],
-                "selector_sha256": selector_sha256(item.action.selector),
+                "selector_sha256": parts_sha256(item.action.parts),
                 "first": item.first,
                 "count": item.count,
                 "estimator": item.estimator,

@@ -18,7 +18,7 @@ from pyarrow import flight
 
 from generator.actions import build_action
 from generator.generation import PendingUnit, StoppedError, generate_units
-from generator.identity import selector_sha256
+from generator.identity import parts_sha256
 from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
@@ -203,18 +203,18 @@ def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUn
     """Return the request's document and pending units.
 
     Raises:
-        InputError: A selector or one of its parameters is unknown, or the selector's source is another one here.
+        InputError: A selector, a codec or a parameter is unknown, or the source of one is another one here.
     """
     pending = [
         PendingUnit(build_action(item.action), item.first, item.count, item.estimator, item.revision)
         for item in request.pending
     ]
     for number, (item, asked) in enumerate(zip(pending, request.pending, strict=True)):
-        served = selector_sha256(item.action.selector)
+        served = parts_sha256(item.action.parts)
         if served != asked.selector_sha256:
             raise InputError(
                 f"pending.{number}.selector_sha256: asked for {asked.selector_sha256[:12]!r}, but {served[:12]!r} is "
-                f"served; the source of selector '{asked.action.selector}' is another one here: restart the service "
+                f"served; the source of {item.action.told} is another one here: restart the service "
                 "with the same"
             )
     return request.document.document, pending

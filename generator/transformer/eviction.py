@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.holding import AsComputed, Holding
+from generator.attention.holding import AsComputed, Holding, StoredBytes
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
@@ -27,6 +27,7 @@ class CompactCache:
         extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
         payload_bytes: Bytes of the kept keys and values as they are stored.
+        scale_bytes: Bytes of their scales and zero points.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -34,11 +35,17 @@ class CompactCache:
     extents: Tensor
     kept_sha256: tuple[str, ...]
     payload_bytes: int
+    scale_bytes: int
 
     @property
     def kept_entries(self) -> int:
         """m, per KV head and layer: the exact mean where layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all that is stored: payload, scales, index and metadata."""
+        return self.payload_bytes + self.scale_bytes + self.index_bytes + self.metadata_bytes
 
     @property
     def index_bytes(self) -> int:
@@ -58,7 +65,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     where everything is kept.
 
     Raises:
-        OperationError: The selector fails, or its budgets or kept positions are not what it promises.
+        InputError: The codec cannot code heads of the model's size.
+        OperationError: The selector or codec fails, or what it returns is not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -69,18 +77,20 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
             f"{len(prompt)} layers that keep {kept} entries on average need the sum {kept * len(prompt)}"
         )
     holding = holding or AsComputed()
-    layers, indices, hashes, payload = [], [], [], 0
+    layers, indices, hashes, stored = [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
         index = _kept(layer, budget, chooser)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather))
-        layers.append(holding.hold(own))
-        payload += holding.stored_bytes(own)
+        held, size = _held(own, holding)
+        layers.append(held)
+        stored.append(size)
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload)
+    payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
+    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales)
 
 
 def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
@@ -90,6 +100,15 @@ def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
         raise
     except Exception as error:
         raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
+
+
+def _held(layer: PrefixLayer, holding: Holding) -> tuple[PrefixLayer, StoredBytes]:
+    try:
+        return holding.hold(layer), holding.stored_bytes(layer)
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
 
 
 def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:

@@ -24,11 +24,11 @@ class Footprint:
     tied: bool
 
     def cache_bytes(self, entries: int, holding: Holding) -> int:
-        """Bytes of payload, index and metadata of ``entries`` kept per KV head and layer, as they are stored."""
+        """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored."""
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
-        payload = holding.stored_bytes(PrefixLayer(part, part))
-        return shape.layers * (payload + shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
+        stored = holding.stored_bytes(PrefixLayer(part, part)).total
+        return shape.layers * (stored + shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
 
     @property
     def weight_bytes(self) -> int:

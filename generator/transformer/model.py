@@ -51,7 +51,7 @@ class LoadedModel(Decoder):
         Raises:
             InputError: The selector's source cannot be read.
         """
-        return self.files.of(action.selector)
+        return self.files.of(action.parts)
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledPrompt:
         """Process the document's prompt, recording what the selectors of ``actions`` need.

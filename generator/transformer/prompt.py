@@ -196,14 +196,14 @@ class PreparedPrompt:
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""
         compact = self._caches[number - 1]
-        stored = compact.payload_bytes + compact.index_bytes + compact.metadata_bytes
         suffix = sum(
             (layer.key.nbytes + layer.value.nbytes) // layer.key.shape[1] * self._horizon
             for layer in self._prompt.layers
         )
         return {
             "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
-            "payload_bytes": compact.payload_bytes, "index_bytes": compact.index_bytes,
-            "metadata_bytes": compact.metadata_bytes, "resident_bytes": stored + suffix * streams,
+            "payload_bytes": compact.payload_bytes, "scale_bytes": compact.scale_bytes,
+            "index_bytes": compact.index_bytes, "metadata_bytes": compact.metadata_bytes,
+            "resident_bytes": compact.stored_bytes + suffix * streams,
             "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip

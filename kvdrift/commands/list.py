@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvdrift import completion
 from kvdrift.options import JsonOption
 from schema.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from generator.selectors.own.families import Family
 
 
 def list_(
@@ -20,7 +24,10 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List what can be named in a study file or a query."""
-    listers = {"selectors": _selectors, "tasks": _tasks, "views": _views, "models": _models, "quantities": _quantities}
+    listers = {
+        "selectors": _selectors, "codecs": _codecs, "tasks": _tasks, "views": _views, "models": _models,
+        "quantities": _quantities,
+    }  # fmt: skip
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")
     rows = listers[what]()
@@ -33,28 +40,43 @@ def list_(
 
 
 def _selectors() -> list[tuple[str, str]]:
-    from generator.selectors import SELECTORS, Selector, default_parameters
+    from generator.selectors import SELECTORS
     from generator.selectors.kvpress import PREFIX, KVPress
     from generator.selectors.kvpress_presses import PRESSES
-    from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_selector
+    from generator.selectors.own.families import SELECTOR_FAMILY
 
-    def described(selector: type[Selector]) -> str:
-        parameters = [f"{key} = {value}" for key, value in default_parameters(selector).items()]
-        return "; ".join([selector.summary, *parameters, *([selector.paper] if selector.paper else [])])
+    rows = _of_family(SELECTOR_FAMILY, SELECTORS)
+    return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
 
-    rows = [(name, described(selector)) for name, selector in SELECTORS.items()]
-    for name in entry_point_names():
+
+def _codecs() -> list[tuple[str, str]]:
+    from generator.actions import CODEC_FAMILY
+    from generator.codecs import CODECS
+
+    return _of_family(CODEC_FAMILY, CODECS)
+
+
+def _of_family(family: Family[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
+    """The package's classes, those that entry points name, and the form of one's own."""
+    from generator.selectors.own.classes import default_parameters
+    from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
+
+    def described(kind: type[Any]) -> str:
+        parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]
+        return "; ".join([kind.summary, *parameters, *([kind.paper] if kind.paper else [])])
+
+    rows = [(name, described(kind)) for name, kind in known.items()]
+    for name in entry_point_names(family):
         try:
-            source = distribution_of(entry_point(name))
-            if name in SELECTORS:
-                text = f"not usable: kvdrift has a selector of this name; rename the entry point of {source}"
+            source = distribution_of(entry_point(family, name))
+            if name in known:
+                text = f"not usable: kvdrift has a {family.noun} of this name; rename the entry point of {source}"
             else:
-                text = f"{described(own_selector(name, None, []).kind)}; of {source}"
+                text = f"{described(own_class(family, name, None, []).kind)}; of {source}"
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
-    rows.append(("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one"))
-    return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
+    return [*rows, ("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one")]
 
 
 def _tasks() -> list[tuple[str, str]]:

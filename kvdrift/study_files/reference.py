@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from generator.codecs import CODECS
 from generator.documents.registry import SOURCES
-from generator.selectors import SELECTORS, Selector, default_parameters
+from generator.selectors import SELECTORS, default_parameters
 from generator.transformer.local_folders import EMBEDDED_ID
 from kvdrift.study_files.keys import Heading, Key, headings, toml
 from kvdrift.study_files.new_study import new_study
@@ -43,7 +45,7 @@ def study_reference() -> str:
             parts += map(_source, SOURCES)
             parts.append(_finite_source())
         if heading.name == "actions":
-            parts.append(_selectors())
+            parts += [_selectors(), _codecs()]
     parts.append(f"## An example\n\nWhat `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
     return "\n".join(parts)
 
@@ -92,7 +94,17 @@ def _selectors() -> str:
     )
 
 
-def _parameters(kind: type[Selector]) -> str:
+def _codecs() -> str:
+    rows = [(f"`{name}`", kind.summary, _parameters(kind)) for name, kind in CODECS.items()]
+    return (
+        "### Codecs and their parameters\n\nParameters stand in the codec's own table, as in "
+        '`codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the formulas, and\n'
+        "[adding-a-codec.md](adding-a-codec.md) codecs of your own.\n\n"
+        + _table(("codec", "how it stores entries", "parameters"), rows)
+    )
+
+
+def _parameters(kind: type[Any]) -> str:
     defaults = {name: "none" if value is None else toml(value) for name, value in default_parameters(kind).items()}
     return ", ".join(f"`{name}` ({value})" for name, value in defaults.items())
 

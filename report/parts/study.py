@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from typing import Any
 
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
 from report.printing.section import Section
@@ -53,6 +55,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     if facts.finite:
         return _laws_table(facts, order)
     rows = []
+    coded = any(action["codec"] is not None for action in facts.actions)
     places = {name: place for place, name in enumerate(order)}
     for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
         added = "control" if action["control"] else "added after the plan" if action["action"] in facts.added else ""
@@ -63,18 +66,22 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         rows.append(
             table_row(
                 Cell(action["action"], what),
-                action["selector"],
+                _parts(action),
                 action["keep"],
                 *held,
             )
         )
     columns = (
         label_column("action"),
-        label_column("selector"),
+        label_column("selector, codec" if coded else "selector"),
         Column("keeps", "", "retention rule: entries, or a fraction of n"),
         Column("entries m", "", "kept prompt entries per KV head and layer"),
-        Column("keys, values", "", "mean bytes of kept keys and values per document"),
-        Column("index, metadata", "", "mean bytes of indices, lengths and positions per document"),
+        Column("keys, values", "", "mean bytes of kept keys and values per document, as they are stored"),
+        Column(
+            "scales, index, metadata" if coded else "index, metadata",
+            "",
+            f"mean bytes of {'a codec’s scales, ' if coded else ''}indices, lengths and positions per document",
+        ),
         Column("prompt cache", "", "the two together: stored once a document, and read by all of its replicates"),
         Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
         Column("K", "", "replicates per document"),
@@ -87,9 +94,19 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 
 
+def _parts(action: dict[str, Any]) -> str:
+    """The selector and, where there is one, the codec, with the parameters that make it this one."""
+    if action["codec"] is None:
+        return str(action["selector"])
+    own = json.loads(action["codec_parameters"] or "{}")
+    told = ", ".join(f"{key} {value}" for key, value in own.items())
+    codec = f"{action['codec']} ({told})" if told else str(action["codec"])
+    return codec if action["keep"] == "all" else f"{action['selector']}, {codec}"
+
+
 def _held(stored: Storage) -> list[Cell | str]:
-    payload, index, metadata = map(stored.mean_bytes, range(3))
-    parts = payload, total((index, metadata)), stored.mean_prompt_cache, mean(stored.per_replicate.values())
+    payload, *others = map(stored.mean_bytes, range(4))
+    parts = payload, total(others), stored.mean_prompt_cache, mean(stored.per_replicate.values())
     held = map(size, parts)
     return [count_range(stored.kept_entries), *held, _replicates(stored), duration(stored.seconds)]
 

@@ -20,7 +20,7 @@ DEVELOPMENT = "development"
 
 
 _NUMERICS = "numerics"  # the selector of noise floors
-_RESIDENT = 3  # parts of a document's bytes before the resident ones
+_RESIDENT = 4  # parts of a document's bytes before the resident ones
 _SAME = 0.005  # bytes that differ by less count as the same budget
 
 
@@ -32,7 +32,7 @@ class Storage:
         kept_entries: one value per document.
         replicates: coupled pairs of each document that has some.
         branchings: replicates of residual branching of each document that has some.
-        resident: bytes by document: payload, index, metadata, resident.
+        resident: bytes by document: payload, scales, index, metadata, resident.
         per_replicate: bytes by document that each replicate adds to the prompt's cache; None where it is not known.
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
@@ -48,12 +48,12 @@ class Storage:
     kernel_evaluations: int | None
 
     def mean_bytes(self, part: int) -> float | None:
-        """Mean over documents: part 0 payload, 1 index, 2 metadata, 3 resident."""
+        """Mean over documents: part 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
         return mean(parts[part] for parts in self.resident.values())
 
     @property
     def prompt_cache(self) -> dict[str, int | None]:
-        """Bytes of the prompt's cache by document, which all replicates share: payload, index and metadata."""
+        """Bytes of the prompt's cache by document, which all replicates share: all but the resident ones."""
         return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
 
     @property
@@ -217,7 +217,6 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
     by_action: dict[str, dict[str, list[ViewRow]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         by_action[unit["action"]][unit["doc"]].append(unit)
-    parts = ("payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
     stored = {}
     for action, documents in by_action.items():
         rows = [row for ranges in documents.values() for row in ranges]
@@ -225,7 +224,7 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
             kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
             replicates=_replicates(documents, PLAIN),
             branchings=_replicates(documents, SWRB),
-            resident={doc: tuple(ranges[0][part] for part in parts) for doc, ranges in documents.items()},
+            resident={doc: _resident(ranges[0]) for doc, ranges in documents.items()},
             per_replicate={doc: _added_by_one(ranges[0]) for doc, ranges in documents.items()},
             seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
@@ -241,10 +240,16 @@ def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int
 
 def _added_by_one(unit: ViewRow) -> float | None:
     """What each of a unit's replicates adds to the prompt's cache, in bytes; None where it is not known."""
-    stored = [unit[part] for part in ("payload_bytes", "index_bytes", "metadata_bytes")]
-    if unit["resident_bytes"] is None or stored[0] is None or not unit["replicates"]:
+    payload, scales, index, metadata, resident = _resident(unit)
+    if resident is None or payload is None or not unit["replicates"]:
         return None
-    return float((unit["resident_bytes"] - total(stored)) / unit["replicates"])
+    return float((resident - total((payload, scales, index, metadata))) / unit["replicates"])
+
+
+def _resident(unit: ViewRow) -> tuple[int | None, ...]:
+    """A unit's bytes: payload, scales, index, metadata, and all of them with its streams."""
+    scales = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
+    return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -1,10 +1,10 @@
-"""``[[actions]]``: an eviction policy and how much it keeps."""
+"""``[[actions]]``: what is kept of a prompt's entries, and how that is stored."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from schema.errors import InputError
@@ -16,21 +16,31 @@ from schema.study.section import Name, Section, meaning
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
 
+_WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector
+
+Value = int | float | str | bool
+"""What a study file can set a parameter to."""
+
+Named = str | dict[str, Value]
+"""What an action has beside its selector: a name, or a table of a name and parameters."""
+
 
 class ActionSection(Section):
-    """``[[actions]]``: a selector, its parameters and its retention; of a finite-state system the name alone.
+    """``[[actions]]``: a selector, its parameters and its retention; a codec; or both. Of a finite-state system a name.
 
     Every further key is a parameter of the selector, which says what it takes: ``generator.selectors.build_selector``.
+    A codec's parameters are in its own table.
     """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, int | float | str | bool]
+    __pydantic_extra__: dict[str, Value]
 
     name: Annotated[Name, meaning("The action's name, in queries and on the page.", example="snapkv-half")]
     selector: Annotated[
         str,
         meaning(
-            "The policy that chooses what is kept: one of `kvdrift list selectors`, or `module:Class` of your own.",
+            "The policy that chooses what is kept: one of `kvdrift list selectors`, or `module:Class` of your own; it "
+            "may be left out where there is a codec.",
             example="snapkv",
             needed=True,
         ),
@@ -46,6 +56,24 @@ class ActionSection(Section):
         ),
     ] = "all"
 
+    codec: Annotated[
+        Named | None,
+        meaning(
+            "How what is kept is stored: one of `kvdrift list codecs`, `module:Class` of your own, or a table of a "
+            '`name` and parameters, as in `{ name = "int4", group = 64 }`.',
+            example="int8",
+        ),
+    ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_without_selector(cls, values: Any) -> Any:
+        """Keep everything where a codec stands alone."""
+        if not isinstance(values, dict) or values.get("codec") is None:
+            return values
+        alone = "selector" not in values and values.get("keep", "all") == "all"
+        return _WHOLE | values if alone else values
+
     @property
     def retention(self) -> Retention:
         """The parsed retention rule."""
@@ -55,6 +83,16 @@ class ActionSection(Section):
     def parameters(self) -> dict[str, int | float | str | bool]:
         """The selector parameters that the study sets; a parameter that it does not set keeps its default."""
         return dict(self.__pydantic_extra__)
+
+    @property
+    def codec_name(self) -> str | None:
+        """The codec's name; None where there is none."""
+        return str(self.codec["name"]) if isinstance(self.codec, dict) else self.codec
+
+    @property
+    def codec_parameters(self) -> dict[str, Value]:
+        """The codec parameters that the study sets."""
+        return {key: self.codec[key] for key in self.codec if key != "name"} if isinstance(self.codec, dict) else {}
 
     def check_kind(self, where: str, *, finite: bool) -> None:
         """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
@@ -69,3 +107,5 @@ class ActionSection(Section):
         for name in () if finite else ("selector", "keep"):
             if name not in given:
                 raise InputError(missing(type(self), where, name, self.parameters))
+        if isinstance(self.codec, dict) and not isinstance(self.codec.get("name"), str):
+            raise InputError(f'{where}.codec: has no name; write codec = {{ name = "int4", group = 64 }}, say')

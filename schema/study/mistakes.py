@@ -69,7 +69,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part not in ("int", "float", "str", "bool") and not part.startswith(("literal", "constrained")):
+        elif part not in ("int", "float", "str", "bool") and not part.startswith(("literal", "constrained", "dict[")):
             text += f".{part}" if text else part
     return text
 

@@ -180,10 +180,7 @@ def test_bytes_are_those_that_eviction_measures() -> None:
     for action in build_actions(study):
         kept = action.retention.kept(document.prompt_tokens)
         compact = evict(prompt.layers, action.selector, kept)
-        assert (
-            footprint.cache_bytes(kept, action.holding)
-            == compact.payload_bytes + compact.index_bytes + compact.metadata_bytes
-        )
+        assert footprint.cache_bytes(kept, action.holding) == compact.stored_bytes
 
 
 def test_files_that_are_here_are_checked(tmp_path: Path) -> None:

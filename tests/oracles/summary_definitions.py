@@ -16,7 +16,8 @@ def stored_bytes(analysis: Analysis, names: Row) -> int | None:
     """The most that a unit of a document and action says."""
     parts = ("payload_bytes", "index_bytes", "metadata_bytes")
     units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
-    known = [sum(unit[part] for part in parts) for unit in units if all(unit[part] is not None for part in parts)]
+    whole = [unit for unit in units if all(unit[part] is not None for part in parts)]
+    known = [sum(unit[part] for part in parts) + (unit["scale_bytes"] or 0) for unit in whole]
     return max(known, default=None)
 
 

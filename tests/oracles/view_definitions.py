@@ -660,17 +660,20 @@ def superseded(_: Analysis) -> list[Row]:
     return []
 
 
+_OF_ACTION = ("selector", "keep", "parameters", "codec", "codec_parameters")
+
+
 def revisions(analysis: Analysis) -> list[Row]:
     identity = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics")
     rows: dict[tuple[str, str, str], Row] = {}
     for unit in analysis.log.units:
         names = {name: unit[name] for name in ("study", "model", "action")}
         fresh = names | {"action_revision": 0, "current": True, "units": 0} | dict.fromkeys(identity)
-        row = rows.setdefault(tuple(names.values()), fresh | dict.fromkeys(("selector", "keep", "parameters")))
+        row = rows.setdefault(tuple(names.values()), fresh | dict.fromkeys(_OF_ACTION))
         row["units"] += 1
         for action in analysis.log.actions:
             if (action["study"], action["action"]) == (row["study"], row["action"]):
-                row |= {name: action[name] for name in ("selector", "keep", "parameters")}
+                row |= {name: action[name] for name in _OF_ACTION}
     return list(rows.values())
 
 

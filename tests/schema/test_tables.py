@@ -52,13 +52,15 @@ REVISION = {"action_revision": 0}
 def test_what_later_versions_added() -> None:
     assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
         "events": {"kind": "coupled", "weight": None, **REVISION},
-        "actions": {"parameters": None, **REVISION, "dropped": False},
+        "actions": {"parameters": None, **REVISION, "dropped": False, "codec": None, "codec_parameters": None},
         "units": {
             "estimator": "plain",
             "pair_evaluations": None,
             "batch_deviation": None,
             **REVISION,
-            **dict.fromkeys(("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256")),
+            **dict.fromkeys(
+                ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256", "scale_bytes")
+            ),
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "documents": {"scoring": None},

@@ -1,4 +1,4 @@
-"""Names of selectors that are not the package's: ``module:Class``, and entry points of installed distributions."""
+"""Names of classes that are not the package's: ``module:Class``, and entry points of installed distributions."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Generic
 from weakref import WeakKeyDictionary
 
 from generator.selectors.own.classes import checked_class
+from generator.selectors.own.families import Family, Kind
 from generator.selectors.own.folders import SourceFolder, source_folder, withdraw_all
-from generator.selectors.selector import Selector
 from schema.errors import InputError, first_line, nearest
-
-GROUP = "kvdrift.selectors"
-"""The entry-point group whose names stand beside those of the package's selectors."""
 
 
 @dataclass(frozen=True)
-class OwnSelector:
-    """A selector class that is not the package's, and the file that it was found in."""
+class OwnClass(Generic[Kind]):
+    """A class that is not the package's, and the file that it was found in."""
 
-    kind: type[Selector]
+    kind: type[Kind]
     file: str
 
 
-_TEXTS: WeakKeyDictionary[type[Selector], dict[str, bytes]] = WeakKeyDictionary()
+_TEXTS: WeakKeyDictionary[type[Any], dict[str, bytes]] = WeakKeyDictionary()
 _INSTALLED: dict[str, bytes] = {}  # of installed modules: their file's text when one was first asked for
 
 
-def entry_point_names() -> list[str]:
-    """The names of all entry points of the group, sorted."""
-    return sorted(entry_points(group=GROUP).names)
+def entry_point_names(family: Family[Kind]) -> list[str]:
+    """The names of all entry points of a family's group, sorted."""
+    return sorted(entry_points(group=family.group).names)
 
 
-def entry_point(name: str) -> EntryPoint:
+def entry_point(family: Family[Kind], name: str) -> EntryPoint:
     """The entry point of a name.
 
     Raises:
         InputError: Two distributions use the name for different classes.
     """
-    point, *others = entry_points(group=GROUP, name=name)
+    point, *others = entry_points(group=family.group, name=name)
     for other in others:
         if other.value != point.value:
             raise InputError(
-                f"selector '{name}': is an entry point of {distribution_of(point)} and of {distribution_of(other)}; "
-                f"uninstall one of them, or write {point.value} or {other.value}"
+                f"{family.noun} '{name}': is an entry point of {distribution_of(point)} and of "
+                f"{distribution_of(other)}; uninstall one of them, or write {point.value} or {other.value}"
             )
     return point
 
@@ -59,27 +57,28 @@ def distribution_of(point: EntryPoint) -> str:
     return "an unnamed distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def own_selector(name: str, folder: Path | None, known: Collection[str]) -> OwnSelector:
-    """Find a selector that is not the package's.
+def own_class(family: Family[Kind], name: str, folder: Path | None, known: Collection[str]) -> OwnClass[Kind]:
+    """Find a class that is not the package's.
 
     Args:
+        family: What it should be.
         name: An entry point's name, or ``module:Class``.
         folder: Where a module is looked for before installed ones; None where there are installed ones alone.
-        known: The names of the package's selectors.
+        known: The names of the package's own.
 
     Raises:
-        InputError: There is no such selector, it cannot be imported, or it is no selector.
+        InputError: There is no such class, it cannot be imported, or it is none of the family.
     """
-    names = entry_point_names()
+    names = entry_point_names(family)
     if name in names:
-        point = entry_point(name)
+        point = entry_point(family, name)
         value, folder = point.value, None
-        where = f"selector '{name}', {value} of {distribution_of(point)}"
+        where = f"{family.noun} '{name}', {value} of {distribution_of(point)}"
     elif ":" in name:
-        value, where = name, f"selector '{name}'"
+        value, where = name, f"{family.noun} '{name}'"
     else:
         listed = [*known, *names, "MODULE:CLASS"]
-        raise InputError(f"unknown selector '{name}'; {nearest(name, listed)}")
+        raise InputError(f"unknown {family.noun} '{name}'; {nearest(name, listed)}")
     module_name, _, class_name = value.partition(":")
     file_name = module_name.endswith(".py")
     if file_name or not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
@@ -88,19 +87,19 @@ def own_selector(name: str, folder: Path | None, known: Collection[str]) -> OwnS
     module, texts = _module(module_name, folder, where)
     file = getattr(module, "__file__", None) or module_name
     if not hasattr(module, class_name):
-        classes = [key for key, value in vars(module).items() if _is_whole(value)]
-        hint = nearest(class_name, classes) if classes else "it has no class derived from Selector"
+        classes = [key for key, value in vars(module).items() if _is_whole(value, family)]
+        hint = nearest(class_name, classes) if classes else f"it has no class derived from {family.base.__name__}"
         raise InputError(f"{file}: has no class '{class_name}'; {hint}")
     try:
-        kind = checked_class(getattr(module, class_name), class_name)
+        kind = checked_class(getattr(module, class_name), class_name, family)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     _TEXTS[kind] = texts
-    return OwnSelector(kind, file)
+    return OwnClass(kind, file)
 
 
-def source_texts(kind: type[Selector]) -> dict[str, bytes]:
-    """The texts that an own selector's class was loaded from, by module; {} for a class of the package.
+def source_texts(kind: type[Any]) -> dict[str, bytes]:
+    """The texts that a class of one's own was loaded from, by module; {} for a class of the package.
 
     They are those of its module, and of the modules that this one imports from the same folder.
     """
@@ -149,8 +148,8 @@ def _installed(name: str, source: SourceFolder | None, where: str) -> tuple[Modu
     return module, {name: text}
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Selector) and not value.__abstractmethods__
+def _is_whole(value: object, family: Family[Kind]) -> bool:
+    return isinstance(value, type) and issubclass(value, family.base) and not getattr(value, "__abstractmethods__", ())
 
 
 def _missing(error: BaseException, name: str) -> str | None:

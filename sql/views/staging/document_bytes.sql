@@ -1,11 +1,11 @@
--- What a document's cache takes under every action, as it is stored for one sequence: kept keys and values, their indices
--- and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document.
+-- What a document's cache takes under every action, as it is stored for one sequence: kept keys and values, scales of
+-- codecs, indices and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document.
 with
 
 caches as (
     select
         study, model, doc, action,
-        max(payload_bytes + index_bytes + metadata_bytes) as cache_bytes
+        max(payload_bytes + coalesce(scale_bytes, 0) + index_bytes + metadata_bytes) as cache_bytes
     from main.units
     group by study, model, doc, action
 ),

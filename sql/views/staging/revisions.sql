@@ -37,6 +37,8 @@ select
     actions.selector,
     actions.keep,
     actions.parameters,
+    actions.codec,
+    actions.codec_parameters,
     identities.weights_sha256,
     identities.tokenizer_sha256,
     identities.selector_sha256,

@@ -1,0 +1,20 @@
+"""Codecs store kept entries in fewer bits; every family has a file."""
+
+from __future__ import annotations
+
+from generator.codecs.codec import Codec
+from generator.codecs.fp8 import FP8
+from generator.codecs.identity import Identity
+from generator.codecs.kivi import Int2, Int4, Int8
+from generator.codecs.rotated import RotatedInt4
+
+CODECS: dict[str, type[Codec]] = {
+    "identity": Identity,
+    "fp8": FP8,
+    "int8": Int8,
+    "int4": Int4,
+    "int2": Int2,
+    "rotated-int4": RotatedInt4,
+}
+
+__all__ = ["CODECS", "Codec"]

@@ -1,0 +1,65 @@
+"""The interface of codecs: entries are stored in fewer bits, and attention reads what comes back of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import Any, ClassVar, final
+
+from generator.attention.holding import StoredBytes
+from generator.attention.shared_prefix import PrefixLayer
+from schema.errors import OperationError
+
+
+class Codec(ABC):
+    """``Holding`` of a layer's kept keys and values in fewer bits (definitions, "Interventions").
+
+    Subclasses are frozen dataclasses. Their fields, which all have defaults, are the parameters that a study can set;
+    they are part of an action's identity.
+    """
+
+    summary: ClassVar[str]  # one line for ``kvdrift list codecs``
+    paper: ClassVar[str | None] = None  # authors, year and arXiv number
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its parameters, by name: those that the study sets, and the others' defaults."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # a dataclass
+
+    def check(self, size: int) -> None:  # noqa: B027 - most take every size
+        """Check that heads of ``size`` channels can be coded.
+
+        Raises:
+            InputError: They cannot.
+        """
+
+    @abstractmethod
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        """Store a layer's entries and read them back.
+
+        Args:
+            layer: Kept keys, as cached, and values, float32 [KV heads, m, size] each; they must not be changed.
+
+        Returns:
+            What is read back, of the same shapes.
+        """
+
+    @abstractmethod
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+        """Return the bytes that a layer takes as stored, from its shapes and dtype alone: it may lack its numbers."""
+
+    @final
+    def hold(self, layer: PrefixLayer) -> PrefixLayer:
+        """Return what attention reads: the round trip, computed in float32, in the model's dtype.
+
+        Raises:
+            OperationError: What comes back has another shape, or a number that is not finite.
+        """
+        back = self.round_trip(PrefixLayer(layer.key.float(), layer.value.float()))
+        for name, stored, read in (("keys", layer.key, back.key), ("values", layer.value, back.value)):
+            where = f"codec {type(self).__name__}: {name} come back"
+            if read.shape != stored.shape:
+                raise OperationError(f"{where} as {list(read.shape)}, stored were {list(stored.shape)}")
+            if not bool(read.isfinite().all()):
+                raise OperationError(f"{where} with a number that is not finite")
+        return PrefixLayer(back.key.to(layer.key.dtype), back.value.to(layer.value.dtype))

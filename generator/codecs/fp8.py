@@ -1,0 +1,42 @@
+"""Eight-bit floating-point numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention.holding import StoredBytes
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.affine import float16_above
+from generator.codecs.codec import Codec
+
+_LARGEST = 448.0  # of e4m3
+
+
+@dataclass(frozen=True)
+class FP8(Codec):
+    """e4m3, four bits of exponent and three of mantissa: one scale for a KV head's keys, and one for its values.
+
+    The scale is the largest magnitude over 448, in float16, rounded up.
+    """
+
+    summary: ClassVar[str] = "8-bit floating point (e4m3), a scale for each layer and KV head"
+    paper: ClassVar[str | None] = "Micikevicius et al. 2022, arXiv:2209.05433"
+
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        """Return the numbers, each rounded to e4m3 at its head's scale."""
+        return PrefixLayer(_read_back(layer.key), _read_back(layer.value))
+
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+        """Return a byte for each number, and two scales for each KV head."""
+        numbers = layer.key.numel() + layer.value.numel()
+        return StoredBytes(numbers, 2 * layer.key.shape[0] * torch.float16.itemsize)
+
+
+def _read_back(numbers: Tensor) -> Tensor:
+    scale = float16_above(numbers.abs().amax(dim=(1, 2), keepdim=True) / _LARGEST)  # [KV heads, 1, 1]
+    scaled = (numbers / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
+    return scaled.to(torch.float8_e4m3fn).float() * scale

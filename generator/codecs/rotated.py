@@ -1,0 +1,69 @@
+"""Rotated entries: a Hadamard transform spreads large channels over all of them before they are rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention.holding import StoredBytes
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.affine import GROUP_BYTES, entries_back, packed_bytes
+from generator.codecs.grouped import GroupedCodec, beside_exact
+from schema.errors import InputError
+
+_BITS = 4
+
+
+@dataclass(frozen=True)
+class RotatedInt4(GroupedCodec):
+    """Each head vector is rotated, rounded to 4 bits per entry in groups of channels, and rotated back when it is read.
+
+    The rotation is the normalized Hadamard transform, which is its own inverse. An engine would rotate queries instead
+    of what it reads, with the same products. No entry is exact unless ``residual`` says so.
+    """
+
+    summary: ClassVar[str] = "4-bit integers per entry, after a Hadamard transform of each head vector"
+    paper: ClassVar[str | None] = "Ashkboos et al. 2024, arXiv:2404.00456"
+    residual: int = 0
+
+    def check(self, size: int) -> None:
+        """Check that a head's size is a power of two.
+
+        Raises:
+            InputError: It is not.
+        """
+        if size & (size - 1):
+            raise InputError(f"heads of {size} channels have no Hadamard transform here; it needs a power of two")
+
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        """Return coded entries, and after them the exact ones."""
+        return PrefixLayer(self._read_back(layer.key), self._read_back(layer.value))
+
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+        """Return the bytes of packed integers and exact numbers, and those of scales and zero points."""
+        heads, entries, size = layer.key.shape
+        coded = self.before_window(entries)
+        exact = heads * (entries - coded) * size * layer.key.itemsize
+        groups = 2 * heads * coded * -(-size // self.group)
+        return StoredBytes(2 * (packed_bytes(heads * coded * size, _BITS) + exact), groups * GROUP_BYTES)
+
+    def _read_back(self, numbers: Tensor) -> Tensor:
+        self.check(numbers.shape[-1])
+        coded = self.before_window(numbers.shape[1])
+        if not coded:
+            return numbers
+        return beside_exact(hadamard(entries_back(hadamard(numbers[:, :coded]), _BITS, self.group)), numbers)
+
+
+def hadamard(vectors: Tensor) -> Tensor:
+    """Transform vectors of 2^k numbers by the normalized Hadamard matrix, float32 [..., 2^k]; twice is the identity."""
+    *others, size = vectors.shape
+    step = 1
+    while step < size:
+        first, second = vectors.reshape(*others, -1, 2, step).unbind(-2)
+        vectors = torch.stack([first + second, first - second], dim=-2).flatten(-3)
+        step *= 2
+    return vectors * float(size**-0.5)

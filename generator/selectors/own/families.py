@@ -1,0 +1,51 @@
+"""Kinds of classes of one's own: selectors, and what else an action is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from generator.selectors.selector import Selector
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class Family(Generic[Kind]):
+    """A kind of classes that may be one's own.
+
+    Attributes:
+        noun: What one of them is called.
+        base: What all of them are derived from.
+        derive: What to derive one from, and of which module, for error lines.
+        says: What its summary says.
+        class_variables: What is no parameter, each with its annotation.
+        keys: Names that no parameter may have, since they are keys beside the parameters.
+        counts: Properties that must be numbers of positions.
+    """
+
+    noun: str
+    base: type[Any]
+    derive: str
+    says: str
+    class_variables: Mapping[str, str]
+    keys: tuple[str, ...]
+    counts: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The entry-point group whose names stand beside those of the package."""
+        return f"kvdrift.{self.noun}s"
+
+
+SELECTOR_FAMILY: Family[Selector] = Family(
+    noun="selector",
+    base=Selector,
+    derive="ScoringSelector or Selector of generator.selectors.selector",
+    says="what it keeps",
+    class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "head_reduction": "str | None"}),
+    keys=("name", "selector", "keep", "codec"),
+    counts=("window", "sinks"),
+)
