@@ -9,7 +9,7 @@ from typing import Any, get_args
 from schema.study import Study
 from schema.study.section import Section
 
-_KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
+_KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
 _EXPONENT = 63
 
 
