@@ -25,6 +25,7 @@ from flows.planning.plan import decides_the_same, freeze_plan, make_plan
 from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.study_run import StudyRun
+from flows.tokens import record_tokens
 from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import token_reader
 from schema.frozen_text import with_measured
@@ -86,19 +87,21 @@ def derive(run: StudyRun) -> int:
 def score(run: StudyRun) -> int:
     """Score the pairs of documents with answers that are not scored yet; return how many.
 
-    Where the model's tokenizer cannot be loaded, one line says so.
+    The texts of the model's tokens are recorded too. Where its tokenizer cannot be loaded, one line says so of each.
 
     Raises:
         InputError: the store is damaged or cannot be written.
 
     """
     model = run.study.model
-    place = None if model.kind == FINITE_STATE else model_location(model)
-    done = score_stored(
-        run.store, run.study.name, model.id, revision=model.revision, location=place, progress=run.progress
-    )
+    if model.kind == FINITE_STATE:
+        return 0
+    store, study, place = run.store, run.study.name, model_location(model)
+    texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
+    done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
     if done:
         run.progress.say(f"scored {done} pairs against their documents' answers")
+    if done or texts:
         refresh_catalog(run.store)
     return done
 

@@ -21,7 +21,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
-# 9: codecs of actions, bytes of scales
+# 9: codecs of actions, bytes of scales, texts of tokens
 SCHEMA_VERSION = 9
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -314,6 +314,17 @@ SCORES = _table(
     since=8,
 )
 
+TOKENS = _table(
+    "tokens",
+    "one token of a study's model as text",
+    ("study", "model", "token"),
+    _STUDY,
+    _MODEL,
+    _column("token", pa.int32(), "token id, as x_token and y_token of events"),
+    _column("text", pa.string(), "what the tokenizer makes of it alone; a part of a character is written as U+FFFD"),
+    since=9,
+)
+
 BRANCHINGS = _table(
     "branchings",
     "one replicate of residual branching: a scan and, unless M = 0, one branch",
@@ -510,7 +521,7 @@ CALIBRATION = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, BRANCHINGS, BRANCHING_DEPTHS, DOCUMENT_MOMENTS,
-        EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
+        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, TOKENS, BRANCHINGS, BRANCHING_DEPTHS,
+        DOCUMENT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

@@ -49,7 +49,8 @@ _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_ST
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
     "results", "calibration", "looks", "plans", "document_moments", "branching_depths", "branchings", "scores", "steps",
-    "trajectories", "units", "events", "exact_values", "identities", "actions", "documents", "studies",
+    "trajectories", "units", "events", "exact_values", "identities", "actions", "documents", "tokens",
+    "studies",
 )  # fmt: skip
 
 # What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).

@@ -5,7 +5,8 @@ the same everywhere (KEYS below), ``[columns]`` the view's own ones in order, ``
 ``schema.moments`` that follows them. ``grain`` is the unique key, ``nullable`` lists the columns that may be null,
 ``[identities]`` are SQL predicates that hold on every row (which they may call ``view``), with the numerical tolerance
 in them. ``table`` stands in place of columns for a view that selects rows of a stored table. ``internal = true`` puts a
-view that is a step to others into the schema ``internal``, out of the list of what people query.
+view that is a step to others into the schema ``internal``, out of the list of what people query; ``costly = true`` says
+that people ask for some of its rows, since all of a large store would take long.
 
 The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
 """
@@ -48,6 +49,7 @@ class Contract:
 
     Attributes:
         internal: Whether it is a step to other views, in the schema ``internal``.
+        costly: Whether all of its rows take longer to compute than those of the views that pool documents.
 
     """
 
@@ -58,6 +60,7 @@ class Contract:
     nullable: frozenset[str] = frozenset()
     identities: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False
+    costly: bool = False
 
     @property
     def schema(self) -> str:
@@ -142,4 +145,5 @@ def _contract(view: str, text: str) -> Contract:
         nullable=frozenset(given.get("nullable", ())),
         identities=given.get("identities", {}),
         internal=given.get("internal", False),
+        costly=given.get("costly", False),
     )

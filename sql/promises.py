@@ -26,8 +26,9 @@ class Breach:
 
 
 def computed_views() -> tuple[str, ...]:
-    """Views that compute something, those over a stored table's rows alone left out; sorted."""
-    return tuple(name for name, promised in contracts().items() if name not in TABLES or promised.identities)
+    """Views that compute something, those over a stored table's rows alone and costly ones left out; sorted."""
+    computed = {name: promised for name, promised in contracts().items() if name not in TABLES or promised.identities}
+    return tuple(name for name, promised in computed.items() if not promised.costly)
 
 
 def promises(view: str) -> int:

@@ -27,7 +27,7 @@ from verification.segments import check_segments, covered_versions
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
-    "results", "calibration", "scores",
+    "results", "calibration", "scores", "tokens",
 )  # fmt: skip
 
 
@@ -59,6 +59,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
         yield check_owners(segments.records, documents, actions)
     known = small["documents"].readable and segments.readable
     yield check_scores(small["scores"], segments.records, documents) if known else small["scores"].check
+    yield small["tokens"].check
     if small["actions"].readable:
         yield check_identities(small["identities"], segments.records, actions)
 

@@ -8,6 +8,7 @@ from flows.analysis.stored import analyze_stored
 from flows.orchestration.page import FlowRunPage
 from flows.pages import report_folder, report_is_current, write_report
 from flows.scores import score_stored
+from flows.tokens import record_tokens
 from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
 from sql.catalog import refresh_catalog
@@ -38,7 +39,9 @@ def derive_store(location: str, page: FlowRunPage) -> int:
 def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> int:
     """Score and estimate a study, unless that is done; return the number of estimates."""
     store = Store.open(location)
-    score_stored(store, study, model, revision=_revision(store, study, model), progress=page)
+    revision = _revision(store, study, model)
+    record_tokens(store, study, model, revision=revision, progress=page)
+    score_stored(store, study, model, revision=revision, progress=page)
     count = analyze_stored(store, study, model, progress=page)
     page.say(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
     return count

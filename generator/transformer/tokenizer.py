@@ -32,6 +32,14 @@ def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int
     return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
 
 
+def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str] | None:
+    """Return the text of every token by its id, as ``token_reader`` reads it; None where no tokenizer can be loaded."""
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+    return {token: str(tokenizer.decode([token])) for token in sorted(set(tokenizer.get_vocab().values()))}
+
+
 def text_decoder(
     model_id: str, *, revision: str | None = None
 ) -> Callable[[Sequence[tuple[int, ...]]], list[str]] | None:

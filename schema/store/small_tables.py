@@ -16,7 +16,7 @@ from schema.tables import TABLES
 
 KEYED = (
     "documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values",
-    "scores",
+    "scores", "tokens",
 )  # fmt: skip
 _ROWS_APP_ID = "kvdrift.rows"
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "StoredFile", "Unit"]
 
-ESTIMATED_TABLES = ("results", "calibration", "scores")  # the next run or analysis makes their rows again
+ESTIMATED_TABLES = ("results", "calibration", "scores", "tokens")  # the next run or analysis makes their rows again
 _DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
 
 

@@ -11,6 +11,8 @@ from oracles.answer_definitions import answers
 from oracles.coupled_paths import Analysis, Pool, WindowRanges
 from oracles.view_definitions import decomposition, estimates, published
 
+PAIR = ("study", "model", "doc", "action", "replicate")
+
 
 def stored_bytes(analysis: Analysis, names: Row) -> int | None:
     """The most that a unit of a document and action says."""
@@ -61,7 +63,8 @@ def frontier(analysis: Analysis) -> list[Row]:
         risk = measured[place(keys)]
         rows.append({
             **keys,
-            **{name: risk[name] for name in ("documents", "mismatch", "exposure", "mean_entry")},
+            **{name: risk[name] for name in ("documents", "trajectories", "mismatch", "exposure", "mean_entry",
+                                             "divergence_probability")},
             "cache_bytes": held,
             "cache_share": None if held is None or whole is None else held / whole,
             "accuracy": scored[place(keys)]["accuracy"] if place(keys) in scored else None,
@@ -109,6 +112,25 @@ def summary(analysis: Analysis) -> list[Row]:
             "horizon": analysis.windows[key[0], key[1]].horizon,
         })  # fmt: skip
     return rows
+
+
+def trajectory_text(analysis: Analysis) -> list[Row]:
+    texts = {(row["study"], row["model"], row["token"]): row["text"] for row in analysis.log.tokens}
+    pairs: dict[tuple[Any, ...], list[Row]] = {}
+    for event in analysis.log.events:
+        if event["kind"] == "coupled":
+            pairs.setdefault(tuple(event[name] for name in PAIR), []).append(event)
+    return [
+        dict(zip(PAIR, key, strict=True)) | {f"{side}_text": said(events, side, texts) for side in "xy"}
+        for key, events in pairs.items()
+    ]
+
+
+def said(events: list[Row], side: str, texts: dict[tuple[Any, ...], str]) -> str | None:
+    """The tokens of one side before its EOS; None where one of them has no text."""
+    own = [event for event in sorted(events, key=lambda event: int(event["t"])) if not event[f"{side}_eos"]]
+    found = [texts.get((event["study"], event["model"], event[f"{side}_token"])) for event in own]
+    return None if None in found else "".join(text for text in found if text is not None)
 
 
 PAPERS_WINDOWS = WindowRanges(
@@ -174,5 +196,6 @@ def beside_own(printed: Row, estimate: Row) -> Row:
 
 
 SUMMARY_EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
-    function.__name__: function for function in (document_bytes, frontier, summary, published_comparison)
+    function.__name__: function
+    for function in (document_bytes, frontier, summary, trajectory_text, published_comparison)
 }

@@ -690,7 +690,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         table: stored(table)
         for table in ("events", "documents", "actions", "units", "studies", "plans", "exact_values",
-                      "identities", "document_moments")
+                      "identities", "document_moments", "tokens")
     },
     **{
         function.__name__: function

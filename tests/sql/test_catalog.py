@@ -162,7 +162,7 @@ CARRIED = (
     "summary", "frontier", "decomposition", "contrasts", "saturation", "local_agreement", "branch_windows",
     "generation_blocks", "generation_gaps", "generation_gap_change", "eos_partition", "eos_contrasts", "moments", "answers",
     "estimates", "calibration", "sequence", "plan", "documents", "actions", "units", "studies", "windows", "revisions",
-    "published", "published_comparison",
+    "published", "published_comparison", "tokens",
 )  # fmt: skip
 
 
@@ -264,7 +264,7 @@ PROMISED = {
     "entry", "generation_clock", "generation_blocks", "generation_gaps", "generation_gap_change", "branch_clock",
     "branch_windows", "local_agreement", "saturation", "eos_partition", "eos_contrasts", "branch_profile",
     "identified_interval", "action_ordering", "swrb", "swrb_efficiency", "estimates", "calibration", "plan", "sequence",
-    "answers", "frontier", "summary", "published_comparison",
+    "answers", "frontier", "summary", "published_comparison", "tokens", "trajectory_text",
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import statistics
 from collections import defaultdict
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from fixtures.house import ROOT
 
+from generator.transformer.tokenizer import token_reader
 from schema.store.store import Store
 from sql.catalog import Views, open_views
 
@@ -104,9 +104,13 @@ def test_controls_hold_still(views: Views) -> None:
     assert {row["moved_pairs"] for row in ask(views, 19) if row["selector"] == "full"} == {0}
 
 
-def test_a_pair_is_read_whole(views: Views, pairs: Pair) -> None:
+def test_a_pair_is_read_as_text(views: Views, pairs: Pair) -> None:
     doc = min(doc for doc, _, _ in pairs)
-    shown, stored = ask(views, 20), pairs[doc, 0, "recent-half"]
-    for row, event in itertools.zip_longest(shown, stored):
-        assert (row["t"], row["x_token"], row["y_token"]) == (event["t"], event["x_token"], event["y_token"])
-        assert row["mismatch"] == (event["x_token"] != event["y_token"])
+    stored, read = pairs[doc, 0, "recent-half"], token_reader("kvdrift/tiny")
+    assert read is not None
+    (row,) = ask(views, 20)
+    assert row["doc"] == doc
+    assert row["tau"] == next((event["t"] for event in stored if event["x_token"] != event["y_token"]), None)
+    for side in "xy":
+        own = [read(event[f"{side}_token"]) for event in stored if not event[f"{side}_eos"]]
+        assert row[f"{side}_text"] == "".join(own)

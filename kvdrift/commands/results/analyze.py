@@ -11,13 +11,16 @@ from schema.errors import InputError
 def analyze(store: StoreArgument) -> None:
     """Bootstrap every study of a store whose estimates are not up to date; without a plan, as exploratory.
 
-    Continuations of documents with answers are scored first, if the model's tokenizer can be loaded.
+    Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
+    be loaded.
     """
     from flows.analysis.stored import analyze_stored
     from flows.scores import score_stored
+    from flows.tokens import record_tokens
     from kvdrift.console import ConsoleProgress
     from schema.store.store import Store
     from schema.store.studies import model_revisions
+    from sql.catalog import refresh_catalog
 
     opened = Store.open(store)
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
@@ -27,7 +30,10 @@ def analyze(store: StoreArgument) -> None:
     with ConsoleProgress() as console:
         for study, model in sorted(studies):
             revision = revisions.get((study, model))
+            texts = record_tokens(opened, study, model, revision=revision, progress=console)
             if scored := score_stored(opened, study, model, revision=revision, progress=console):
                 typer.echo(f"{study}, {model}: scored the answers of {scored} pairs")
             count = analyze_stored(opened, study, model, progress=console)
+            if texts and not count:
+                refresh_catalog(opened)
             typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))

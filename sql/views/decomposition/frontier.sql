@@ -1,14 +1,48 @@
--- What an action costs and what it loses: bytes of the cache beside divergence and accuracy. Bytes are pooled as moments
--- are, documents of a stratum with equal weight, then strata; the share is a ratio of these means. A mean over documents
--- is null where one of them does not say.
+-- What an action costs and what it loses: bytes of the cache beside divergence and accuracy. All are pooled as moments
+-- are, documents of a stratum with equal weight, then strata; the share is a ratio of means of bytes. A mean of bytes is
+-- null where a document does not say. Moments are read once: where none are stored they are computed from steps.
 with
 
-strata as (
+strata as materialized (
+    select
+        study, model, split, stratum, action,
+        list(doc) as docs,
+        count(*) as documents,
+        cast(sum(replicates) as bigint) as trajectories,
+        avg(mismatch) as mismatch,
+        avg(exposure) as exposure,
+        avg(diverged) as diverged,
+        avg(entry) as entry
+    from main.moments
+    group by study, model, split, stratum, action
+),
+
+divergence as (
+    select
+        study, model, split,
+        coalesce(stratum, 'pooled') as stratum,
+        action,
+        cast(sum(documents) as bigint) as documents,
+        cast(sum(trajectories) as bigint) as trajectories,
+        avg(mismatch) as mismatch,
+        avg(exposure) as exposure,
+        avg(diverged) as diverged,
+        avg(entry) as entry
+    from strata
+    group by study, model, split, rollup (stratum), action
+),
+
+documents as (
+    select study, model, split, stratum, action, unnest(docs) as doc
+    from strata
+),
+
+strata_caches as (
     select
         study, model, split, stratum, action,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
-    from main.moments
+    from documents
     left join internal.document_bytes using (study, model, doc, action)
     group by study, model, split, stratum, action
 ),
@@ -20,7 +54,7 @@ caches as (
         action,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
-    from strata
+    from strata_caches
     group by study, model, split, rollup (stratum), action
 ),
 
@@ -32,7 +66,10 @@ answered as (
 select
     study, model, split, stratum, action, documents,
     cache_bytes / nullif(full_cache_bytes, 0) as cache_share,
-    cache_bytes, mismatch, exposure, mean_entry, accuracy
-from main.decomposition
+    cache_bytes, mismatch, exposure,
+    entry / nullif(diverged, 0) as mean_entry,
+    accuracy, trajectories,
+    diverged as divergence_probability
+from divergence
 inner join caches using (study, model, split, stratum, action)
 left join answered using (study, model, split, stratum, action)

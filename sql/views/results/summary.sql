@@ -3,17 +3,10 @@
 -- says that it is of earlier ones, and then no interval stands here.
 with
 
-risks as (
+measured as (
     select
-        study, model, action, documents,
-        trajectories / documents as replicates,
-        divergence_probability
-    from main.decomposition
-    where split = 'evaluation' and stratum = 'pooled'
-),
-
-costs as (
-    select study, model, action, cache_share, cache_bytes, mismatch, exposure, mean_entry, accuracy
+        *,
+        trajectories / documents as replicates
     from main.frontier
     where split = 'evaluation' and stratum = 'pooled'
 ),
@@ -35,8 +28,7 @@ judged as (
     select
         *,
         estimated_documents = documents and abs(estimate - mismatch) < 1e-9 as current
-    from risks
-    inner join costs using (study, model, action)
+    from measured
     left join intervals using (study, model, action)
 )
 
