@@ -4,21 +4,20 @@ It calls what the pipeline's workers call, without a runner: runners that work o
 of their input, so each micro-batch would pay for a whole pipeline.
 
 A micro-batch of many units is put together first, and is derived at the cost of one. The small files that this leaves
-are put together again as they become many, in a thread beside; whoever calls has larger ones put together elsewhere
-(``transforms.compaction.gather``). So neither time nor memory grows with the units that have come, and views read few
-files.
+are put together again as they become many, in a process beside (``transforms.gathering``); whoever calls has larger
+ones put together elsewhere (``transforms.compaction.gather``). So neither time nor memory grows with the units that
+have come, and views read few files.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schema.store.compaction.packs import LIVE_ROWS
 from schema.store.store import Store
-from transforms.compaction import gather, put_together
+from transforms.compaction import put_together
+from transforms.gathering import Gathering
 from transforms.segments import DerivationReport, commit, derive_segment, pending
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MICRO_BATCH = 256  # segments per commit
-BATCHES_PER_GATHERING = 16  # a micro-batch leaves one file
 POLL_SECONDS = 0.1  # how soon a request to stop is seen
 
 
@@ -45,7 +43,8 @@ def watch(
 
     Raises:
         InputError: There is no store.
-        OperationError: At the end, if segments could not be derived. Each is tried once, and the others go on.
+        OperationError: Files cannot be put together; or at the end, if segments could not be derived. Each is tried
+            once, and the others go on.
 
     """
     begun = time.perf_counter()
@@ -53,8 +52,7 @@ def watch(
     total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
     failed: set[str] = set()  # paths
-    with ThreadPoolExecutor(1) as thread:
-        gathering = _Gathering(store, thread)
+    with Gathering(store.location) as gathering:
         while not stop():
             looked = time.perf_counter()
             version = store.version("events")
@@ -77,35 +75,8 @@ def watch(
                 progress(report)
             if len(batch) == len(todo):
                 _wait(looked + interval_seconds, stop)
-        gathering.end()
     total.check()
     return replace(total, seconds=time.perf_counter() - begun)
-
-
-class _Gathering:
-    """Puts small files together in a thread beside the derivation, which does not wait for it."""
-
-    def __init__(self, store: Store, thread: Executor) -> None:
-        self._store, self._thread = store, thread
-        self._running: Future[None] | None = None
-        self._batches = 0  # since it began
-
-    def batch_done(self) -> None:
-        """Count a micro-batch, and begin after some of them, unless it is still under way.
-
-        Raises:
-            InputError: What was begun before has failed.
-
-        """
-        self._batches += 1
-        if self._batches >= BATCHES_PER_GATHERING and (self._running is None or self._running.done()):
-            self.end()
-            self._running, self._batches = self._thread.submit(gather, self._store, LIVE_ROWS), 0
-
-    def end(self) -> None:
-        """Wait for what is under way. Raises what ``batch_done`` does."""
-        if self._running is not None:
-            self._running.result()
 
 
 def _wait(end: float, stop: Callable[[], bool]) -> None:

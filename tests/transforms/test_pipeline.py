@@ -30,6 +30,7 @@ from fixtures.stored_units import killed_in
 
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
+from schema.own_process import own_environment
 from schema.store.appends import unit_count
 from schema.store.store import Store, Unit
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
@@ -37,6 +38,7 @@ from transforms import pipeline, segments
 from transforms import watch as watching_module
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
+from transforms.gathering import Gathering
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
 from transforms.watch import watch
@@ -442,11 +444,11 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transforms.watch.MICRO_BATCH", 2)
-    monkeypatch.setattr("transforms.watch.BATCHES_PER_GATHERING", 2)
-    monkeypatch.setattr("transforms.compaction.FILES_OF_A_SIZE", 3)
+    monkeypatch.setattr("transforms.watch.MICRO_BATCH", 1)
+    monkeypatch.setattr("transforms.gathering.BATCHES", 2)
+    monkeypatch.setattr("transforms.gathering._TIMES", 2)
     store.append_units([branched_unit(number) for number in range(10)])
-    for number in range(4):
+    for number in range(20):
         store.append_units([unit(number, first=3)])
     before = store.read("events").sort_by([(name, "ascending") for name in EVENTS.key])
     watching = Watching(store.location)
@@ -454,11 +456,22 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
         watching.until(lambda: store.pending_segments(store.version("events")) == [])
     finally:
         watching.stop()
-    assert len(store.paths("events")) <= 16, "54 units, by twos: at most 3 files of each size and estimator, and 2 new"
+    assert len(store.paths("events")) <= 24, "70 units: at most 16 files of each size, and what came since"
     assert len(store.paths("units")) <= 4
     assert_derived_once(store)
     assert store.read("events").sort_by([(name, "ascending") for name in EVENTS.key]).equals(before)
-    assert store.units().num_rows == 54
+    assert store.units().num_rows == 70
+
+
+def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line; and where nobody asks any more, since the watch was killed, the process that does it ends."""
+    command = [sys.executable, "-m", "transforms.gathering", store.location]
+    done = subprocess.run(command, input="\n\n", env=own_environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "done\ndone\n"
+    monkeypatch.setattr("transforms.gathering.BATCHES", 1)
+    with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
+        gathering.batch_done()
+    assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")
 
 
 def test_a_watch_puts_no_more_together_than_it_may_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
