@@ -230,7 +230,7 @@ def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
         if name not in UNITS.columns or name == "path":
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
     given = dict.fromkeys(UNITS.columns) | with_defaults(record) | {"path": ""}
-    record = conform(UNITS, _row(given)).drop_columns("path").to_pylist()[0]
+    record = {field.name: _value(field, given[field.name]) for field in UNITS.schema if field.name != "path"}
     if record["estimator"] not in DERIVED:
         raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
     for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1), ("action_revision", 0)):
@@ -245,11 +245,13 @@ def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _row(record: dict[str, Any]) -> pa.Table:
-    columns = {}
-    for field in UNITS.schema:
-        try:
-            columns[field.name] = pa.array([record[field.name]], type=field.type)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            raise InputError(f"units: {field.name} is {record[field.name]!r}, must be {field.type}") from None
-    return pa.table(columns)
+def _value(field: pa.Field, value: Any) -> Any:
+    """Return a value as its column holds it."""
+    if value is None:
+        if not field.nullable:
+            raise InputError(f"units: column '{field.name}' is null in 1 row(s)")
+        return None
+    try:
+        return pa.scalar(value, type=field.type).as_py()
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        raise InputError(f"units: {field.name} is {value!r}, must be {field.type}") from None

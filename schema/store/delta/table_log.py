@@ -9,6 +9,7 @@ opened. What is looked at is bounded: the files since the last checkpoint, and t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,6 +44,7 @@ class TableLog:
 
     def __init__(self, table_folder: Path) -> None:
         self.folder = table_folder / "_delta_log"
+        self._prefix = f"{self.folder}{os.sep}"
         self._newest = -1
         self._whole = -1  # the version through which no file is empty
         self._durable = -1  # the version through which every file is durable
@@ -61,20 +63,24 @@ class TableLog:
     def newest(self) -> int:
         """Return the version of the newest file after which none follows; -1 where the log has none."""
         version = self._newest
-        if version < 0 or not self.file(version).is_file():
+        if version < 0 or self._stat(version) is None:
             version = self.checkpointed() or -1  # the checkpoint has it, whether the file is there or not
-        while self.file(version + 1).is_file():
+        while self._stat(version + 1) is not None:
             version += 1
         self._newest = version
         return version
 
     def state(self, version: int) -> LogState | None:
         """Return what tells a version from all others, also from one that took its place; None where it has no file."""
+        found = self._stat(version)
+        return None if found is None else (version, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _stat(self, version: int) -> os.stat_result | None:
+        """Look at a version's file; None where it has none. A commit asks a hundred times: paths of texts are quick."""
         try:
-            found = self.file(version).stat()
+            return os.stat(f"{self._prefix}{version:020d}.json")  # noqa: PTH116
         except OSError:
             return None
-        return version, found.st_ino, found.st_size, found.st_mtime_ns
 
     def sync(self) -> None:
         """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.
@@ -125,9 +131,10 @@ class TableLog:
         """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
-            if not self.file(version).is_file():
+            found = self._stat(version)
+            if found is None:
                 return f"log file {self.file(version).name} is missing"
-            if not self.file(version).stat().st_size:
+            if not found.st_size:
                 return f"log file {self.file(version).name} is empty"
             # What is in a checkpoint is not read from its file, and may be long.
             if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
