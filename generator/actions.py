@@ -1,4 +1,4 @@
-"""Actions: what a study's selectors keep and its codecs store, and the control that every study has."""
+"""Actions: what selectors keep and codecs store, what policies let a step read, and the control of every study."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from generator.attention.holding import AsComputed, Holding
 from generator.codecs import CODECS, Codec
+from generator.policies import Policy, build_policy
 from generator.selectors import Full, Numerics, Selector, build_selector
 from generator.selectors.own.building import build
 from generator.selectors.own.families import Family
@@ -31,7 +32,10 @@ CODEC_FAMILY: Family[Codec] = Family(
 
 @dataclass(frozen=True)
 class Action:
-    """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one."""
+    """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one.
+
+    With a decode-time policy the selector keeps everything, and the retention says m, the most entries that a step reads.
+    """
 
     name: str
     selector_name: str
@@ -39,6 +43,8 @@ class Action:
     retention: Retention
     codec_name: str | None = None
     codec: Codec | None = None
+    policy_name: str | None = None
+    policy: Policy | None = None
 
     @property
     def control(self) -> bool:
@@ -46,13 +52,17 @@ class Action:
         return self.name == CONTROL_ACTION
 
     @property
-    def parts(self) -> tuple[Selector, *tuple[Codec, ...]]:
-        """What the action is made of, its selector first: what its identity covers."""
+    def parts(self) -> tuple[Selector, *tuple[Codec | Policy, ...]]:
+        """What the action is made of, its selector first, or a policy's first cut: what its identity covers."""
+        if self.policy is not None:
+            return (self.chooser, self.policy)
         return (self.selector,) if self.codec is None else (self.selector, self.codec)
 
     @property
     def told(self) -> str:
         """Its parts, as error lines name them."""
+        if self.policy is not None:
+            return f"policy '{self.policy_name}'"
         codec = [] if self.codec_name is None else [f"codec '{self.codec_name}'"]
         return " and ".join([f"selector '{self.selector_name}'", *codec])
 
@@ -69,7 +79,7 @@ class Action:
         A codec's exact window takes the same share of no two budgets, so that unlike ones with the same sum take unlike
         bytes.
         """
-        chooser = Full() if kept >= entries else self.selector
+        chooser = Full() if kept >= entries else self.chooser
         return self.holding, () if self.codec is None else tuple(chooser.budgets(kept, entries, layers))
 
     @property
@@ -82,12 +92,39 @@ class Action:
         """How many rows read its cache at once, at most; None for as many as of others."""
         return (self.selector.row_tile or None) if isinstance(self.selector, Numerics) else None
 
+    @property
+    def chooser(self) -> Selector:
+        """What chooses the prompt entries that are kept after prefill."""
+        return self.selector if self.policy is None else self.policy.first_cut
+
+    def budget(self, entries: int, horizon: int) -> int | None:
+        """M of a policy, if it is ever too few for n prompt entries and those of H - 1 fed tokens; else None."""
+        budget = None if self.policy is None else self.retention.count(entries)
+        return None if budget is None or budget >= entries + horizon - 1 else budget
+
+    def most_entries(self, entries: int, horizon: int) -> int:
+        """How many entries bytes are counted of: those kept of the prompt, or the most that a policy's step reads."""
+        count = self.retention.count(entries)
+        if self.policy is None or count is None:
+            return self.retention.kept(entries)
+        return min(count, entries + horizon - 1)
+
+    def scored_entries(self, entries: int, horizon: int) -> int:
+        """Of how many prompt entries every stream keeps scores."""
+        scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
+        return self.retention.kept(entries) if scores else 0
+
     def kept_entries(self, entries: int, where: str) -> int:
-        """How many of a prompt's n entries the action keeps: exactly m, or n where the retention is n or above.
+        """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above.
 
         Raises:
-            InputError: m cannot hold the selector's window and sinks.
+            InputError: m cannot hold the selector's window and sinks, or is below what the policy needs.
         """
+        if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.policy.least):
+            raise InputError(
+                f"action '{self.name}', {where}: keep = {self.retention} lets a step read {budget} entries; "
+                f"policy {self.policy_name} needs at least {least}"
+            )
         kept = self.retention.kept(entries)
         if kept >= entries:
             return entries
@@ -110,6 +147,8 @@ class Action:
             "prespecified": prespecified, "parameters": _as_json(parameters),
             "action_revision": revision, "dropped": False, "codec": self.codec_name,
             "codec_parameters": None if self.codec is None else _as_json(self.codec.parameters),
+            "policy": self.policy_name,
+            "policy_parameters": None if self.policy is None else _as_json(self.policy.parameters),
             **identity,
         }  # fmt: skip
 
@@ -122,10 +161,13 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     """Make an action from its section of a study file in ``folder``, where modules of its own are found.
 
     Raises:
-        InputError: An unknown selector, codec or parameter, or a value that it does not take.
+        InputError: An unknown selector, codec, policy or parameter, or a value that it does not take.
     """
     codec = None
     try:
+        if section.policy_name is not None:
+            policy = build_policy(section.policy_name, section.policy_parameters)
+            return Action(section.name, "full", Full(), section.retention, None, None, section.policy_name, policy)
         selector = build_selector(section.selector, section.parameters, folder)
         if section.codec_name is not None:
             codec = build_codec(section.codec_name, section.codec_parameters, folder)

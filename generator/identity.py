@@ -23,6 +23,7 @@ from schema.study import ModelSection
 
 if TYPE_CHECKING:
     from generator.codecs.codec import Codec  # which imports torch
+    from generator.policies.policy import Policy
     from generator.selectors.selector import Selector
 
 NUMERICS_VERSION: Final = 2
@@ -74,7 +75,7 @@ class ModelIdentity:
     weights_sha256: str | None
     tokenizer_sha256: str | None
 
-    def of(self, parts: tuple[Selector, *tuple[Codec, ...]]) -> ActionIdentity:
+    def of(self, parts: tuple[Selector, *tuple[Codec | Policy, ...]]) -> ActionIdentity:
         """Return the identity of the units that the model makes with the parts of an action, its selector first.
 
         Raises:
@@ -125,7 +126,7 @@ class GpuKinds:
             raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
 
 
-def parts_sha256(parts: tuple[Selector, *tuple[Codec, ...]]) -> str:
+def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy, ...]]) -> str:
     """SHA-256, in hexadecimal, of what an action is made of, its selector first; of a selector alone, the selector's.
 
     Raises:
@@ -159,18 +160,19 @@ def selector_sha256(selector: Selector) -> str:
 
 
 @functools.cache
-def source_of(kind: type[Selector | Codec]) -> tuple[tuple[str, str], ...]:
-    """Return the names of the files that a class of selectors or codecs is defined by, each with its SHA-256, sorted.
+def source_of(kind: type[Selector | Codec | Policy]) -> tuple[tuple[str, str], ...]:
+    """Return the files that a class of selectors, codecs or policies is defined by: names with SHA-256, sorted.
 
     Raises:
         InputError: A module's source cannot be read.
     """
     from generator.codecs.codec import Codec  # noqa: PLC0415
+    from generator.policies.policy import Policy  # noqa: PLC0415
     from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
     from generator.selectors.own.names import source_texts  # noqa: PLC0415
     from generator.selectors.selector import Selector  # noqa: PLC0415
 
-    roots = (Selector, Codec)
+    roots = (Selector, Codec, Policy)
     texts = source_texts(kind)
     waiting: list[_Source] = []
     found: dict[Path, tuple[str, str]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 Complete = Callable[..., list[str]]
 
-LISTED = ("selectors", "codecs", "tasks", "views", "models", "quantities")
+LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quantities")
 
 
 def stores(incomplete: str) -> list[str]:

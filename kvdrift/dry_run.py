@@ -224,8 +224,10 @@ def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[s
     lengths = _lengths(material)
     for action in material.actions:
         # What the selector's window and sinks need was checked with the material.
-        kept = [action.retention.kept(entries) for entries in (min(lengths), max(lengths))]
-        line = f"  action {action.name}: keep {action.retention}, {_span(*(f'{m:,}' for m in kept))} prompt entries"
+        horizon = material.study.study.horizon
+        kept = [action.most_entries(entries, horizon) for entries in (min(lengths), max(lengths))]
+        what = "prompt entries" if action.policy is None else "entries at most in every step"
+        line = f"  action {action.name}: keep {action.retention}, {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprint is not None:
             line += f", {_span(*(_binary(footprint.cache_bytes(m, action.holding)) for m in kept))} of prompt cache"
         yield line
@@ -244,6 +246,7 @@ def _plan_memory(material: Material, found: Forecast, footprint: Footprint) -> M
         sys.maxsize if here is None else here - footprint.weight_bytes,
         PLAIN if study.plan.estimator == PLAIN else SWRB,
         apart=any(action.prefill_chunk is not None for action in material.actions),
+        scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
     )
 
 

@@ -37,11 +37,14 @@ class Retention:
 
     def kept(self, entries: int) -> int:
         """Return m for a prompt of n ``entries``: floor(n p/q) in integer arithmetic, at most n."""
-        if self.rule is None:
-            return entries
+        count = self.count(entries)
+        return entries if count is None else min(count, entries)
+
+    def count(self, entries: int) -> int | None:
+        """Return the count, or floor(n p/q) for a prompt of n ``entries``, which may exceed n; None for all."""
         if isinstance(self.rule, Fraction):
             return entries * self.rule.numerator // self.rule.denominator
-        return min(self.rule, entries)
+        return self.rule
 
     def __str__(self) -> str:
         return "all" if self.rule is None else str(self.rule)

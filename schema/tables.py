@@ -21,7 +21,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
-# 9: codecs of actions, bytes of scales, texts of tokens
+# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens
 SCHEMA_VERSION = 9
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -100,7 +100,11 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
         _column("weights_sha256", pa.string(), "SHA-256 of the model's weights and settings", null=True, since=since),
         _column("tokenizer_sha256", pa.string(), "SHA-256 of the tokenizer's files", null=True, since=since),
         _column(
-            "selector_sha256", pa.string(), "SHA-256 of the selector's source and parameters", null=True, since=since
+            "selector_sha256",
+            pa.string(),
+            "SHA-256 of source and parameters of the selector or policy",
+            null=True,
+            since=since,
         ),
         _column("numerics", pa.int32(), "version of the generator's own numerics", null=True, since=since),
     )
@@ -176,7 +180,11 @@ ACTIONS = _table(
     _STUDY,
     _ACTION,
     _column("selector", pa.string(), "registered selector name"),
-    _column("keep", pa.string(), "retention rule: an integer, an exact fraction of n, or all"),
+    _column(
+        "keep",
+        pa.string(),
+        "retention rule: an integer, an exact fraction of n, or all; with a policy, the most entries that a step reads",
+    ),
     _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
     _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
     _column("pooling", pa.string(), "score pooling: average", null=True),
@@ -190,6 +198,8 @@ ACTIONS = _table(
     _column("dropped", pa.bool_(), "true where the action was dropped", since=4, default="false"),
     _column("codec", pa.string(), "codec that stores what is kept; null: as it was computed", null=True, since=9),
     _column("codec_parameters", pa.string(), "the codec's parameters, JSON object", null=True, since=9),
+    _column("policy", pa.string(), "registered name of the decode-time policy", null=True, since=9),
+    _column("policy_parameters", pa.string(), "its parameters, JSON object", null=True, since=9),
 )
 
 IDENTITIES = _table(

@@ -1,7 +1,8 @@
 """Decoding attention: prompt entries are stored once per cache, and every stream has a suffix of its own.
 
 A stream attends to its suffix and, apart from it, to its cache's prompt entries: the queries of all streams of a cache
-are multiplied with these at once. The two results are then joined.
+are multiplied with these at once. The two results are then joined. A cache can have a rule of its own, which is asked
+in every step (``cache_rules``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from generator.attention.cache_rules import CacheRule
 from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.parts import attend_part, attend_prompt, fits_onednn, join_parts
+from generator.attention.ruled_streams import RuledStreams
 from generator.attention.stream_slots import StreamSlots
 from schema.errors import InputError
 
@@ -59,6 +62,7 @@ class SharedPrefix:
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
         tiles: Per cache, how many streams read its prompt entries at once, at most; 0, the default, for ``tile_of``.
+        rules: Per cache, what it does with its entries besides; None, the default, for nothing.
 
     Raises:
         InputError: Other tiles are asked for where operations are fused.
@@ -67,12 +71,17 @@ class SharedPrefix:
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
+        rules: Sequence[CacheRule | None] = (),
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple = caches, row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._slots = StreamSlots(streams)
         self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
+        self._ruled: RuledStreams | None = None
+        if any(rule is not None for rule in rules):
+            parts = [[(layer.key, layer.value) for layer in cache] for cache in caches]
+            self._ruled = RuledStreams(rules, parts, streams + parked, horizon)
         self._fused: FusedAttention | None = None
         if are_fused(self.devices, fused):
             if any(tiles):
@@ -126,9 +135,16 @@ class SharedPrefix:
             counts.append(counts[-1] // 2)
         return counts
 
+    @property
+    def cuts_back(self) -> bool:
+        """Whether parked streams can be continued from earlier positions than that at which they were parked."""
+        return self._ruled is None or self._ruled.cuts_back
+
     def open(self, caches: Sequence[int]) -> None:
         """Start one stream at the end of the prompt for each of ``caches``, which ascend."""
         self._slots.open(caches)
+        if self._ruled is not None:
+            self._ruled.open(self.stream_cache)
         self._pack()
 
     def select(self, rows: Tensor) -> None:
@@ -140,9 +156,9 @@ class SharedPrefix:
         if self._slots.select(rows):
             self._pack()
 
-    def park(self, rows: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their present length."""
-        self._slots.park(rows)
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``."""
+        self._slots.park(rows, places)
 
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
@@ -170,6 +186,13 @@ class SharedPrefix:
             if len(own["source"]):
                 _copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
         self._slots.length += 1
+        if self._ruled is not None:
+            for scores in self._ruled.buffers.values():
+                own, columns = indices[scores.device], self._ruled.columns(self._copied_length)
+                if len(own["source"]):
+                    _copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
+            slots = {device: indices[device]["ruled"] for device in self.devices}
+            self._ruled.before_step(slots, self._suffix, self._slots.length)
 
     def fill(self, contents: Tensor) -> None:
         """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
@@ -181,9 +204,17 @@ class SharedPrefix:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
         if self._fused is not None:
-            return self._fused.attend(
-                layer, query, key, value, self._suffix[layer], self._indices[query.device], scaling
-            )
+            indices = self._indices[query.device]
+            result = self._fused.attend(layer, query, key, value, self._suffix[layer], indices, scaling)
+        else:
+            result = self._attend_plainly(layer, query, key, value, scaling)
+        if self._ruled is not None:
+            slots, length = self._indices[query.device]["ruled"], self._slots.length
+            self._ruled.attend(layer, query, self._suffix[layer], slots, length, scaling, result)
+        return result
+
+    def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """As ``attend``, of caches without a rule, where operations are not fused."""
         suffix_key, suffix_value = self._suffix[layer]
         indices = self._indices[query.device]
         streams, length = len(self.slots), self._slots.length
@@ -203,6 +234,10 @@ class SharedPrefix:
         for tile in self._tiles:
             prefix = self._caches[tile.cache][layer]
             part = packed[:, tile.first * group : tile.last * group]
+            if self._ruled is not None and self._ruled.replaced(tile.cache, length):
+                outputs.append(torch.zeros_like(part))
+                masses.append(torch.zeros_like(part[..., 0], dtype=torch.float32))
+                continue
             output, mass = attend_prompt(part, prefix.key, prefix.value, scaling)
             outputs.append(output)
             masses.append(mass)
@@ -218,8 +253,12 @@ class SharedPrefix:
 
     def _pack(self) -> None:
         """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
+        self._packing = {}
+        if self._ruled is not None:
+            caches, multiple = self.stream_cache, self._row_multiple
+            self._packing["ruled"] = self._ruled.pack(caches, self.slots, self._at_once, multiple)
         if self._fused is not None:
-            self._packing = self._fused.pack(self.stream_cache, self.slots, self.rows)
+            self._packing |= self._fused.pack(self.stream_cache, self.slots, self.rows)
             return
         self._tiles = []
         packed, unpacked = [], torch.empty_like(self.slots)
@@ -233,7 +272,7 @@ class SharedPrefix:
                 unpacked[part] = torch.arange(first, first + len(part))
                 first = last
         # The slot of each packed row, and one packed row of each slot.
-        self._packing = {"packed": torch.cat(packed) if packed else self.slots[:0], "unpacked": unpacked}
+        self._packing |= {"packed": torch.cat(packed) if packed else self.slots[:0], "unpacked": unpacked}
 
 
 def _suffix_buffers(layers: Sequence[PrefixLayer], slots: int, horizon: int) -> tuple[list[Tensor], list[_Suffixes]]:

@@ -68,16 +68,24 @@ class StreamSlots:
         self._source = moved
         return True
 
-    def park(self, rows: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their present length."""
-        self._parked_caches = torch.cat([self._parked_caches, self.caches[rows]])
-        self._parked_slots = torch.cat([self._parked_slots, self.slots[rows]])
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``.
+
+        Who is parked at a place already is given up.
+        """
+        more = int(places.max()) + 1 - len(self._parked_caches)
+        if more > 0:
+            unused = torch.zeros(more, dtype=torch.int64)
+            self._parked_caches = torch.cat([self._parked_caches, unused])
+            self._parked_slots = torch.cat([self._parked_slots, unused + self._streams])
+        self._parked_caches[places], self._parked_slots[places] = self.caches[rows], self.slots[rows]
         self._waiting_length = max(self._waiting_length, self.length)
 
     def rewind(self) -> None:
         """Close all streams and go back to the end of the prompt."""
         self.length = 0
         self.caches, self.slots = _NONE, _NONE
+        self._source = self._target = _NONE
 
     def copies(self) -> tuple[Tensor, Tensor, int]:
         """What is to be copied now, all at once: from which slots, to which, and up to which length.

@@ -65,12 +65,21 @@ class StreamKernels(Protocol):
 
         Args:
             rows: int64 [streams], on the CPU, grouped by cache in ascending order. A row may occur several times or
-                not at all. With n streams open, row n + i is the i-th parked stream, with its history up to the present
+                not at all. With n streams open, row n + i is parked stream i, with its history up to the present
                 position.
         """
 
-    def park(self, rows: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` for a later ``select``, numbered after those parked before."""
+    @property
+    def cuts_back(self) -> bool:
+        """Whether a parked stream can be continued from earlier positions than that at which it was parked."""
+
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of open streams for a later ``select``.
+
+        Args:
+            rows: The open streams, int64 [parked], on the CPU.
+            places: The number of each parked stream, from 0; what is parked there already is given up.
+        """
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""

@@ -6,7 +6,8 @@ continues the coupling from there to the horizon. Nothing here knows a model, on
 
 J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
 that position s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is
-drawn at once, and the branch continues the scan's caches, cut back to U_<J.
+drawn at once, and the branch continues the scan's caches, cut back to U_<J. Where kernels cannot cut back what a stream
+has become, its state is kept at every candidate instead.
 """
 
 from __future__ import annotations
@@ -111,7 +112,6 @@ class _Scan:
         self._row = torch.zeros((2, pairs), dtype=torch.int64)  # open streams of the reference and of the action
         self._survival = torch.ones(pairs, dtype=torch.float64)
         self._mass = torch.zeros_like(self._survival)
-        self._parked = 0
 
     def run(self, uniforms: Tensor) -> None:
         """Scan to the horizon, to U's EOS, or until survival is 0; uniforms [pairs, H, SCAN_UNIFORMS]."""
@@ -121,11 +121,11 @@ class _Scan:
         laws = self._kernels.open(streams.cache.tolist())
         for column in range(self.token.shape[1]):
             found = self._compare(laws, uniforms_there[:, column]).cpu()  # all that the host waits for
-            goes_on, token = self._position(live, column, found, uniforms[live, column, 1])
-            stays = goes_on.nonzero().squeeze(-1)
+            goes_on, replaced, token = self._position(live, column, found, uniforms[live, column, 1])
             if column + 1 == self.token.shape[1]:
-                stays = stays[:0]
-            self._park(live, stays)
+                goes_on = torch.zeros_like(goes_on)
+            self._park(live[~goes_on & (self.branch[live] > 0)] if self._kernels.cuts_back else replaced)
+            stays = goes_on.nonzero().squeeze(-1)
             live = live[stays]
             if not len(live):
                 break
@@ -153,14 +153,17 @@ class _Scan:
         ]
         return torch.cat(parts, 1)
 
-    def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Weigh one position of the ``live`` pairs: which of them continue [live], and their tokens [live].
+    def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weigh one position of the ``live`` pairs.
 
         Args:
             live: int64 [live].
             column: The position, from 0.
             found: What ``_compare`` returned.
             u: Uniforms that say whether a position replaces the candidate, [live].
+
+        Returns:
+            Which of them continue, bool [live]; the pairs whose candidate it is, int64; and the tokens, int64 [live].
         """
         self.evaluations[live] += 1
         deficit, token, residual_x, residual_y = found[0], *found[1:].long()
@@ -178,18 +181,19 @@ class _Scan:
         self.deficit[live, column], self.weight[live, column] = deficit, weight
         self.ended[live, column] = ends
         self.scanned[live[~survives]] = column + 1
-        return survives & ~ends, token
+        return survives & ~ends, live[replaces], token
 
-    def _park(self, live: Tensor, stays: Tensor) -> None:
-        """Keep the streams of pairs that stop scanning here and have drawn a branch."""
-        stops = torch.ones(len(live), dtype=torch.bool)
-        stops[stays] = False
-        pairs = live[stops & (self.branch[live] > 0)]
-        if len(pairs):
-            rows, number = torch.unique(self._row[:, pairs], return_inverse=True)
-            self._kernels.park(rows)
-            self.parked[:, pairs] = number + self._parked
-            self._parked += len(rows)
+    def _park(self, pairs: Tensor) -> None:
+        """Keep the streams of some pairs, in place of those that were kept of them before."""
+        if not len(pairs):
+            return
+        rows, number = torch.unique(self._row[:, pairs], return_inverse=True)
+        self.parked[:, pairs] = -1
+        unused = torch.ones(self.parked.numel(), dtype=torch.bool)
+        unused[self.parked[self.parked >= 0]] = False
+        places = unused.nonzero().squeeze(-1)[: len(rows)]
+        self._kernels.park(rows, places)
+        self.parked[:, pairs] = places[number]
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ class FiniteKernels:
         self._code = self._code * self.vocabulary_size + tokens
         return self._tables[self._position][self._table, self._code]
 
+    @property
+    def cuts_back(self) -> bool:
+        """Parked histories can be cut back: they are numbers."""
+        return True
+
     def select(self, rows: Tensor) -> None:
         """Replace the open streams by the given rows of the open and the parked streams."""
         # A parked history is cut back to the present position by dropping its last digits.
@@ -60,12 +65,15 @@ class FiniteKernels:
         self._table = torch.cat([self._table, self._parked_table])[rows]
         self._code = torch.cat([self._code, parked])[rows]
 
-    def park(self, rows: Tensor) -> None:
-        """Keep the histories of these open streams for a later ``select``."""
-        self._parked_table = torch.cat([self._parked_table, self._table[rows]])
-        self._parked_code = torch.cat([self._parked_code, self._code[rows]])
-        length = torch.full_like(rows, self._position)
-        self._parked_length = torch.cat([self._parked_length, length])
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of these open streams, as the parked streams ``places``, for a later ``select``."""
+        more = max(int(places.max()) + 1 - len(self._parked_table), 0)
+        self._parked_table, self._parked_code, self._parked_length = (
+            torch.cat([parked, torch.zeros(more, dtype=torch.int64)])
+            for parked in (self._parked_table, self._parked_code, self._parked_length)
+        )
+        self._parked_table[places], self._parked_code[places] = self._table[rows], self._code[rows]
+        self._parked_length[places] = self._position
 
     def rewind(self) -> None:
         """Close the open streams and return to position 1; parked streams stay."""

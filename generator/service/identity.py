@@ -5,6 +5,7 @@ from __future__ import annotations
 from generator.codecs import CODECS
 from generator.generation.events import versions_on
 from generator.identity import NUMERICS_VERSION, source_of
+from generator.policies import POLICIES
 from generator.selectors import SELECTORS
 from generator.service.protocol import PROTOCOL, Identity
 from generator.transformer.model import LoadedModel
@@ -15,15 +16,15 @@ from schema.tables import SCHEMA_VERSION
 def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     """Return the identity of a model that was loaded at ``revision``.
 
-    The source of every selector and codec is read too: a service goes on with what it has loaded, whatever becomes of
-    the files.
+    The source of every selector, codec and policy is read too: a service goes on with what it has loaded, whatever
+    becomes of the files.
 
     Raises:
         InputError: The model's files or the source of one of them cannot be read.
     """
     if model.files.weights_sha256 is None:
         raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")
-    for kind in (*SELECTORS.values(), *CODECS.values()):
+    for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values()):
         source_of(kind)
     return Identity(
         protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,

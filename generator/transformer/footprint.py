@@ -63,15 +63,16 @@ class MemoryPlan:
 
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
-    estimator: str, *, apart: bool = False,
+    estimator: str, *, apart: bool = False, scored: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
-    ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time.
+    ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time. Of ``scored``
+    prompt entries a policy keeps scores.
     """
     prompt = shape.entry_bytes * (entries + sum(kept))
-    replicate = shape.replicate_bytes(len(kept), entries, horizon, estimator)
+    replicate = shape.replicate_bytes(len(kept), entries, horizon, estimator, scored)
     return MemoryPlan(
         replicates=replicates,
         replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),

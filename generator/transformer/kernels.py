@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from generator.attention.cache_rules import CacheRule
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from generator.coupling.step_indices import StepIndices
 from generator.coupling.streams import Savings
@@ -25,12 +26,14 @@ class PromptCaches:
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
         tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
+        rules: Of each of them, what it does with its entries while streams are decoded, if anything.
     """
 
     entries: int
     first_law: Tensor
     caches: Sequence[Sequence[PrefixLayer]]
     tiles: Sequence[int]
+    rules: Sequence[CacheRule | None]
 
 
 class TransformerKernels:
@@ -57,6 +60,7 @@ class TransformerKernels:
             [cache for prompt in prompts for cache in prompt.caches], streams, parked, horizon, model.rows.multiple,
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
             tiles=[tile for prompt in prompts for tile in prompt.tiles],
+            rules=[rule for prompt in prompts for rule in prompt.rules],
         )  # fmt: skip
         self._head = Head(model.network, model.device, model.logits_dtype)
         self._laws = self._head.room(self._attention.rows_of(streams))
@@ -95,9 +99,14 @@ class TransformerKernels:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
         self._attention.select(rows)
 
-    def park(self, rows: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` for a later ``select``."""
-        self._attention.park(rows)
+    @property
+    def cuts_back(self) -> bool:
+        """Whether parked streams can be continued from earlier positions than that at which they were parked."""
+        return self._attention.cuts_back
+
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``."""
+        self._attention.park(rows, places)
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""

@@ -98,15 +98,20 @@ class ModelShape:
         """Bytes of one stream's attention to each chunk of a prompt, before these are merged: one layer's, float32."""
         return -(-entries // CHUNK) * self.heads * (self.head_size + 1) * 4
 
-    def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str) -> int:
+    def score_bytes(self, entries: int) -> int:
+        """Bytes of the scores of one stream's entries, float32, and of a layer's attention to them while it is used."""
+        return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
+
+    def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
         """How many bytes decoding one replicate of each action takes at most, besides the prompt of n ``entries``.
 
         Coupled rollouts have one reference stream, and for each action streams along X and Y. Residual branching has a
         reference stream for each action, and keeps the two streams of its scan. Where no kernel compares laws in place,
-        a pair has copies of both and their difference.
+        a pair has copies of both and their difference. Where a policy keeps scores of ``scored`` prompt entries, every
+        stream has room for them.
         """
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
-        suffix = self.entry_bytes * horizon
+        suffix = self.entry_bytes * horizon + (self.score_bytes(scored + horizon) if scored else 0)
         stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
         return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from generator.actions import Action
+from generator.attention.cache_rules import CacheRule
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
@@ -81,11 +83,13 @@ class PrefilledPrompt:
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
         self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
-        choosing = [action for action, m in self._actions if m < entries]  # the others keep everything
+        choosing = [  # the others keep everything
+            action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
+        ]
         for action in choosing:
             self._check_room(document.doc, action)
         began = time.perf_counter()
-        selectors = [action.selector for action in choosing]
+        selectors = [action.chooser for action in choosing]
         self._prompt = Prompt(
             model,
             document.tokens,
@@ -96,7 +100,7 @@ class PrefilledPrompt:
 
     def _check_room(self, doc: str, action: Action) -> None:
         entries, shape = self._entries, self._model.shape
-        needed = action.selector.working_bytes(shape.heads, entries, shape.item_bytes)
+        needed = action.chooser.working_bytes(shape.heads, entries, shape.item_bytes)
         if needed and needed > (free := available_bytes(self._model.device)):
             raise InputError(
                 f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "
@@ -107,17 +111,25 @@ class PrefilledPrompt:
     def evict(self) -> PreparedPrompt:
         """Make one compact cache for each action; an action that is there twice has one."""
         shared = self._seconds / len(self._actions)
-        evicted: dict[str, CompactCache] = {}
+        evicted: dict[str, PreparedCache] = {}
         caches, seconds = [], []
         for action, m in self._actions:
             began = time.perf_counter()
             if action.name not in evicted:
-                evicted[action.name] = evict(self._prompt_of(action).layers, action.selector, m, action.holding)
+                evicted[action.name] = self._cache_of(action, m)
             caches.append(evicted[action.name])
             seconds.append(shared + time.perf_counter() - began)
         self._prompt.forget_statistics()
-        tiles = [action.row_tile or 0 for action, _ in self._actions]
-        return PreparedPrompt(self._model, self._prompt, caches, tiles, seconds, self._horizon)
+        return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
+
+    def _cache_of(self, action: Action, kept: int) -> PreparedCache:
+        layers = self._prompt_of(action).layers
+        compact = evict(layers, action.chooser, kept, action.holding)
+        most = action.most_entries(self._entries, self._horizon)
+        budget = action.budget(self._entries, self._horizon)
+        if action.policy is None or budget is None:
+            return PreparedCache(compact, most, action.row_tile or 0)
+        return PreparedCache(compact, most, 0, action.policy.rule(layers, compact.indices, budget))
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
@@ -127,20 +139,45 @@ class PrefilledPrompt:
         return Prompt(self._model, self._tokens, window=0, at_once=chunk)
 
 
+@dataclass(frozen=True)
+class PreparedCache:
+    """What an action's streams start from.
+
+    Attributes:
+        compact: What is kept of the prompt.
+        entries: What its bytes are counted of, per KV head and layer: the kept entries, and with a decode-time policy
+            the most that a step reads.
+        tile: How many rows read it at once, at most; 0 for the usual number.
+        rule: What a decode-time policy does with the entries, unless m is never too few.
+    """
+
+    compact: CompactCache
+    entries: int
+    tile: int = 0
+    rule: CacheRule | None = None
+
+    @property
+    def counted_bytes(self) -> tuple[int, int]:
+        """Bytes of payload and index of so many entries."""
+        compact = self.compact
+        payload, index, kept = compact.payload_bytes, compact.index_bytes, compact.kept_entries
+        if self.entries != kept:  # a policy's, which holds all entries alike
+            payload, index = payload // kept * self.entries, index // kept * self.entries
+        return payload, index
+
+
 class PreparedPrompt:
     """``PreparedDocument`` of a transformer.
 
     Args:
-        caches: One compact cache for each action.
-        tiles: Of each action, how many rows read its cache at once, at most; 0 for the usual number.
+        caches: One for each action.
         seconds: Of each action, what prefill and eviction took.
     """
 
     def __init__(
-        self, model: Decoder, prompt: Prompt, caches: Sequence[CompactCache], tiles: Sequence[int],
-        seconds: Sequence[float], horizon: int,
-    ) -> None:  # fmt: skip
-        self._model, self._prompt, self._caches, self._tiles = model, prompt, caches, tiles
+        self, model: Decoder, prompt: Prompt, caches: Sequence[PreparedCache], seconds: Sequence[float], horizon: int
+    ) -> None:
+        self._model, self._prompt, self._caches = model, prompt, caches
         self._seconds, self._horizon = seconds, horizon
 
     def kernels(
@@ -176,6 +213,7 @@ class PreparedPrompt:
             self._prompt.first_law,
             [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
             (0,) * 3,
+            (None,) * 3,
         )
         kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
@@ -185,25 +223,27 @@ class PreparedPrompt:
     def caches(self) -> PromptCaches:
         """What its streams start from."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
-        layers = [whole, *(cache.layers for cache in self._caches)]
-        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (0, *self._tiles))
+        layers = [whole, *(cache.compact.layers for cache in self._caches)]
+        tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
+        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (0, *tiles), (None, *rules))
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
-        needed = self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator)
+        scored = max((cache.rule.scores for cache in self._caches if cache.rule is not None), default=0)
+        needed = self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
         return replicates_within(int(self._model.memory_share * available_bytes(self._model.device)), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""
-        compact = self._caches[number - 1]
+        compact, (payload, index) = self._caches[number - 1].compact, self._caches[number - 1].counted_bytes
         suffix = sum(
             (layer.key.nbytes + layer.value.nbytes) // layer.key.shape[1] * self._horizon
             for layer in self._prompt.layers
         )
         return {
             "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
-            "payload_bytes": compact.payload_bytes, "scale_bytes": compact.scale_bytes,
-            "index_bytes": compact.index_bytes, "metadata_bytes": compact.metadata_bytes,
-            "resident_bytes": compact.stored_bytes + suffix * streams,
+            "payload_bytes": payload, "scale_bytes": compact.scale_bytes, "index_bytes": index,
+            "metadata_bytes": compact.metadata_bytes,
+            "resident_bytes": payload + compact.scale_bytes + index + compact.metadata_bytes + suffix * streams,
             "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip

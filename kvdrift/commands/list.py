@@ -25,7 +25,7 @@ def list_(
 ) -> None:
     """List what can be named in a study file or a query."""
     listers = {
-        "selectors": _selectors, "codecs": _codecs, "tasks": _tasks, "views": _views, "models": _models,
+        "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views, "models": _models,
         "quantities": _quantities,
     }  # fmt: skip
     if what not in listers:
@@ -56,27 +56,36 @@ def _codecs() -> list[tuple[str, str]]:
     return _of_family(CODEC_FAMILY, CODECS)
 
 
+def _policies() -> list[tuple[str, str]]:
+    from generator.policies import POLICIES
+
+    return [(name, _described(kind)) for name, kind in POLICIES.items()]
+
+
 def _of_family(family: Family[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
     """The package's classes, those that entry points name, and the form of one's own."""
-    from generator.selectors.own.classes import default_parameters
     from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
-    def described(kind: type[Any]) -> str:
-        parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]
-        return "; ".join([kind.summary, *parameters, *([kind.paper] if kind.paper else [])])
-
-    rows = [(name, described(kind)) for name, kind in known.items()]
+    rows = [(name, _described(kind)) for name, kind in known.items()]
     for name in entry_point_names(family):
         try:
             source = distribution_of(entry_point(family, name))
             if name in known:
                 text = f"not usable: kvdrift has a {family.noun} of this name; rename the entry point of {source}"
             else:
-                text = f"{described(own_class(family, name, None, []).kind)}; of {source}"
+                text = f"{_described(own_class(family, name, None, []).kind)}; of {source}"
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
     return [*rows, ("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one")]
+
+
+def _described(kind: type[Any]) -> str:
+    """A class of the package or of one's own: what it does, its parameters, its paper."""
+    from generator.selectors.own.classes import default_parameters
+
+    parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]
+    return "; ".join([kind.summary, *parameters, *([kind.paper] if kind.paper else [])])
 
 
 def _tasks() -> list[tuple[str, str]]:

@@ -104,6 +104,15 @@ def _codecs() -> str:
     )
 
 
+def _policies() -> str:
+    rows = [(f"`{name}`", kind.summary, _parameters(kind)) for name, kind in POLICIES.items()]
+    return (
+        "### Decode-time policies and their parameters\n\nParameters stand in the policy's own table, as in "
+        '`policy = { name = "sliding", sinks = 8 }`; `keep` is then the most\nentries that a step reads. '
+        "[policies.md](policies.md) has the formulas.\n\n" + _table(("policy", "what it reads", "parameters"), rows)
+    )
+
+
 def _parameters(kind: type[Any]) -> str:
     defaults = {name: "none" if value is None else toml(value) for name, value in default_parameters(kind).items()}
     return ", ".join(f"`{name}` ({value})" for name, value in defaults.items())

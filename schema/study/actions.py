@@ -1,4 +1,4 @@
-"""``[[actions]]``: what is kept of a prompt's entries, and how that is stored."""
+"""``[[actions]]``: what is kept of a prompt's entries, how that is stored, and what every step reads."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ Named = str | dict[str, Value]
 class ActionSection(Section):
     """``[[actions]]``: a selector, its parameters and its retention; a codec; or both. Of a finite-state system a name.
 
+    A decode-time policy stands in place of a selector and a codec; its budget is ``keep``.
+
     Every further key is a parameter of the selector, which says what it takes: ``generator.selectors.build_selector``.
-    A codec's parameters are in its own table.
+    A codec's parameters, and a policy's, are in its own table.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -40,7 +42,7 @@ class ActionSection(Section):
         str,
         meaning(
             "The policy that chooses what is kept: one of `kvdrift list selectors`, or `module:Class` of your own; it "
-            "may be left out where there is a codec.",
+            "may be left out where there is a codec or a policy.",
             example="snapkv",
             needed=True,
         ),
@@ -49,7 +51,7 @@ class ActionSection(Section):
         int | str | SkipJsonSchema[float],  # a float is refused by Retention, which says what to write instead
         meaning(
             'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", or '
-            '"all".',
+            '"all". With a policy: how many every step reads at most, prompt and generated together.',
             "entries",
             example="1/2",
             needed=True,
@@ -65,10 +67,21 @@ class ActionSection(Section):
         ),
     ] = None
 
+    policy: Annotated[
+        Named | None,
+        meaning(
+            "A policy that bounds what every step reads, in place of a selector: one of `kvdrift list policies`, or a "
+            'table of a `name` and parameters, as in `{ name = "sliding", sinks = 8 }`.',
+            example="sliding",
+        ),
+    ] = None
+
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Keep everything where a codec stands alone."""
+        """Keep everything where a codec stands alone, and at first where there is a policy."""
+        if isinstance(values, dict) and values.get("policy") is not None:
+            return {"selector": CONTROL_ACTION} | values
         if not isinstance(values, dict) or values.get("codec") is None:
             return values
         alone = "selector" not in values and values.get("keep", "all") == "all"
@@ -94,6 +107,16 @@ class ActionSection(Section):
         """The codec parameters that the study sets."""
         return {key: self.codec[key] for key in self.codec if key != "name"} if isinstance(self.codec, dict) else {}
 
+    @property
+    def policy_name(self) -> str | None:
+        """The policy's name; None where there is none."""
+        return str(self.policy["name"]) if isinstance(self.policy, dict) else self.policy
+
+    @property
+    def policy_parameters(self) -> dict[str, Value]:
+        """The policy parameters that the study sets."""
+        return {key: self.policy[key] for key in self.policy if key != "name"} if isinstance(self.policy, dict) else {}
+
     def check_kind(self, where: str, *, finite: bool) -> None:
         """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
 
@@ -109,3 +132,19 @@ class ActionSection(Section):
                 raise InputError(missing(type(self), where, name, self.parameters))
         if isinstance(self.codec, dict) and not isinstance(self.codec.get("name"), str):
             raise InputError(f'{where}.codec: has no name; write codec = {{ name = "int4", group = 64 }}, say')
+        if isinstance(self.policy, dict) and not isinstance(self.policy.get("name"), str):
+            raise InputError(f'{where}.policy: has no name; write policy = {{ name = "sliding", sinks = 8 }}, say')
+        if self.policy is not None:
+            self._check_policy(where)
+
+    def _check_policy(self, where: str) -> None:
+        """Check that nothing else decides what is kept."""
+        if self.selector != CONTROL_ACTION or self.codec is not None:
+            other = "codec" if self.selector == CONTROL_ACTION else "selector"
+            raise InputError(f"{where}.{other}: an action with a policy has no {other}; leave one of the two out")
+        if self.parameters:
+            key = min(self.parameters)
+            line = f'parameters of a policy are in its own table: policy = {{ name = "{self.policy_name}", {key} = ... }}'
+            raise InputError(f"{where}.{key}: unknown key; {line}")
+        if self.retention.rule is None:
+            raise InputError(f'{where}.keep = "all": a policy needs the number of entries that a step reads, or a share')

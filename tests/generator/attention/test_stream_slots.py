@@ -53,8 +53,11 @@ def test_a_random_walk(seed: int) -> None:
             assert buffer[slots.slots, : t + 1].tolist() == known
             if known and len(parked) < 2 * STREAMS - 2 and random.random() < 0.3:
                 rows = random.choice(len(known), size=2).tolist()
-                slots.park(tensor(rows))
-                parked += [known[row] for row in rows]
+                places = random.choice(len(parked) + 2, size=2, replace=False)
+                parked += [[]] * (int(places.max()) + 1 - len(parked))
+                slots.park(tensor(rows), torch.from_numpy(places))
+                for row, place in zip(rows, places, strict=True):
+                    parked[place] = known[row]
 
 
 def test_streams_that_stay_are_not_copied() -> None:

@@ -66,8 +66,11 @@ def test_a_random_walk(seed: int, eos: History) -> None:
             assert matches(system, laws, streams)
             if streams and random.random() < 0.5:
                 rows = random.choice(len(streams), size=2).tolist()
-                kernels.park(tensor(rows))
-                parked += [streams[row] for row in rows]
+                places = random.choice(len(parked) + 2, size=2, replace=False)
+                parked += [(None, ())] * (int(places.max()) + 1 - len(parked))
+                kernels.park(tensor(rows), torch.from_numpy(places))
+                for row, place in zip(rows, places, strict=True):
+                    parked[place] = streams[row]
         kernels.rewind()
         streams = []
 
@@ -78,7 +81,7 @@ def test_parked_streams_come_back_at_any_earlier_position() -> None:
     kernels.open([0, 1])
     for token in (2, 0, 1):
         kernels.advance(tensor([token, token]))
-    kernels.park(tensor([1, 0]))
+    kernels.park(tensor([1, 0]), tensor([0, 1]))
     for position in range(4):
         kernels.rewind()
         for _ in range(position):
@@ -94,15 +97,15 @@ def test_parked_rows_follow_the_open_ones() -> None:
     kernels = FiniteKernels(system, ["one", "other"])
     kernels.open([0, 1, 2])
     kernels.advance(tensor([0, 1, 2]))
-    kernels.park(tensor([2]))
+    kernels.park(tensor([2]), tensor([0]))
     kernels.advance(tensor([0, 0, 0]))
-    kernels.park(tensor([0]))
+    kernels.park(tensor([0]), tensor([1]))
     kernels.rewind()
     kernels.advance(tensor([]))
     kernels.select(tensor([1, 0]))  # parked: the action's first, then the reference's
     laws = kernels.advance(tensor([1, 1]))
     assert matches(system, laws, [(None, (0, 1)), ("other", (2, 1))])
-    kernels.park(tensor([1]))
+    kernels.park(tensor([1]), tensor([2]))
     kernels.rewind()
     kernels.advance(tensor([]))
     kernels.select(tensor([1]))

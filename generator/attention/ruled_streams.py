@@ -1,0 +1,143 @@
+"""Streams of caches that have rules: which rows they are, the scores of their entries, and attention by the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule, StreamEntries
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Streams of one cache that are computed together: entries ``first .. last - 1`` of the slots that are sent.
+
+    Those after the first ``streams`` are copies of the first one.
+    """
+
+    cache: int
+    first: int
+    last: int
+    streams: int
+
+
+class RuledStreams:
+    """The streams of the caches that have rules; ``SharedPrefix`` has one where any cache has.
+
+    Args:
+        rules: Of each cache, its rule, if any.
+        caches: Of each cache and layer, keys and values of the prompt entries, [KV heads, m, size] each.
+        slots: How many streams can be open or parked.
+        horizon: How many tokens a stream can have.
+    """
+
+    def __init__(
+        self, rules: Sequence[CacheRule | None], caches: Sequence[Sequence[Sequence[Tensor]]], slots: int, horizon: int
+    ) -> None:
+        self._rules = {cache: rule for cache, rule in enumerate(rules) if rule is not None}
+        self._caches = caches
+        self._prompt = max((rule.scores for rule in self._rules.values()), default=0)
+        self._parts: list[_Part] = []
+        kinds = [(key.device, key.shape[0]) for key, _ in caches[0]] if self._prompt else []
+        # Scores of prompt entries end where those of the suffix begin, whatever the cache.
+        shapes = {kind: (kinds.count(kind), slots, kind[1], self._prompt + horizon) for kind in kinds}
+        self.buffers = {kind: torch.zeros(shape, device=kind[0]) for kind, shape in shapes.items()}
+        rooms = {kind: iter(buffer.unbind()) for kind, buffer in self.buffers.items()}
+        self._scores = [next(rooms[kind]) for kind in kinds]  # of each layer, float32 [slots, KV heads, entries]
+
+    @property
+    def cuts_back(self) -> bool:
+        """Whether parked streams can be continued from earlier positions."""
+        return all(rule.cuts_back for rule in self._rules.values())
+
+    def columns(self, length: int) -> slice:
+        """The scores that streams with suffixes of so many entries have, in the last dimension of ``buffers``."""
+        return slice(self._prompt + length)
+
+    def open(self, stream_cache: Tensor) -> None:
+        """Give stream i, which lies in slot i and is at the end of its prompt, the scores of its prompt's entries."""
+        for cache, rule in self._rules.items():
+            own = (stream_cache == cache).nonzero().squeeze(-1)
+            if len(own) and rule.scores:
+                rows = slice(int(own[0]), int(own[-1]) + 1)
+                for layer, scores in enumerate(self._scores):
+                    scores[rows, :, self._prompt - rule.scores : self._prompt] = rule.first_scores(layer)
+
+    def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
+        """Take up the open streams, so many of a cache at once at most, filled up to a multiple.
+
+        Returns:
+            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64.
+        """
+        self._parts, packed, first = [], [], 0
+        for cache in self._rules:
+            for some in torch.split(slots[stream_cache == cache], at_once[cache]):
+                if len(some):
+                    last = first + -(-len(some) // multiple) * multiple
+                    self._parts.append(_Part(cache, first, last, len(some)))
+                    packed += [some, some[:1].expand(last - first - len(some))]
+                    first = last
+        return torch.cat(packed) if packed else slots[:0]
+
+    def before_step(
+        self, slots: Mapping[torch.device, Tensor], suffixes: Sequence[Sequence[Tensor]], length: int
+    ) -> None:
+        """Let every rule with open streams change entries before the token is fed that makes L = ``length``.
+
+        Args:
+            slots: What ``pack`` returned, on every device.
+            suffixes: Of each layer, keys and values of all slots, [slots, KV heads, H, size] each.
+            length: L.
+        """
+        for cache in dict.fromkeys(part.cache for part in self._parts):
+            own = {device: self._slots_of(cache, there) for device, there in slots.items()}
+            rule, prompt = self._rules[cache], self._caches[cache]
+            rule.before_step(prompt, suffixes, [own[key.device] for key, _ in prompt], length)
+            if rule.scores:
+                for buffer in self.buffers.values():
+                    buffer[:, own[buffer.device], :, self._prompt + length - 1] = 0.0
+
+    def replaced(self, cache: int, length: int) -> bool:
+        """Whether ``attend`` computes the attention of a cache's streams."""
+        return cache in self._rules and self._rules[cache].replaces(length)
+
+    def attend(
+        self, layer: int, query: Tensor, suffix: Sequence[Tensor], slots: Tensor, length: int, scaling: float,
+        result: Tensor,
+    ) -> None:  # fmt: skip
+        """Let the rules attend, and write what they return into ``result``.
+
+        Args:
+            layer: The layer's number.
+            query: [rows, heads, 1, size]; a stream's row is its slot.
+            suffix: Keys and values of all slots, [slots, KV heads, H, size] each, with the new entries.
+            slots: What ``pack`` returned, on the layer's device.
+            length: L, the entries of every suffix.
+            scaling: What products of queries and keys are multiplied by.
+            result: Attention of all rows, [rows, heads, 1, size].
+        """
+        kv_heads, size = suffix[0].shape[1], suffix[0].shape[3]
+        for part in self._parts:
+            rule = self._rules[part.cache]
+            if rule.passes(length):
+                continue
+            rows = slots[part.first : part.last]
+            prompt_key, prompt_value = self._caches[part.cache][layer]
+            suffix_key, suffix_value = (own[:, :, :length][rows] for own in suffix)
+            grouped = query[rows].view(len(rows), kv_heads, -1, size)
+            entries = StreamEntries(layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling)
+            columns = slice(self._prompt - rule.scores, self._prompt + length)
+            before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
+            found, after = rule.attend(entries, before)
+            streams = rows[: part.streams]
+            if rule.scores:
+                self._scores[layer][streams, :, columns] = after[: part.streams]
+            if found is not None:
+                result[streams] = found[: part.streams].reshape(part.streams, -1, 1, size)
+
+    def _slots_of(self, cache: int, packed: Tensor) -> Tensor:
+        parts = [part for part in self._parts if part.cache == cache]
+        return torch.cat([packed[part.first : part.first + part.streams] for part in parts])

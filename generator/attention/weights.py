@@ -1,0 +1,43 @@
+"""Attention of decoding streams with its weights, over prompt entries that they share and suffixes of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import StreamEntries
+from generator.attention.cpu_products import product
+from generator.attention.parts import fits_onednn
+
+
+def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend by one softmax over prompt and suffix; scores and weights are float32.
+
+    Args:
+        entries: R rows with E entries each, those of the prompt and then those of the suffix.
+        hidden: What is added to the scores: 0, or minus infinity for an entry that is not read; float32
+            [R, KV heads, E].
+
+    Returns:
+        The output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32
+        [R, KV heads, query heads of it, E].
+    """
+    rows, kv_heads, group, size = entries.query.shape
+    prompt = entries.prompt_key.shape[1]
+    query = entries.query * entries.scaling
+    packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
+    shared = _products(packed, entries.prompt_key).view(kv_heads, rows, group, prompt).transpose(0, 1)
+    own = query @ entries.suffix_key.transpose(-1, -2)
+    scores = torch.cat([shared, own], -1).float()
+    weights = scores.add_(hidden[:, :, None]).softmax(-1)
+    share = weights.to(entries.query.dtype)
+    to_prompt = share[..., :prompt].transpose(0, 1).reshape(kv_heads, rows * group, prompt)
+    output = _products(to_prompt, entries.prompt_value.transpose(-1, -2)).view(kv_heads, rows, group, size)
+    return output.transpose(0, 1) + share[..., prompt:] @ entries.suffix_value, weights
+
+
+def _products(rows: Tensor, others: Tensor) -> Tensor:
+    """Rows [heads, R, in] times others [heads, out, in], [heads, R, out]: by oneDNN on a CPU."""
+    if fits_onednn(rows):
+        return torch.stack([product(some, other) for some, other in zip(rows, others, strict=True)])
+    return rows @ others.transpose(-1, -2)

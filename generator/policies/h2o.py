@@ -1,0 +1,47 @@
+"""The heavy-hitter policy H2O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from generator.attention.recording import PromptLayer
+from generator.policies.scores import ScoringPolicy
+from generator.selectors import Selector
+from generator.selectors import h2o as selectors_h2o
+
+
+@dataclass(frozen=True)
+class H2O(ScoringPolicy):
+    """Drops the entry with the least accumulated attention, per KV head; the m // 2 latest entries are kept.
+
+    Attention accumulates over all queries of the prompt and of the generated tokens; query heads of a KV head are
+    averaged. Sums are not divided by the number of queries that could see an entry (section 4).
+    """
+
+    summary: ClassVar[str] = "drops the least accumulated attention per KV head, and keeps the recent half"
+    paper: ClassVar[str | None] = "Zhang et al. 2023, arXiv:2306.14048"
+
+    @property
+    def accumulates(self) -> bool:
+        """Over all queries."""
+        return True
+
+    def recent(self, budget: int) -> int:
+        """Half of the entries."""
+        return max(budget // 2, 1)
+
+    @property
+    def first_cut(self) -> Selector:
+        """The m // 2 latest positions, and the heavy hitters among the others."""
+        return selectors_h2o.H2O()
+
+    def prompt_scores(self, layer: PromptLayer) -> Tensor:
+        """Attention received from all queries of the prompt, float64 [KV heads, n]."""
+        return layer.gathered(selectors_h2o.AccumulatedAttention())
+
+    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Sums that the step is added to."""
+        return scores + weights.mean(2)

@@ -1,0 +1,99 @@
+"""Policies that drop the entry with the least score; scores follow from the attention that entries have received."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule, StreamEntries
+from generator.attention.recording import PromptLayer
+from generator.attention.weights import attend_with_weights
+from generator.policies.policy import Policy
+
+_DROPPED = -torch.inf
+
+
+class ScoringPolicy(Policy):
+    """Drops the entry with the least score, of equal ones the latest; scores are never negative."""
+
+    keeps_scores: ClassVar[bool] = True
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether scores depend on more queries than the latest."""
+        return False
+
+    def recent(self, budget: int) -> int:  # noqa: ARG002 - others need it
+        """How many of the latest entries are not dropped, that of the token being fed included."""
+        return 1
+
+    @abstractmethod
+    def prompt_scores(self, layer: PromptLayer) -> Tensor:
+        """Scores of all positions at the end of the prompt, [KV heads, n]."""
+
+    @abstractmethod
+    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Scores after a step.
+
+        Args:
+            scores: Those before it, float32 [R, KV heads, E]; 0 for the new entry.
+            weights: Attention of the step's queries, float32 [R, KV heads, query heads of it, E]; 0 to what is dropped.
+
+        Returns:
+            [R, KV heads, E]; those of dropped entries do not count.
+        """
+
+    def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
+        """What keeps the scores of every stream's entries."""
+        first = [
+            self.prompt_scores(layer).gather(1, index.long()).float() for layer, index in zip(prompt, kept, strict=True)
+        ]
+        return _LeastScore(self, first, budget)
+
+
+class _LeastScore(CacheRule):
+    """Holds ``budget`` entries; the score of one that is dropped is minus infinity.
+
+    What is dropped before a token joins is chosen in the step before, as soon as the scores are known.
+    """
+
+    cuts_back = False
+
+    def __init__(self, policy: ScoringPolicy, first: Sequence[Tensor], budget: int) -> None:
+        self._policy, self._budget = policy, budget
+        self.scores = first[0].shape[1]
+        self._first = [self._after_drop(scores, 0) for scores in first]
+
+    def first_scores(self, layer: int) -> Tensor:
+        """Scores at the end of the prompt, without what is dropped before the first token is fed."""
+        return self._first[layer]
+
+    def passes(self, length: int) -> bool:
+        """Whether nothing is dropped before the next token is fed, and scores need not be known."""
+        return not self._policy.accumulates and self.scores + length < self._budget
+
+    def replaces(self, length: int) -> bool:
+        """Whether something has been dropped."""
+        return self.scores + length > self._budget
+
+    def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Attend to what is not dropped, and drop what the next token takes the place of."""
+        length = entries.suffix_key.shape[2]
+        dropped = scores == _DROPPED
+        output, weights = attend_with_weights(entries, scores.clamp(max=0.0))
+        after = self._policy.scored(scores, weights).masked_fill(dropped, _DROPPED)
+        return (output if self.replaces(length) else None), self._after_drop(after, length)
+
+    def _after_drop(self, scores: Tensor, length: int) -> Tensor:
+        """Drop an entry, if the next one would be one too many, of scores [..., prompt entries + ``length``]."""
+        joined = self.scores + length + 1
+        if joined <= self._budget:
+            return scores
+        oldest = joined - self._policy.recent(self._budget)
+        candidates = scores[..., :oldest]
+        least = candidates.masked_fill(candidates == _DROPPED, torch.inf).flip(-1).argmin(-1, keepdim=True)
+        return scores.scatter(-1, oldest - 1 - least, _DROPPED)

@@ -1,0 +1,83 @@
+"""The policy of a sliding window with attention sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule, StreamEntries
+from generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts
+from generator.attention.recording import PromptLayer
+from generator.policies.policy import Policy
+from generator.selectors import Recent, Selector
+from generator.selectors.parameters import at_least
+
+
+@dataclass(frozen=True)
+class Sliding(Policy):
+    """The first ``sinks`` positions of the prompt and the most recent others, that of the token being fed included."""
+
+    summary: ClassVar[str] = "initial sink positions and a window of the most recent entries, which moves"
+    paper: ClassVar[str | None] = "Xiao et al. 2024, StreamingLLM, arXiv:2309.17453"
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(0, sinks=self.sinks)
+
+    @property
+    def least(self) -> int:
+        """The sinks and the token being fed."""
+        return self.sinks + 1
+
+    @property
+    def first_cut(self) -> Selector:
+        """The same positions of the prompt."""
+        return Recent(self.sinks)
+
+    def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:  # noqa: ARG002
+        """What reads slices of prompt entries and suffixes; it keeps nothing of a stream."""
+        entries = kept[0].shape[1]
+        return _Slices(budget, entries, min(self.sinks, entries))
+
+
+@dataclass(frozen=True)
+class _Slices(CacheRule):
+    """Of ``entries`` prompt entries and a suffix, the first ``sinks`` and the last ones, ``budget`` in all."""
+
+    budget: int
+    entries: int
+    sinks: int
+
+    def passes(self, length: int) -> bool:
+        """Whether nothing has been dropped."""
+        return self.entries + length <= self.budget
+
+    def replaces(self, length: int) -> bool:
+        """Whether something has been dropped."""
+        return not self.passes(length)
+
+    def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the sinks, to what the window has of the prompt, and to what it has of the suffix."""
+        query = entries.query
+        rows, kv_heads, group, size = query.shape
+        length = entries.suffix_key.shape[2]
+        first = self.sinks + self.entries + length - self.budget  # of the window, counted from the prompt's first entry
+        own = slice(max(first - self.entries, 0), length)
+        joint = attend_part(query, entries.suffix_key[:, :, own], entries.suffix_value[:, :, own], entries.scaling)
+        packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
+        for part in (slice(first, self.entries), slice(self.sinks)):
+            if part.stop > (part.start or 0):
+                key, value = entries.prompt_key[:, part], entries.prompt_value[:, part]
+                output, mass = attend_prompt(packed, key, value, entries.scaling)
+                shared = output.view(kv_heads, rows, group, size), mass.view(kv_heads, rows, group)
+                joint = join_parts(joint, _by_rows(shared))
+        return joint[0].to(query.dtype), scores
+
+
+def _by_rows(part: PartialAttention) -> PartialAttention:
+    output, mass = part
+    return torch.transpose(output, 0, 1), torch.transpose(mass, 0, 1)

@@ -1,0 +1,47 @@
+"""The policy TOVA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from generator.attention.recording import PromptLayer
+from generator.policies.scores import ScoringPolicy
+from generator.selectors import Selector
+from generator.selectors import tova as selectors_tova
+
+
+class _FirstCut(selectors_tova.TOVA):
+    """What the last query attends to most; the last position competes with the others."""
+
+    @property
+    def window(self) -> int:
+        """No position is kept for its place."""
+        return 0
+
+
+@dataclass(frozen=True)
+class TOVA(ScoringPolicy):
+    """Drops the entry with the least attention of the latest query, mean over all query heads of the layer (section 3).
+
+    All heads of a layer drop the same position. The paper's cache of k entries drops one after a step that has read
+    k + 1: the same choices as here with m = k + 1.
+    """
+
+    summary: ClassVar[str] = "drops what the latest query attends to least, the same for all heads of a layer"
+    paper: ClassVar[str | None] = "Oren et al. 2024, arXiv:2401.06104"
+
+    @property
+    def first_cut(self) -> Selector:
+        """What the prompt's last query attends to most."""
+        return _FirstCut()
+
+    def prompt_scores(self, layer: PromptLayer) -> Tensor:
+        """Attention of the prompt's last query, float32 [KV heads, n], every row the same."""
+        return _FirstCut().score(layer)
+
+    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Attention of the latest query."""
+        return weights.mean((1, 2))[:, None].expand_as(scores)

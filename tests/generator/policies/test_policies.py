@@ -1,0 +1,217 @@
+"""Every registered decode-time policy: against real removal, and to the bit whatever is shared."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_like_plain, steps_of
+from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from fixtures.refusals import refused
+from oracles.plain_generator import load_eager
+from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
+
+import generator.embedded
+from generator.actions import Action, build_action
+from generator.coupling.streams import ALL_SAVINGS, Savings
+from generator.embedded.documents import make_document
+from generator.generation import PendingUnit, generate_units
+from generator.policies import POLICIES
+from generator.transformer.loading import load_model
+from schema.document import Document
+from schema.errors import InputError
+from schema.store.store import Unit
+from schema.study import ActionSection
+from schema.tables import PLAIN, SWRB
+
+HORIZON, LENGTH, SEED = 28, 197, 3
+EMBEDDED = Path(generator.embedded.__file__).parent / "checkpoint"
+# Half of the prompt, fewer entries than there are generated ones, and more than the prompt has: then all is kept at first.
+BUDGETS = (LENGTH // 2, 20, LENGTH + 3)
+NAMES = pytest.mark.parametrize("name", POLICIES)
+
+
+def policy_action(name: str, keep: int | str, **parameters: Any) -> Action:
+    """An action of that policy and m, as a study file names it."""
+    section = ActionSection(name=f"{name}-{keep}".replace("/", "-"), policy={"name": name, **parameters}, keep=keep)
+    return build_action(section)
+
+
+@cache
+def network() -> Any:
+    """Transformers' own model of the same random weights, with grouped queries."""
+    with TemporaryDirectory() as folder:
+        return load_eager(save_random_model(Path(folder), "llama"))
+
+
+def generate(
+    actions: list[Action], savings: Savings = ALL_SAVINGS, count: int = 8, estimator: str = PLAIN
+) -> list[Unit]:
+    pending = [PendingUnit(action, 0, count, estimator) for action in actions]
+    document = random_document(f"d{LENGTH}", LENGTH)
+    return generate_units(random_model("llama"), "s", document, pending, HORIZON, SEED, savings)
+
+
+# --- Against real removal ------------------------------------------------------------------------------------------
+
+
+@NAMES
+def test_a_policy_equals_real_removal(name: str) -> None:
+    """As the plain twin of evictions: tokens are equal, and delta and f part by less than 1e-5."""
+    document, count = random_document(f"d{LENGTH}", LENGTH), 2
+    actions = [policy_action(name, budget) for budget in BUDGETS]
+    for unit, budget in zip(generate(actions, count=count), BUDGETS, strict=True):
+        plain = plain_policy_rollout(
+            network(), document.tokens, PlainPolicy(name, budget), seed=SEED, document=document.doc,
+            action=f"{name}-{budget}", replicates=range(count), horizon=HORIZON, eos_tokens=EOS_TOKENS,
+        )  # fmt: skip
+        assert_like_plain(unit, plain)
+        first = budget - LENGTH + 1 if budget > LENGTH else 1  # positions, from 0, at which all is still read
+        assert not plain.delta[:, :first].any() or plain.delta[:, :first].max() < 1e-12
+        assert not steps_of(unit)["delta"][:, :first].any(), "exactly 0 until something is dropped"
+        assert plain.delta.max() > 1e-4
+
+
+@NAMES
+def test_a_policy_equals_real_removal_on_the_embedded_model(name: str) -> None:
+    eager, model, horizon, count = load_eager(EMBEDDED), load_model("kvdrift/tiny"), 16, 1
+    action = policy_action(name, "3/4")
+    for task, index in (("needle", 0), ("needle", 1), ("variable_tracking", 0)):
+        made = make_document(task, 384, index, seed=SEED)
+        document = Document(
+            doc=f"{task}-{index}", stratum=task, cluster=task, task=task, source="embedded", tokens=made.tokens
+        )
+        (unit,) = generate_units(model, "s", document, [PendingUnit(action, 0, count)], horizon, SEED)
+        plain = plain_policy_rollout(
+            eager, document.tokens, PlainPolicy(name, len(made.tokens) * 3 // 4), seed=SEED, document=document.doc,
+            action=action.name, replicates=range(count), horizon=horizon, eos_tokens=model.eos_tokens,
+        )  # fmt: skip
+        assert_like_plain(unit, plain)
+
+
+@NAMES
+def test_branches_start_from_what_a_stream_was_at_the_branch(name: str) -> None:
+    """Residual branching: distances of scan and branch are those of real removal along the same histories."""
+    document, budget = random_document(f"d{LENGTH}", LENGTH), LENGTH // 2
+    (unit,) = generate([policy_action(name, budget)], estimator=SWRB, count=3)
+    rows = unit.events.to_pylist()
+    early = 0
+    for replicate in range(3):
+        scan = [row for row in rows if row["replicate"] == replicate and row["kind"] == "scan"]
+        branch = [row for row in rows if row["replicate"] == replicate and row["kind"] == "branch"]
+        tokens = [row["x_token"] for row in scan if not row["x_eos"]]
+        assert_distances(document, budget, name, tokens, tokens, [row["delta"] for row in scan[: len(tokens) + 1]], 0)
+        start = branch[0]["t"] - 1
+        early += len(tokens) > start + 1
+        x, y = (tokens[:start] + [row[side] for row in branch] for side in ("x_token", "y_token"))
+        until = next((at for at, row in enumerate(branch) if row["x_eos"] or row["y_eos"]), len(branch))
+        assert_distances(document, budget, name, x, y, [row["delta"] for row in branch][: until + 1], start)
+    assert early, "a scan went on after its branch, whose state must then be the earlier one"
+
+
+def assert_distances(
+    document: Document, budget: int, name: str, x: list[int], y: list[int], wanted: list[float], start: int
+) -> None:
+    """Distances at positions ``start``, ... (from 0) of two histories."""
+    reference = PlainStream(network(), document.tokens, None)
+    compressed = PlainStream(network(), document.tokens, PlainPolicy(name, budget))
+    p, q = reference.first_law, compressed.first_law
+    for at in range(start + len(wanted)):
+        if at:
+            p, q = reference.advance(x[at - 1]), compressed.advance(y[at - 1])
+        if at >= start:
+            assert abs(0.5 * np.abs(p - q).sum() - wanted[at - start]) < 1e-5, at
+
+
+# --- What holds to the bit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
+    """State follows streams that fork, move, are shared or parked: with nothing shared, events are the same."""
+    actions = [policy_action(name, budget) for budget in BUDGETS[:2] for name in POLICIES]
+    actions.insert(1, HALF_SNAPKV)
+    whole = generate(actions, estimator=estimator, count=6)
+    nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
+    for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=6), strict=True):
+        assert unit.events.equals(twin.events)
+    for action, unit in list(zip(actions, whole, strict=True))[::3]:
+        (alone,) = generate([action], estimator=estimator, count=3)
+        assert alone.events.equals(unit.events.slice(0, len(alone.events)))
+
+
+@NAMES
+def test_all_is_exactly_zero_where_nothing_is_dropped(name: str) -> None:
+    for unit in generate([policy_action(name, LENGTH + HORIZON - 1), CONTROL]):
+        steps = steps_of(unit)
+        assert not steps["delta"].any()
+        assert not steps["f"].any()
+        assert np.array_equal(steps["x_token"], steps["y_token"])
+
+
+@NAMES
+def test_a_policy_beside_them_leaves_other_actions_as_they_are(name: str) -> None:
+    others = [HALF_SNAPKV, HALF_RECENT, CONTROL]
+    for unit, twin in zip(generate(others), generate([*others, policy_action(name, 20)]), strict=False):
+        assert unit.events.equals(twin.events)
+
+
+# --- What a study names, and what is recorded ----------------------------------------------------------------------
+
+
+@NAMES
+def test_bytes_are_those_of_the_most_entries(name: str) -> None:
+    """As those of a selector that keeps as many; n + H - 1 where m is never reached."""
+    units = generate([policy_action(name, "1/2"), HALF_RECENT, policy_action(name, 10_000), CONTROL], count=1)
+    half, recent, all_of_it, control = (unit.record for unit in units)
+    for column in ("kept_entries", "payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes"):
+        assert half[column] == recent[column], column
+    assert all_of_it["kept_entries"] == LENGTH
+    for column in ("payload_bytes", "index_bytes"):
+        assert all_of_it[column] * LENGTH == control[column] * (LENGTH + HORIZON - 1)
+
+
+@NAMES
+def test_identity_and_row(name: str) -> None:
+    action, other = policy_action(name, "1/2"), policy_action(name, 20)
+    model = random_model("llama")
+    known = model.identity(action).selector_sha256
+    assert known == model.identity(replace(other, name="another")).selector_sha256, "m is not part of it"
+    assert known not in {model.identity(CONTROL).selector_sha256, model.identity(HALF_SNAPKV).selector_sha256}
+    assert len({model.identity(policy_action(one, 20)).selector_sha256 for one in POLICIES}) == len(POLICIES)
+    row = action.row("s", prespecified=True)
+    assert (row["selector"], row["keep"], row["policy"]) == ("full", "1/2", name)
+    assert HALF_SNAPKV.row("s", prespecified=True)["policy"] is None
+
+
+def test_parameters_are_part_of_the_identity() -> None:
+    model = random_model("llama")
+    few = policy_action("sliding", 20)
+    more = replace(policy_action("sliding", 20, sinks=8), name=few.name)
+    assert model.identity(few).selector_sha256 != model.identity(more).selector_sha256
+    assert few.row("s", prespecified=True)["policy_parameters"] == '{"sinks": 4}'
+    assert not np.array_equal(*(steps_of(unit)["delta"] for unit in (generate([one])[0] for one in (few, more))))
+
+
+@pytest.mark.parametrize(
+    ("policy", "keep", "line"),
+    [
+        ("slidng", 20, "action 'a': policy = 'slidng': did you mean 'sliding'?"),
+        ({"name": "sliding", "sink": 4}, 20, "action 'a': policy.sink: did you mean 'sinks'?"),
+        ({"name": "tova", "sinks": 4}, 20, "action 'a': policy.sinks: tova takes no parameters"),
+        ({"name": "sliding", "sinks": "4"}, 20, "action 'a': sinks = '4': should be an integer"),
+        ({"name": "sliding", "sinks": -1}, 20, "action 'a': sinks = -1: should be at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(policy: Any, keep: int, line: str) -> None:
+    assert refused(build_action, ActionSection(name="a", policy=policy, keep=keep)) == line
+
+
+def test_a_budget_must_hold_the_sinks() -> None:
+    with pytest.raises(InputError, match="keep = 4 lets a step read 4 entries; policy sliding needs at least 5"):
+        generate([policy_action("sliding", 4)])
