@@ -34,7 +34,8 @@ CODEC_FAMILY: Family[Codec] = Family(
 class Action:
     """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one.
 
-    With a decode-time policy the selector keeps everything, and the retention says m, the most entries that a step reads.
+    With a decode-time policy the selector keeps everything, and the retention says m: how many entries a step reads at
+    most.
     """
 
     name: str

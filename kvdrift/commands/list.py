@@ -25,8 +25,8 @@ def list_(
 ) -> None:
     """List what can be named in a study file or a query."""
     listers = {
-        "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views, "models": _models,
-        "quantities": _quantities,
+        "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
+        "models": _models, "quantities": _quantities,
     }  # fmt: skip
     if what not in listers:
         raise InputError(f"list {what}: {nearest(what, listers)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from generator.codecs import CODECS
 from generator.documents.registry import SOURCES
+from generator.policies import POLICIES
 from generator.selectors import SELECTORS, default_parameters
 from generator.transformer.local_folders import EMBEDDED_ID
 from kvdrift.study_files.keys import Heading, Key, headings, toml
@@ -45,7 +46,7 @@ def study_reference() -> str:
             parts += map(_source, SOURCES)
             parts.append(_finite_source())
         if heading.name == "actions":
-            parts += [_selectors(), _codecs()]
+            parts += [_selectors(), _codecs(), _policies()]
     parts.append(f"## An example\n\nWhat `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
     return "\n".join(parts)
 

@@ -144,7 +144,11 @@ class ActionSection(Section):
             raise InputError(f"{where}.{other}: an action with a policy has no {other}; leave one of the two out")
         if self.parameters:
             key = min(self.parameters)
-            line = f'parameters of a policy are in its own table: policy = {{ name = "{self.policy_name}", {key} = ... }}'
+            line = (
+                f'parameters of a policy are in its own table: policy = {{ name = "{self.policy_name}", {key} = ... }}'
+            )
             raise InputError(f"{where}.{key}: unknown key; {line}")
         if self.retention.rule is None:
-            raise InputError(f'{where}.keep = "all": a policy needs the number of entries that a step reads, or a share')
+            raise InputError(
+                f'{where}.keep = "all": a policy needs the number of entries that a step reads, or a share'
+            )

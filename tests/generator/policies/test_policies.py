@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_like_plain, steps_of
+from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_like_plain, assert_near, steps_of
 from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
@@ -143,6 +143,13 @@ def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
     for action, unit in list(zip(actions, whole, strict=True))[::3]:
         (alone,) = generate([action], estimator=estimator, count=3)
         assert alone.events.equals(unit.events.slice(0, len(alone.events)))
+
+
+def test_beside_fused_operations_tokens_are_the_same() -> None:
+    """Policies' streams are computed apart there, from what the fused operations have written into the suffixes."""
+    actions = [policy_action(name, budget) for budget in BUDGETS for name in POLICIES] + [HALF_SNAPKV, CONTROL]
+    for unit, fused in zip(generate(actions), generate(actions, Savings(fused=True)), strict=True):
+        assert_near(unit, fused)
 
 
 @NAMES
