@@ -121,7 +121,9 @@ def compare(pool: Pool, actions: Sequence[str], estimates: Iterable[Estimate]) -
     if not kept:
         return
     gradient = np.column_stack(gradients)
-    variance = np.einsum("ij,ij->j", gradient, pool.covariance @ gradient)
+    used = gradient.any(axis=1)
+    own = gradient[used]
+    variance = np.einsum("ij,ij->j", own, pool.covariance[np.ix_(used, used)] @ own)
     yield from map(Comparison, kept, distances, variance.tolist(), pool.largest(gradient).tolist())
 
 

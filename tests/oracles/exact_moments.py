@@ -179,7 +179,7 @@ def document_moments(system: FiniteSystem, windows: Windows, samples: Mapping[st
         mean = paths.probability @ values
         names += [(action, name) for name in found]
         means.append(mean)
-        centered[action] = values - mean
+        centered[action] = np.asfortranarray(values - mean)  # functionals are taken out one by one
         weighted = paths.probability[:, None] * centered[action]
         within[action] = centered[action].T @ weighted
         code = paths.x @ system.alphabet ** np.arange(system.horizon - 1, -1, -1)
@@ -250,7 +250,10 @@ class Pool:
             for deviations in group.centered.values():
                 own = gradient[start : start + deviations.shape[1]]
                 start += deviations.shape[1]
-                reach += np.abs(deviations @ own).max(axis=0)
+                used = own.any(axis=1)  # a few of many, in most columns
+                if used.any():
+                    moved = own[used].T @ deviations.T[used]
+                    reach += np.maximum(moved.max(axis=1), -moved.min(axis=1))
             largest = np.maximum(largest, weight * reach / REPLICATES)
         return largest
 
