@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 _PLAIN_SECONDS = 10.0  # without a terminal: seconds between lines
+_QUIET_SECONDS = 2.0  # and seconds of work without a known end that need no line
+_SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
 
 class ConsoleProgress:
@@ -35,6 +38,7 @@ class ConsoleProgress:
         )
         self._spinner = Live(console=self._console, transient=True, redirect_stdout=shared)
         self._task: TaskID | None = None
+        self._line: threading.Timer | None = None
         self._stage, self._unit = "", ""
         self._total = self._done = 0
         self._began = self._said = 0.0
@@ -45,26 +49,39 @@ class ConsoleProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._spinner.stop()
+        self._end_doing()
         if self._task is not None:
             self._bars.stop()
 
     def doing(self, what: str) -> None:
-        """Say on a terminal what is done until a stage begins, whose end nobody can tell yet."""
+        """Say what is done until a stage begins, whose end nobody can tell yet: elsewhere than on a terminal a line.
+
+        What takes less than two seconds gets no line.
+        """
         if self._live and self._task is None:
             self._spinner.update(Spinner("dots", Text(what)))
             self._spinner.start(refresh=True)
+        elif not self._live:
+            self._end_doing()
+            self._line = threading.Timer(_QUIET_SECONDS, self.say, [what])
+            self._line.daemon = True  # a command that ends does not wait for its line
+            self._line.start()
+
+    def _end_doing(self) -> None:
+        self._spinner.stop()
+        if self._line is not None:
+            self._line.cancel()
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         """Start a stage of ``total`` units."""
         self._stage, self._unit, self._total, self._done = stage, unit, total, 0
         self._began = self._said = time.monotonic()
+        self._end_doing()
         if self._live:
-            self._spinner.stop()
             self._bars.start()
             self._task = self._bars.add_task(stage, total=total, rate="")
         else:
-            self.say(f"{stage}: {total} {unit} to do")
+            self.say(f"{stage}: {_counted(total, unit)} to do")
 
     def advance(self, done: int) -> None:
         """Count ``done`` more units of the stage."""
@@ -77,7 +94,7 @@ class ConsoleProgress:
             self._said = now
             left = (self._total - self._done) / rate
             self.say(
-                f"{self._stage}: {self._done} of {self._total} {self._unit}, {rate:.2f}/s"
+                f"{self._stage}: {self._done} of {_counted(self._total, self._unit)}, {rate:.2f}/s"
                 + (f", about {left:.0f} s left" if self._done < self._total else f", {now - self._began:.1f} s")
             )
 
@@ -85,3 +102,7 @@ class ConsoleProgress:
         """Print one line."""
         self._console.print(line, markup=False)
         sys.stderr.flush()
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {_SINGULARS.get(unit, unit.removesuffix('s')) if number == 1 else unit}"

@@ -204,7 +204,7 @@ def _time_lines(
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
     whole = len(took.strata) - len(cut)
-    how = [f"whole in {whole} strata", *cut] if whole else cut
+    how = [f"whole in {whole} {'stratum' if whole == 1 else 'strata'}", *cut] if whole else cut
     yield f"    from {took.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
 
 

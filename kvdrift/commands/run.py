@@ -80,7 +80,7 @@ def run(
                 typer.echo(line)
         return
     with ConsoleProgress() as console:
-        console.doing(f"loading what '{studies[0].name}' needs, checking its documents and model, and starting")
+        console.doing("loading libraries, checking documents and model, and starting")
         from flows.study_file.run import run_file
 
         outcome = run_file(

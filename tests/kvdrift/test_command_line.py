@@ -8,6 +8,7 @@ import pty
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import kvdrift
 from kvdrift.command import app
 from kvdrift.commands.status import status_lines
 from kvdrift.completion import views
+from kvdrift.console import ConsoleProgress
 from kvdrift.examples import EXAMPLES
 from schema.store.store import Store
 from sql.catalog import describe_views
@@ -107,6 +109,24 @@ def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[s
     assert all(check["faults"] == [] for check in found["checks"])
     code, out, _ = call(capsys, "list", "tasks", "--json")
     assert (code, "needle" in [row["name"].partition(": ")[2] for row in json.loads(out)["tasks"]]) == (0, True)
+
+
+def test_without_a_terminal_a_line_says_what_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done by then gets none, and neither does what was to be done before a stage began."""
+    monkeypatch.setattr("kvdrift.console._QUIET_SECONDS", 0.2)
+    with ConsoleProgress() as console:
+        console.doing("loading")
+        console.doing("deriving")
+        time.sleep(0.6)
+        console.doing("starting")
+        console.begin("documents", 1, "documents")
+        time.sleep(0.4)
+        console.doing("ending")
+        console.begin("bootstrap", 1, "analyses")
+    time.sleep(0.4)
+    assert capsys.readouterr().err.splitlines() == ["deriving", "documents: 1 document to do", "bootstrap: 1 analysis to do"]
 
 
 def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> None:
