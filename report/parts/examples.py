@@ -7,6 +7,7 @@ shows, replicate 0, every compared action. Positions after the EOS of both sides
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from report.printing.section import Section
@@ -80,8 +81,7 @@ def section(content: PageContent) -> Section | None:
     for stratum in facts.strata[:_STRATA]:
         own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
         chosen += own[:1]
-    found = [_document(content, row) for row in chosen]
-    documents = [document for document in found if document.examples]
+    documents = [document for document in _documents(content, chosen) if document.examples]
     return Section("examples", "Examples", TEMPLATE, values={"documents": documents}) if documents else None
 
 
@@ -90,17 +90,20 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE) or "∅"
 
 
-def _document(content: PageContent, row: ViewRow) -> ExampleDocument:
-    where = {"doc": row["doc"], "replicate": REPLICATE}
-    trajectories = {found["action"]: found for found in content.source.of("trajectories", **where)}
-    events: dict[str, list[ViewRow]] = defaultdict(list)
+def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleDocument]:
+    """Read the examples of documents, all in two queries: each reads every file where a store has one a unit."""
+    where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
+    trajectories = {(found["doc"], found["action"]): found for found in content.source.of("trajectories", **where)}
+    events: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
     for event in sorted(content.source.of("events", **where), key=lambda event: int(event["t"])):
-        events[event["action"]].append(event)
-    examples = tuple(
-        _example(trajectories[action], events[action], content.token_text)
-        for action in content.actions if action in trajectories and action in events
-    )  # fmt: skip
-    return ExampleDocument(row["doc"], row["stratum"], row["task"] or "", tuple(row["answers"] or ()), examples)
+        events[event["doc"], event["action"]].append(event)
+    for row in chosen:
+        keys = [(row["doc"], action) for action in content.actions]
+        examples = tuple(
+            _example(trajectories[key], events[key], content.token_text)
+            for key in keys if key in trajectories and key in events
+        )  # fmt: skip
+        yield ExampleDocument(row["doc"], row["stratum"], row["task"] or "", tuple(row["answers"] or ()), examples)
 
 
 def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader) -> Example:

@@ -7,7 +7,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from fixtures.prefect_server import PrefectServer, clone, wait_until
@@ -65,6 +67,18 @@ def test_what_is_deployed(server: PrefectServer, folder: Path) -> None:
     (automation,) = server.ask("/automations/filter")
     assert automation["trigger"]["within"] == 120
     assert there["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+
+
+def test_the_server_has_runs_of_the_cron_schedule_waiting(server: PrefectServer, folder: Path) -> None:
+    """At three in Berlin, of the newer time alone: a deployment whose times are right runs only if these are made."""
+    deployment = {"id": {"any_": [server.deployment(NAME)["id"]]}}
+
+    def waiting() -> set[str]:
+        runs = server.ask("/flow_runs/filter", deployments=deployment, limit=100)
+        times = [datetime.fromisoformat(run["expected_start_time"]) for run in runs if run["auto_scheduled"]]
+        return {time.astimezone(ZoneInfo("Europe/Berlin")).strftime("%H:%M") for time in times}
+
+    wait_until(lambda: waiting() == {"03:00"})
 
 
 def test_a_killed_run_is_gone_on_with_and_a_grown_study_computes_what_is_new(
