@@ -69,7 +69,8 @@ def test_what_is_deployed(server: PrefectServer, folder: Path) -> None:
     assert there["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
 
 
-def test_the_server_has_runs_of_the_cron_schedule_waiting(server: PrefectServer, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_server_has_runs_of_the_cron_schedule_waiting(server: PrefectServer) -> None:
     """At three in Berlin, of the newer time alone: a deployment whose times are right runs only if these are made."""
     deployment = {"id": {"any_": [server.deployment(NAME)["id"]]}}
 
