@@ -126,7 +126,11 @@ def test_without_a_terminal_a_line_says_what_takes_long(
         console.doing("ending")
         console.begin("bootstrap", 1, "analyses")
     time.sleep(0.4)
-    assert capsys.readouterr().err.splitlines() == ["deriving", "documents: 1 document to do", "bootstrap: 1 analysis to do"]
+    assert capsys.readouterr().err.splitlines() == [
+        "deriving",
+        "documents: 1 document to do",
+        "bootstrap: 1 analysis to do",
+    ]
 
 
 def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> None:
