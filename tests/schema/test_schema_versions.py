@@ -12,14 +12,25 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from fixtures import older_stores
 from fixtures.branched_units import make_rows, swrb_unit
-from fixtures.older_stores import LATER, STUDIES_2, append_1, make_empty_store, make_store_1, make_store_2, put_1
+from fixtures.older_stores import (
+    LATER,
+    STUDIES_2,
+    append_1,
+    make_empty_store,
+    make_store_1,
+    make_store_2,
+    put_1,
+)
 from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
 from schema.errors import InputError
+from schema.store.appends import compacted_name
 from schema.store.delta import folder as delta_folder
+from schema.store.parquet_files import encode_parquet
 from schema.store.store import Store
 from schema.tables import SCHEMA_VERSION, TABLES
 from sql.catalog import open_views, write_catalog
@@ -70,6 +81,25 @@ def test_a_store_of_version_1_is_read_as_it_is(old: str) -> None:
         assert views.rows("units").column("estimator").to_pylist() == ["plain"] * 2
         assert [views.rows(table).num_rows for table in LATER] == [0] * len(LATER)
     assert files_of(old) == before
+
+
+def test_what_an_older_release_compacted_is_read_before_and_after_an_upgrade(tmp_path: Path) -> None:
+    """A compacted file, too, lacks the columns that came since."""
+    location = make_empty_store(tmp_path / "old", 8)
+    row = {
+        "study": "s", "action": "a", "selector": "snapkv", "keep": "1/2", "position_mode": "they go on from n",
+        "control": False, "prespecified": True, "action_revision": 0, "dropped": False,
+    }  # fmt: skip
+    data = encode_parquet(pa.Table.from_pylist([row], schema=older_stores.before("actions", 8)))
+    put_1(DeltaTable(f"{location}/actions"), compacted_name("0" * 16), data, 1, [])
+    for prepare in (lambda _: None, Store.make_tables):
+        store = Store.open(location)
+        prepare(store)
+        (read,) = store.read("actions").to_pylist()
+        assert {name: read[name] for name in row} == row
+        with open_views(store) as views:
+            assert views.rows("actions").num_rows == 1
+        write_catalog(store)
 
 
 def test_texts_of_units_come_as_codes_too(old: str) -> None:

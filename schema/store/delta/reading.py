@@ -10,7 +10,6 @@ import pyarrow.dataset as pads
 
 from schema.errors import InputError, first_line
 from schema.location import join
-from schema.store.appends import is_compacted
 from schema.store.delta.versions import TableVersions
 from schema.tables import TABLES
 
@@ -43,9 +42,7 @@ class TableReading(TableVersions):
 
         """
         self._check_readable(snapshot)
-        paths = snapshot.paths()
-        # A compaction writes every column that its table has, and no table loses one.
-        last = snapshot.last_versions_without() if not all(map(is_compacted, paths)) else {}
+        paths, last = snapshot.paths(), snapshot.last_versions_without()
         older = {
             version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
             for version in set(last.values())
