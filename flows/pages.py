@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from report.printing.section import Drawing
 
 _INPUTS = "inputs.json"
-_TABLES = ("events", "trajectories", "branchings", "exact_values", "results", "calibration", "plans", "actions")
+_TABLES = (
+    "events",
+    "trajectories",
+    "branchings",
+    "exact_values",
+    "scores",
+    "results",
+    "calibration",
+    "plans",
+    "actions",
+)
 
 
 def write_report(

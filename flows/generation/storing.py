@@ -9,11 +9,12 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.generation.failures import Trying
 from flows.generation.pending import Work
 from flows.material import stored_identities
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds
-from schema.errors import InputError, OperationError
+from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError, is_disk_fault
 from schema.progress import Progress
 from schema.store.appends import unit_name
 from schema.store.store import Store, Unit
@@ -32,6 +33,10 @@ Units that were not made by the identities are refused.
 """
 
 
+class _OtherIdentityError(OperationError):
+    """What makes units changed during the run."""
+
+
 class Identify(Protocol):
     """Says what makes the units of a study's actions, whoever generates them."""
 
@@ -48,9 +53,12 @@ class Identify(Protocol):
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
     """Generate work and store it, one commit a document; returns the number of new units.
 
+    A document that fails does not keep the others from being generated. Where documents fail one after the other, and
+    none is generated between them, it is not they that are at fault, and no more are tried.
+
     Raises:
-        InputError: a model, an endpoint or the store refuses the work.
-        OperationError: the work failed, or what came was not made as the store has it.
+        InputError: a model, an endpoint or the store refuses the work, or documents of it.
+        OperationError: the work or documents of it failed, or what came was not made as the store has it.
 
     """
     if not work:
@@ -62,13 +70,34 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
                 f"action '{action}' of study '{study.name}': it is not known what made its units; "
                 f"kvdrift run --redo {action} generates them anew"
             )
-    new = 0
-    with closing(made_by(store, study, work, known)) as stored:
-        progress.begin(stage, len(work), "documents")
-        for units in stored:
-            new += units
-            progress.advance(1)
+    new, trying = 0, Trying(work)
+    progress.begin(stage, len(work), "documents")
+    for part in trying.parts():
+        try:
+            with closing(made_by(store, study, part, known)) as stored:
+                for units in stored:
+                    new += units
+                    trying.document_done()
+                    progress.advance(1)
+        except KvdriftError as error:
+            left = _not_stored(store, study, part)
+            if not left or isinstance(error, (DamagedStoreError, _OtherIdentityError)) or is_disk_fault(error):
+                raise
+            trying.part_failed(left, error)
+    trying.check()
     return new
+
+
+def _not_stored(store: Store, study: Study, work: Work) -> Work:
+    """The documents of some work that the store does not have all units of."""
+    names = ["doc", "action", "estimator", "first_replicate"]
+    rows = store.units(study.name, study.model.id, names)
+    there = set(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    return [
+        (document, pending)
+        for document, pending in work
+        if any((document.doc, unit.action.name, unit.estimator, unit.first) not in there for unit in pending)
+    ]
 
 
 def stored_gpus(store: Store, study: Study, redone: Collection[str] = ()) -> GpuKinds:
@@ -112,7 +141,7 @@ def _check_identity(unit: Unit, known: Identities) -> None:
     record = unit.record
     for name, value in known[record["action"], record["action_revision"]].columns.items():
         if record[name] != value:
-            raise OperationError(
+            raise _OtherIdentityError(
                 f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "
                 "what makes its units changed during the run: run the command again"
             )

@@ -5,22 +5,27 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.command import call
 from fixtures.finite_study import write_finite_study
+from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from flows import stages
 from flows.generation.local import LocalGenerator
-from flows.generation.storing import storing
+from flows.generation.pending import Work
+from flows.generation.storing import Generate, storing
 from flows.study_run import DocumentLimit, StudyRun
 from generator.finite.model import FiniteModel
+from schema.errors import OperationError
 from schema.progress import SILENT
-from schema.study import load_studies
+from schema.store.store import Unit
+from schema.study import Study, load_studies
 
 
 class Weights:
@@ -104,3 +109,51 @@ def test_a_limit_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, _, err = call(capsys, "run", write_study(tmp_path), "--limit", "0")
     assert code == 2
     assert "--limit" in err
+
+
+def failing(generator: LocalGenerator, *docs: str) -> Generate:
+    """A generator that fails with documents of these names, after it has generated some of what it was given."""
+
+    def made(study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        good = [one for one in work if one[0].doc not in docs]
+        yield from generator(study, good[:1] if len(good) < len(work) else good)
+        if len(good) < len(work):
+            raise OperationError("a selector fails")
+
+    return made
+
+
+def test_a_document_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    """They are generated first; the run then fails, and names it. Where none can be made, that is said as it is."""
+    local, study = LocalGenerator(), load_study(write_study(tmp_path))
+    run = StudyRun(study, str(tmp_path / "store"), storing(local))
+    stages.prepare(run)
+    first, second, third, fourth = [document.doc for document in run.material.of_split("development")]
+    line = refused(lambda: stages.develop(replaced(run, failing(local, second, fourth))), error=OperationError)
+    assert line == (
+        f"2 of 4 documents failed, and what else could be generated is stored: document '{second}': a selector fails; "
+        f"document '{fourth}': a selector fails"
+    )
+    assert set(run.store.units()["doc"].to_pylist()) == {first, third}
+    line = refused(lambda: stages.develop(replaced(run, failing(local, second, fourth))), error=OperationError)
+    assert line == "a selector fails"
+    assert stages.develop(run) == 2 * 3
+
+
+def test_documents_that_fail_one_after_the_other_end_the_work(tmp_path: Path) -> None:
+    tried = list[int]()
+
+    def made(_: Study, work: Work) -> Generator[list[Unit], None, None]:
+        tried.append(len(work))
+        if work:
+            raise OperationError("no model is there")
+        yield []
+
+    run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
+    stages.prepare(run)
+    assert refused(lambda: stages.develop(replaced(run, made)), error=OperationError) == "no model is there"
+    assert tried == [4, 1, 3, 1, 2, 1]
+
+
+def replaced(run: StudyRun, made_by: Generate) -> StudyRun:
+    return StudyRun(run.study, run.location, storing(made_by))
