@@ -24,6 +24,7 @@ from flows.pages import page_of, report_is_current
 from flows.revisions import begun_revisions, redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
+from schema.locking import run_alone
 from schema.study import FIXED
 from stats.intervals import Estimates
 
@@ -90,10 +91,11 @@ def run_studies(
     for run in runs:
         stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
     page = page or FlowRunPage()
-    if page.is_open:
-        return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
-    with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as shown:
-        return _run_flow(runs, page if shown else None, plan_only=plan_only)
+    with run_alone(location, runs[0].progress.say):
+        if page.is_open:
+            return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
+        with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as shown:
+            return _run_flow(runs, page if shown else None, plan_only=plan_only)
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:

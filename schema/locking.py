@@ -1,6 +1,6 @@
-"""Who may change a local store: many writers at once, or one repair. The lock is on the store's folder.
+"""Who may change a local store: many writers at once, or one repair; and one run of studies at a time.
 
-It ends with its process. A file system without locks keeps nobody apart.
+The locks are on folders of the store. They end with their processes. A file system without locks keeps nobody apart.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -16,6 +16,8 @@ from schema.errors import OperationError
 from schema.location import is_local
 
 _PATIENCE: Final = 5.0  # seconds: longer than a commit takes
+
+_LOOK: Final = 0.5  # seconds from one look to the next of a run that waits
 
 _repaired: Final = set[str]()  # stores that a repair of this process has
 
@@ -28,6 +30,23 @@ def written(location: str) -> Iterator[None]:
         return
     with _opened(location) as folder:
         _lock(folder, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
+    """A block that runs studies of a store; waits while another one does, and says so.
+
+    Two at once would do no harm, but generate the same documents twice. Nobody waits for those of a store behind a URL.
+    """
+    if not is_local(location):
+        yield
+        return
+    with _opened(f"{location}/events") as folder:
+        if not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            say(f"another run is at work on {location}: this one waits until it ends, and then does what is left")
+            while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                time.sleep(_LOOK)
         yield
 
 

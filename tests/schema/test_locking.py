@@ -1,10 +1,11 @@
-"""A repair has a store for itself: another one is refused, and commits wait."""
+"""A repair has a store for itself: another one is refused, and commits wait. Runs come one after the other."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
 from schema.errors import OperationError
+from schema.locking import run_alone
 from schema.store.store import Store
 from verification.repair import repair
 
@@ -44,3 +46,23 @@ def test_a_commit_waits_for_a_repair(store: Store) -> None:
     os.close(folder)
     writer.join(60)
     assert len(store.paths("events")) == 1
+
+
+def test_the_later_run_of_a_store_waits_and_says_so(store: Store) -> None:
+    location, said, order = store.location, list[str](), list[str]()
+
+    def later() -> None:
+        with run_alone(location, said.append):
+            order.append("later")
+
+    with run_alone(location, said.append):
+        waiting = threading.Thread(target=later)
+        waiting.start()
+        while not said:
+            time.sleep(0.01)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "later"]
+    assert said == [f"another run is at work on {location}: this one waits until it ends, and then does what is left"]
+    with run_alone("s3://bucket/store", said.append), run_alone("s3://bucket/store", said.append):
+        assert len(said) == 1
