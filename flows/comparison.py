@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ from generator.actions import Action
 from generator.identity import ActionIdentity, changes
 from schema.document import SPLITS
 from schema.errors import PlanError
+from schema.sampling import SamplingLaw
 from schema.store.revisions import current_actions
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
@@ -148,6 +149,8 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         stored = {"model.id": row["model"], "study.horizon": row["horizon"], "study.seed": row["seed"]}
     else:
         asked, stored = (_leaves(json.loads(text)) for text in (study.settings, row["settings"]))
+    law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
+    asked, stored = asked | law[0], stored | law[1]  # settings have what is not the default
     names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
     if study.several_models and not any(row["model"] == study.model.id for row in rows):
         names = [name for name in names if not name.startswith("model.")]

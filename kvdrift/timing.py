@@ -105,7 +105,7 @@ def study_time(
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
 
     """
-    model = load_transformer(material.study.model)
+    model = replace(load_transformer(material.study.model), law=material.study.law)
     timed = _Timed(material, [action for action in material.actions if action.name in actions])
     began = time.perf_counter()
     most = max(extent.replicates[1] for extent in extents.values())

@@ -21,7 +21,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
-# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens
+# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
 SCHEMA_VERSION = 9
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -400,7 +400,7 @@ EXACT_VALUES = _table(
 
 STUDIES = _table(
     "studies",
-    "one study's fixed parameters: horizon and windows",
+    "one study's fixed parameters: horizon, law and windows",
     ("study", "model"),
     *_GROUP[:2],
     _column("horizon", pa.int32(), "H", "tokens"),
@@ -415,6 +415,23 @@ STUDIES = _table(
     _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
     _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
     _column("settings", pa.string(), "what study_sha256 is the hash of, canonical JSON", null=True, since=4),
+    _column("temperature", pa.float64(), "what logits are divided by; 0 is greedy", since=9, default="1.0"),
+    _column(
+        "top_p",
+        pa.float64(),
+        "tokens are drawn from the fewest of the most probable ones that have it together; null: from all",
+        "probability",
+        null=True,
+        since=9,
+    ),
+    _column(
+        "top_k",
+        pa.int32(),
+        "tokens are drawn from so many of the most probable ones; null: from all",
+        "tokens",
+        null=True,
+        since=9,
+    ),
 )
 
 PLANS = _table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from flows.generation.named_work import Part
 from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
-from generator.finite.model import finite_model
+from generator.finite.model import FiniteModel, finite_model
 from generator.generation import generate_documents, generate_together, together
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
@@ -43,7 +44,7 @@ class LocalGenerator:
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
         self._say = say
         self._study: Study | None = None  # whose model is held
-        self._model: Model | None = None
+        self._model: LoadedModel | FiniteModel | None = None
         self.sides: SideProcesses | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
@@ -110,7 +111,7 @@ class LocalGenerator:
         return lambda action: files.of(action.parts)
 
     def model(self, study: Study) -> Model:
-        """Return the study's model, loaded where another one is held or none; that one is released before.
+        """Return the study's model with its law, loaded where another one is held or none; that one is released before.
 
         Raises:
             InputError: the model cannot be loaded.
@@ -122,7 +123,8 @@ class LocalGenerator:
         if self._model is None or held is None or held.model != study.model or (finite and held != study):
             self._model = None
             self._model, self._study = finite_model(study) if finite else self._loaded(study.model), study
-        return self._model
+        model = self._model
+        return model if isinstance(model, FiniteModel) else replace(model, law=study.law)
 
     def _loaded(self, section: ModelSection) -> LoadedModel:
         model = load_transformer(section)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class StreamKernels(Protocol):
-    """Next-token laws of one document's streams over the full vocabulary, at temperature 1.
+    """Next-token laws of one document's streams over the full vocabulary, as tokens are drawn by them.
 
     Laws are float64, or float32 where V is large.
     """

@@ -17,6 +17,7 @@ from generator.finite.study_systems import file_systems, study_systems
 from generator.finite.system import FiniteSystem
 from generator.identity import ActionIdentity
 from schema.document import Document
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.study import Study
 
 
@@ -27,11 +28,13 @@ class FiniteModel:
     Attributes:
         file: All systems of the file that the study's were read from, which may take more of them later; None where
             they were not read from a file.
+        law: The law that tokens are drawn by, which the systems' tables have.
     """
 
     id: str
     systems: Mapping[str, FiniteSystem]
     file: Sequence[FiniteSystem] | None = None
+    law: SamplingLaw = FULL_SOFTMAX
     device: ClassVar[str] = "cpu"
     dtype: ClassVar[str] = "float64"
     logits_dtype: ClassVar[None] = None  # there are none
@@ -106,7 +109,7 @@ def finite_model(study: Study) -> FiniteModel:
     file = file_systems(study)
     strata = study_systems(study, file)
     systems = [system for split in strata.values() for stratum in split.values() for system in stratum]
-    return FiniteModel(study.model.id, {system.name: system for system in systems}, file)
+    return FiniteModel(study.model.id, {system.name: system for system in systems}, file, study.law)
 
 
 def _laws_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:

@@ -1,4 +1,7 @@
-"""The finite-state systems of a study: drawn or read, as documents, with their exact values. Nothing needs torch."""
+"""The finite-state systems of a study: drawn or read, as documents, with their exact values.
+
+Tables have the laws that the study draws tokens by. Nothing needs torch but another law than the tables' own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from generator.finite.system import FiniteSystem
 from generator.finite.tables import read_system_file
 from schema.document import SPLITS, Document
 from schema.errors import InputError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.study import FINITE_STATE, DocumentsSection, Study
 
 Strata = dict[str, dict[str, list[FiniteSystem]]]
@@ -20,13 +24,13 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 
 
 def file_systems(study: Study) -> list[FiniteSystem] | None:
-    """Read all systems of the study's file; None where it draws its systems.
+    """Read all systems of the study's file, with the study's law; None where it draws its systems.
 
     Raises:
         InputError: The file is faulty.
     """
     file = study.model.tables_file
-    return None if file is None else list(read_system_file(file).values())
+    return None if file is None else [_deployed(system, study.law) for system in read_system_file(file).values()]
 
 
 def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
@@ -79,13 +83,27 @@ def exact_value_rows(
 def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> list[FiniteSystem]:
     kind = "system" if split == "evaluation" else split
     prefix = f"{section.stratum_name}-{kind}" if len(study.documents) > 1 else kind
-    return [
+    drawn = [
         mixture_system(
             study.study.seed, f"{prefix}-{number}", number, count, study.model.alphabet or 2, study.study.horizon,
             [action.name for action in study.actions],
         )
         for number in range(1, count + 1)
     ]  # fmt: skip
+    return [_deployed(system, study.law) for system in drawn]
+
+
+def _deployed(system: FiniteSystem, law: SamplingLaw) -> FiniteSystem:
+    """The system whose tables say how tokens are drawn by a law."""
+    if law == FULL_SOFTMAX:
+        return system
+    from generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
+
+    return replace(
+        system,
+        reference=tuple(deployed_table(table, law) for table in system.reference),
+        actions={name: tuple(deployed_table(table, law) for table in laws) for name, laws in system.actions.items()},
+    )
 
 
 def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem]:

@@ -11,6 +11,7 @@ from generator.coupling.kernels import StreamKernels
 from generator.coupling.streams import Savings
 from generator.identity import ActionIdentity
 from schema.document import Document
+from schema.sampling import SamplingLaw
 
 
 class Model(Protocol):
@@ -31,6 +32,10 @@ class Model(Protocol):
     @property
     def logits_dtype(self) -> str | None:
         """The floating-point type of logits; None where it is that of the model."""
+
+    @property
+    def law(self) -> SamplingLaw:
+        """The law that tokens are drawn by."""
 
     @property
     def batch_deviation(self) -> float:

@@ -30,6 +30,7 @@ from generator.generation.model import Model, PreparedDocument
 from generator.transformer.memory import is_memory_shortage
 from schema.document import Document
 from schema.errors import OperationError, first_line
+from schema.sampling import FULL_SOFTMAX
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
@@ -281,6 +282,8 @@ def _settings(
     made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
     if model.logits_dtype is not None:
         made_with["logits_dtype"] = model.logits_dtype
+    if model.law != FULL_SOFTMAX:
+        made_with["law"] = model.law.words
     return {
         "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from generator.identity import NUMERICS_VERSION, parts_sha256
 from schema.document import Document
 from schema.errors import InputError
+from schema.sampling import SamplingLaw, Temperature, TopK, TopP
 from schema.study import CONTROL_ACTION, ActionSection, Study
 from schema.tables import SCHEMA_VERSION
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 # 2: revisions of actions
 # 3: identities of units
 # 4: the dtype of logits
-# 5: codecs of actions
+# 5: codecs of actions, the law that tokens are drawn by
 PROTOCOL = 5
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
@@ -152,6 +154,14 @@ class GenerationRequest(_Message):
     pending: Annotated[list[PendingMessage], Field(min_length=1, max_length=1000)]
     horizon: Annotated[int, Field(ge=1, lt=_INT32_END)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
+    temperature: Temperature
+    top_p: TopP | None
+    top_k: TopK | None
+
+    @property
+    def law(self) -> SamplingLaw:
+        """The law that tokens are drawn by."""
+        return SamplingLaw(self.temperature, self.top_p, self.top_k)
 
     @classmethod
     def of(
@@ -178,6 +188,7 @@ class GenerationRequest(_Message):
             "logits_dtype": study.model.logits_dtype,
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
             "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
+            **asdict(study.law),
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:

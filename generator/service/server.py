@@ -155,7 +155,7 @@ class _Request:
     def __init__(self, request: GenerationRequest, peer: str) -> None:
         self.document, self.pending = requested_work(request)
         self.study, self.horizon, self.seed = request.study, request.horizon, request.seed
-        self.tokenizer, self.logits_dtype = request.tokenizer, request.logits_dtype
+        self.tokenizer, self.logits_dtype, self.law = request.tokenizer, request.logits_dtype, request.law
         self.peer = peer
         self.abandoned = threading.Event()
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
@@ -181,7 +181,7 @@ class _Request:
         self.messages.put(RequestState.GENERATING)
         lost: str | None = None
         files = replace(model.files, tokenizer_sha256=self.tokenizer)
-        own = replace(model, files=files, logits_dtype=self.logits_dtype)
+        own = replace(model, files=files, logits_dtype=self.logits_dtype, law=self.law)
         try:
             units = generate_units(own, self.study, self.document, self.pending, self.horizon, self.seed)
         except StoppedError:

@@ -13,6 +13,7 @@ import torch
 from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
 from schema.errors import InputError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 _KEPT_BYTES = 2**25 - 2**14  # just below 32 MiB
 
@@ -40,6 +41,7 @@ class Decoder:
         threads: How many threads computations on a CPU use; None for torch's own number.
         memory_share: How much of the memory that is available decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
+        law: What is made of logits before tokens are drawn.
         steps: Whole steps that have been tried, and how exact they were.
         before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
@@ -55,6 +57,7 @@ class Decoder:
     threads: int | None = None
     memory_share: float = 1.0
     logits_dtype: str | None = None
+    law: SamplingLaw = FULL_SOFTMAX
     steps: TriedSteps = field(default_factory=TriedSteps)
     before_pass: Callable[[], None] = lambda: None
 

@@ -62,7 +62,7 @@ class TransformerKernels:
             tiles=[tile for prompt in prompts for tile in prompt.tiles],
             rules=[rule for prompt in prompts for rule in prompt.rules],
         )  # fmt: skip
-        self._head = Head(model.network, model.device, model.logits_dtype)
+        self._head = Head(model.network, model.device, model.logits_dtype, model.law)
         self._laws = self._head.room(self._attention.rows_of(streams))
         self._indices = StepIndices({*self._attention.devices, self._first_laws.device})
         self._to_send = self.sent = torch.empty(0, dtype=torch.int64)

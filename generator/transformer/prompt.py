@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
 from schema.errors import InputError
+from schema.sampling import FULL_SOFTMAX
 
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
 _TRIED_SUFFIXES = 8  # different ones
@@ -59,7 +60,7 @@ class Prompt:
                 )[0]  # [1, chunk, width]
                 first += chunk.shape[1]
             # With a device map the last layers may lie on another device than what draws tokens.
-            head = Head(model.network, model.device, model.logits_dtype)
+            head = Head(model.network, model.device, model.logits_dtype, model.law)
             law = head.laws(hidden[0, -1:].to(model.device), head.room(1))
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
@@ -215,7 +216,8 @@ class PreparedPrompt:
             (0,) * 3,
             (None,) * 3,
         )
-        kernels = TransformerKernels(self._model, [caches], streams, self._horizon, savings)
+        model = replace(self._model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
+        kernels = TransformerKernels(model, [caches], streams, self._horizon, savings)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
         return step_deviation(kernels, suffixes, streams)
 

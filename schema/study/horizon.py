@@ -1,16 +1,21 @@
-"""``[study]`` and ``[windows]``: how far continuations are compared, and the windows within."""
+"""``[study]`` and ``[windows]``: how far continuations are compared, by which law, and the windows within."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
+from schema.errors import InputError
+from schema.sampling import SamplingLaw, Temperature, TopK, TopP
 from schema.study.section import Name, Positive, Section, meaning
+
+LAW_KEYS: Final = ("temperature", "top_p", "top_k")
+"""Keys that came later: settings and hashes have them where they are not at their default."""
 
 
 class StudySection(Section):
-    """``[study]``: name, horizon and seed."""
+    """``[study]``: name, horizon, seed, and the law that tokens are drawn by."""
 
     name: Annotated[
         Name, meaning("The study's name, as in `stores/NAME`, in queries and on the page.", example="my-study")
@@ -21,6 +26,31 @@ class StudySection(Section):
     seed: Annotated[
         int, Field(ge=0, lt=2**63), meaning("Decides every draw: of prompts, of tokens and of resampling.")
     ] = 0
+    temperature: Annotated[
+        Temperature,
+        meaning("What logits are divided by before tokens are drawn; 0 is greedy: the most probable token is taken."),
+    ] = 1.0
+    top_p: Annotated[
+        TopP | None,
+        meaning("Tokens are drawn from the fewest of the most probable ones that have this probability together."),
+    ] = None
+    top_k: Annotated[TopK | None, meaning("Tokens are drawn from so many of the most probable ones.", "tokens")] = None
+
+    @property
+    def law(self) -> SamplingLaw:
+        """The law that tokens are drawn by, on both sides."""
+        return SamplingLaw(self.temperature, self.top_p, self.top_k)
+
+    def check_law(self) -> None:
+        """Check that the keys of the law go together.
+
+        Raises:
+            InputError: A greedy law is truncated.
+
+        """
+        for name in ("top_p", "top_k") if self.law.greedy else ():
+            if getattr(self, name) is not None:
+                raise InputError(f"study.{name}: at temperature 0 the most probable token is taken; remove it")
 
 
 class WindowsSection(Section):

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from schema.errors import InputError, nearest
+from schema.sampling import SamplingLaw
 from schema.study.actions import CONTROL_ACTION, ActionSection
 from schema.study.documents import DocumentsSection
-from schema.study.horizon import StudySection, WindowsSection
+from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
 from schema.study.mistakes import missing
 from schema.study.model import FINITE_STATE, ModelSection
 from schema.study.plan import PlanSection
@@ -47,6 +48,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self.study.check_law()
         self.model.check()
         self._check_documents()
         self._check_actions()
@@ -105,6 +107,11 @@ class Study(Section):
         return self.study.name
 
     @property
+    def law(self) -> SamplingLaw:
+        """The law that tokens are drawn by, on both sides."""
+        return self.study.law
+
+    @property
     def several_models(self) -> bool:
         """Whether the file names several models, each with a ``Study`` of its own."""
         return self._several_models
@@ -131,11 +138,11 @@ class Study(Section):
 
     @cached_property
     def settings(self) -> str:
-        """What decides the events, as JSON: horizon, seed, model and document sources (actions may be added later)."""
+        """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
         model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype"))
         del model["mixed_gpus"]  # a permission: each unit says which GPU made it
         deciding = {
-            "study": self.study.model_dump(),
+            "study": values_of(self.study, LAW_KEYS),
             "model": model,
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [

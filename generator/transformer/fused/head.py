@@ -1,4 +1,4 @@
-"""Next-token laws from last hidden states: the head's product and a softmax at temperature 1.
+"""Next-token laws from last hidden states: the head's product, and a softmax or what a study draws by instead.
 
 On a GPU a row of logits takes a multiple of 16 bytes, filled up with logits of minus infinity, whose probabilities are
 exactly 0. Else rows would begin at other places of the 16 bytes that are read at once, and a softmax would add up each
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from generator.attention.cpu_products import has_product, product
+from generator.coupling.sampling import deployed
 from generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 _ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
 _TOKENS = 8192  # whose weights are made float32 at once
@@ -26,12 +28,15 @@ class Head:
         network: A transformers causal language model.
         device: Where hidden states come from and laws go, as torch names it.
         logits_dtype: "float32", or None for the weights' own, to which logits are then rounded.
+        law: What is made of the logits.
     """
 
-    def __init__(self, network: Any, device: str, logits_dtype: str | None = None) -> None:
+    def __init__(
+        self, network: Any, device: str, logits_dtype: str | None = None, law: SamplingLaw = FULL_SOFTMAX
+    ) -> None:
         self._layer, self._device = network.lm_head, torch.device(device)
         self._vocabulary = self._layer.out_features
-        self._wide = logits_dtype == "float32"
+        self._wide, self._law = logits_dtype == "float32", law
 
     def room(self, rows: int) -> Tensor:
         """Make room for so many laws, [rows, columns]: float32 where V is large, else float64."""
@@ -48,7 +53,11 @@ class Head:
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
         for rows, some in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):
-            torch.softmax(self._logits(rows).to(self._device), -1, dtype=room.dtype, out=some)
+            logits = self._logits(rows).to(self._device)
+            if self._law == FULL_SOFTMAX:
+                torch.softmax(logits, -1, dtype=room.dtype, out=some)
+            else:
+                deployed(logits, self._law, some)
         return room[:, : self._vocabulary]
 
     @property

@@ -1,0 +1,67 @@
+"""Next-token laws as they are deployed: temperature, top-k and top-p, applied to logits (definitions, "Decoding law").
+
+The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the
+probabilities that are left. A row's law depends on no other row, nor on how a device adds numbers up.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from schema.sampling import SamplingLaw
+
+_BYTES = 2**26  # of a law's intermediate results that are made at once
+_UNITS = 2**52  # of probability: sums of whole ones are exact, in any order
+_ITEM_BYTES = 48  # of intermediate results to a token, about
+
+
+def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
+    """Write the laws that a study draws tokens by.
+
+    Equal logits are treated so: greedy takes the token with the lowest id. Top-k leaves every token whose logit is that
+    of the k-th largest. Top-p leaves the tokens with the lowest ids of those equally probable.
+
+    Args:
+        logits: [rows, V], minus infinity for what is no token; logarithms of probabilities will do.
+        law: What to make of them.
+        out: Where the laws go, float32 or float64 [rows, V]; sums to 1 in each row.
+    """
+    at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
+    for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
+        if law.greedy:
+            laws.zero_().scatter_(-1, some.argmax(-1, keepdim=True), 1.0)
+        else:
+            torch.softmax(_scores(some, law, out.dtype), -1, out=laws)
+
+
+def deployed_table(laws: NDArray[np.float64], law: SamplingLaw) -> NDArray[np.float64]:
+    """Return ``deployed`` laws of tables, float64 [rows, V]: p^(1/T), normalized over the tokens that are left."""
+    made = torch.from_numpy(laws).log()
+    deployed(made, law, out := torch.empty_like(made))
+    return out.numpy()
+
+
+def _scores(logits: Tensor, law: SamplingLaw, dtype: torch.dtype) -> Tensor:
+    """Logits over T, [rows, V]: the largest is 0, and minus infinity stands for what is left out."""
+    scores = logits.to(dtype, copy=True)
+    scores -= scores.amax(-1, keepdim=True)
+    scores /= max(law.temperature, torch.finfo(dtype).tiny)
+    if law.top_k is not None:  # temperature keeps the order, but for what it rounds
+        last = logits.topk(min(law.top_k, logits.shape[-1])).values[:, -1:]
+        scores.masked_fill_(logits < last, -torch.inf)
+    if law.top_p is not None:
+        scores.masked_fill_(~_most_probable(torch.softmax(scores, -1), law.top_p), -torch.inf)
+    return scores
+
+
+def _most_probable(laws: Tensor, mass: float) -> Tensor:
+    """The fewest tokens, of the most probable, that have so much probability together, bool [rows, V]."""
+    ordered, token = laws.sort(dim=-1, descending=True, stable=True)
+    units = (ordered.double() * _UNITS).round_().long()
+    before = units.cumsum(-1) - units  # what more probable tokens have
+    return torch.zeros_like(laws, dtype=torch.bool).scatter_(-1, token, before < math.ceil(mass * _UNITS))
