@@ -62,7 +62,8 @@ def describe_studies(
     redone = {row["action"] for row in begun_revisions(runs, redo)} if redo else set()
     for run, absent in zip(runs, unchecked, strict=True):
         study, found = run.study, forecast(run, redone)
-        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}; store {location}"
+        law = f", {study.law.other_words}" if study.law.other_words else ""
+        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
         for what in absent:
             yield f"  not checked: {what}; not on this machine"
         yield _plan_line(found)

@@ -43,17 +43,17 @@ class SamplingLaw:
         return self.temperature == 0.0
 
     @property
-    def truncated(self) -> bool:
-        """Whether tokens may be left out."""
-        return self.top_p is not None or self.top_k is not None
-
-    @property
     def words(self) -> str:
         """The law in words, as pages have it."""
         if self.greedy:
             return "greedy"
         kept = [f"{name} {value:.12g}" for name, value in (("top-k", self.top_k), ("top-p", self.top_p)) if value]
         return ", ".join([f"temperature {self.temperature:.12g}", *(kept or ["full softmax"])])
+
+    @property
+    def other_words(self) -> str:
+        """The law in words where it is not the default, which need not be told; else empty."""
+        return "" if self == FULL_SOFTMAX else self.words
 
 
 FULL_SOFTMAX: Final = SamplingLaw()

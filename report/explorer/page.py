@@ -50,6 +50,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
     html = environment.get_template("trajectories.html.j2").render(
         names,
         packed=pack(outcomes, sample, streams, token_text, names),
+        law=facts.other_law,
         script=script,
         # The browser runs this script and no other, whatever a token's text may be.
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),

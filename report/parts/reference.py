@@ -10,7 +10,7 @@ from report.reading.content import PageContent
 from report.reading.estimates import FEW_CLUSTERS
 
 DEFINITIONS = """
-<p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws. I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
+<p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
 <dl class="facts">
 <dt id="means-delta">δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
 <dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what {{ "the action" if facts.finite else "eviction" }} changes while the histories are the same</dd>
@@ -62,6 +62,7 @@ def provenance(content: PageContent) -> Section:
         f"study {facts.study_sha256[:12]}" if facts.study_sha256 else "",
         f"plan {facts.plan.sha256[:12]}" if facts.plan else "",
         f"seed {facts.seed}" if facts.seed is not None else "",
+        facts.other_law,
         "; ".join(facts.devices),
     ]
     line = ", ".join(part for part in what if part)

@@ -11,6 +11,7 @@ from typing import Any
 
 from report.reading.source import StudyRows, ViewRow
 from schema.errors import InputError, nearest
+from schema.sampling import SamplingLaw
 from schema.study import FINITE_STATE
 from schema.tables import PLAIN, SWRB
 from schema.windows import Windows
@@ -100,6 +101,7 @@ class Facts:
         devices: device and dtype of the units.
         libraries: versions that the units were generated with.
         branched: whether any unit is of residual branching.
+        law: what tokens are drawn by; None where another generator made the events.
 
     """
 
@@ -117,6 +119,12 @@ class Facts:
     devices: list[str]
     libraries: dict[str, str]
     branched: bool
+    law: SamplingLaw | None
+
+    @property
+    def other_law(self) -> str:
+        """The law in words, where it is not the full softmax at temperature 1; else empty."""
+        return "" if self.law is None else self.law.other_words
 
     @property
     def compared(self) -> list[str]:
@@ -210,6 +218,7 @@ def read_facts(source: StudyRows) -> Facts:
         devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
         libraries=_libraries(units),
         branched=any(unit["estimator"] == SWRB for unit in units),
+        law=SamplingLaw.of(studies[0]) if studies else None,
     )
 
 

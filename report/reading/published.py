@@ -3,8 +3,9 @@
 The view ``published_comparison`` finds the number beside each estimate. The verdicts of calibrations and the counts of
 branch cohorts are no estimates: they are read here from the view ``published``, by the same rules. A study matches if
 its model's id ends in the paper's name of a model (``meta-llama/Llama-3.1-8B-Instruct``) and if its horizon and windows
-are the paper's; actions and strata match by equal names. Where only the horizon or a window differs nothing is set
-beside the study's numbers, and the page says why.
+are the paper's, and if its tokens are drawn from the full softmax at temperature 1; actions and strata match by equal
+names. Where only the horizon, a window or the law differs nothing is set beside the study's numbers, and the page says
+why.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from report.reading.estimates import Place, Published
 from report.reading.facts import Facts
 from report.reading.source import StudyRows, ViewRow
+from schema.sampling import FULL_SOFTMAX
 from schema.windows import Windows
 
 _WINDOWS = Windows.of(128)  # the paper's, in both of its studies
@@ -41,7 +43,8 @@ class PublishedStudy:
         numbers: by quantity, stratum, action, baseline and x.
         verdicts: by action, baseline and observation.
         support: documents and paths of a branch cohort, by stratum and action.
-        mismatch: a sentence for the page where the paper has this model and these actions, but other windows.
+        mismatch: a sentence for the page where the paper has this model and these actions, but other windows or
+            another law.
 
     """
 
@@ -59,13 +62,20 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
         for row in source.views.rows("published").to_pylist()
         if is_model(facts.model, row["model"]) and row["action"] in actions and row["baseline"] in {None, *actions}
     ]
-    if rows and facts.windows != _WINDOWS:
-        what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
+    if rows and (other := _measured_with(facts)):
         return PublishedStudy(
-            mismatch=f"The source paper has this model and actions of these names, measured with {what} and a horizon "
-            f"of {_WINDOWS.horizon} tokens. Its numbers are not shown, because this study measures other quantities."
+            mismatch=f"The source paper has this model and actions of these names, measured with {other}. Its numbers "
+            "are not shown, because this study measures other quantities."
         )
     return PublishedStudy(_numbers(source), _verdicts(rows), _support(rows))
+
+
+def _measured_with(facts: Facts) -> str:
+    """What the paper measured with and the study did not; empty where it did."""
+    if facts.windows != _WINDOWS:
+        what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
+        return f"{what} and a horizon of {_WINDOWS.horizon} tokens"
+    return FULL_SOFTMAX.words if facts.other_law else ""
 
 
 def is_model(model: str, published: str | None) -> bool:

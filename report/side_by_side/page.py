@@ -57,10 +57,10 @@ def _entries_table(comparison: Comparison) -> PrintedTable:
     """What is compared: where it lies, and what makes its numbers."""
     columns = (
         label_column("study"), label_column("store"), label_column("model"), label_column("documents"),
-        label_column("plan"), label_column("seed"),
+        label_column("law"), label_column("plan"), label_column("seed"),
     )  # fmt: skip
     rows = tuple(
-        table_row(entry.name, entry.location, entry.model, _documents(entry), _plan(entry),
+        table_row(entry.name, entry.location, entry.model, _documents(entry), _law(entry), _plan(entry),
                   str(entry.content.facts.seed or ""))
         for entry in comparison.entries
     )  # fmt: skip
@@ -69,6 +69,11 @@ def _entries_table(comparison: Comparison) -> PrintedTable:
 
 def _documents(entry: Entry) -> str:
     return f"{count(len(entry.documents))} {entry.content.split}"
+
+
+def _law(entry: Entry) -> str:
+    law = entry.content.facts.law
+    return "not recorded" if law is None else law.words
 
 
 def _plan(entry: Entry) -> str:

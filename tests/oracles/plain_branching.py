@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, inverse_cdf
+from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coupled_pair, inverse_cdf, law_of
 
 from generator.coupling.uniforms import uniform_table
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 Law = NDArray[np.float64]
 
@@ -33,9 +34,16 @@ class Stream:
     """One cache followed along one history, absorbed by EOS."""
 
     def __init__(
-        self, network: Any, prompt: Any, kept: list[Any], first: Law, entries: int, eos: Sequence[int]
+        self,
+        network: Any,
+        prompt: Any,
+        kept: list[Any],
+        logits: Any,
+        entries: int,
+        eos: Sequence[int],
+        made_by: SamplingLaw,
     ) -> None:
-        self.law = first
+        self.law, self._made_by = law_of(logits, made_by), made_by
         self._network, self._cache, self._position, self._eos = network, _expanded(prompt, kept, 1), entries, eos
 
     def feed(self, token: int) -> None:
@@ -45,7 +53,7 @@ class Stream:
             self.law[self._eos[0]] = 1.0
             self._position = -1
             return
-        self.law = _advance(self._network, self._cache, np.array([token]), self._position)[0]
+        self.law = _advance(self._network, self._cache, np.array([token]), self._position, self._made_by)[0]
         self._position += 1
 
 
@@ -60,13 +68,14 @@ def plain_branching(
     replicates: Sequence[int],
     horizon: int,
     eos_tokens: Sequence[int],
+    law: SamplingLaw = FULL_SOFTMAX,
 ) -> list[PlainBranch]:
     """Generate every replicate of one action of one document."""
-    prompt, first, kept = _prefill(network, tokens, chooser)
+    prompt, logits, kept = _prefill(network, tokens, chooser)
     everything = [np.tile(np.arange(len(tokens)), (len(layer), 1)) for layer in kept]
 
     def stream(choice: list[Any]) -> Stream:
-        return Stream(network, prompt, choice, first, len(tokens), eos_tokens)
+        return Stream(network, prompt, choice, logits, len(tokens), eos_tokens, law)
 
     table = uniform_table(seed, document, action, replicates, horizon, 7, estimator="swrb")
     return [_replicate(lambda: stream(everything), lambda: stream(kept), u, horizon) for u in table]

@@ -8,7 +8,8 @@ coupling is a loop over replicates and tokens in numpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from oracles.plain_laws import plain_law
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from generator.coupling.uniforms import uniform_table
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 # One layer's attention over the prompt [heads, n, n] and the number of KV heads -> kept positions [KV heads, m].
 Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
@@ -101,10 +104,12 @@ def plain_rollout(
     horizon: int,
     eos_tokens: Sequence[int],
     hold: Callable[[torch.Tensor], torch.Tensor] = lambda part: part,
+    law: SamplingLaw = FULL_SOFTMAX,
 ) -> PlainSteps:
     """Generate one action's coupled rollout of one document; the compressed side holds keys and values by ``hold``."""
     count, entries = len(replicates), len(tokens)
-    prompt, first_law, kept = _prefill(network, tokens, chooser)
+    prompt, logits, kept = _prefill(network, tokens, chooser)
+    first_law = law_of(logits, law)
     everything = [np.tile(np.arange(entries), (len(layer), 1)) for layer in kept]
     reference = _expanded(prompt, everything, count)
     compressed_on_y, compressed_on_x = (_expanded(prompt, kept, count, hold) for _ in range(2))
@@ -122,9 +127,9 @@ def plain_rollout(
     end[eos_tokens[0]] = 1.0
     for column in range(1, horizon):
         position = entries + column - 1  # the token emitted at t = column stands at n + t - 1
-        p_laws = _advance(network, reference, x[:, column - 1], position)
-        q_laws = _advance(network, compressed_on_y, y[:, column - 1], position)
-        forced_laws = _advance(network, compressed_on_x, x[:, column - 1], position)
+        p_laws = _advance(network, reference, x[:, column - 1], position, law)
+        q_laws = _advance(network, compressed_on_y, y[:, column - 1], position, law)
+        forced_laws = _advance(network, compressed_on_x, x[:, column - 1], position, law)
         for k in range(count):
             x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
             p = end if x_over else p_laws[k]
@@ -160,7 +165,38 @@ def inverse_cdf(weights: NDArray[np.float64], u: float) -> int:
     return last  # rounding of the running sum alone
 
 
-def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any, NDArray[np.float64], list[Any]]:
+def greedy_tokens(network: Any, tokens: Sequence[int], chooser: Chooser, horizon: int) -> list[int]:
+    """Return what transformers' ``generate`` takes after the prompt with what is kept of it, to EOS or the horizon.
+
+    The first token is that of the whole prompt, and positions go on from its true length.
+    """
+    prompt, logits, kept = _prefill(network, tokens, chooser)
+    entries, first = kept[0].shape[1], int(logits.argmax())
+    ids = torch.tensor([[*tokens[:entries], first]])  # of which generate feeds what the cache does not have
+    with _positions_from(network.model, len(tokens) - entries):
+        made = network.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=_expanded(prompt, kept, 1), do_sample=False,
+            max_new_tokens=horizon - 1, temperature=None, top_p=None,
+        )  # fmt: skip
+    return [first, *made[0, ids.shape[1] :].tolist()]
+
+
+@contextmanager
+def _positions_from(decoder: Any, missing: int) -> Iterator[None]:
+    """Number what is fed as if the cache had so many entries more."""
+
+    def shift(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        past, fed = named["past_key_values"].get_seq_length(), named["input_ids"].shape[1]
+        return given, named | {"position_ids": torch.arange(past, past + fed)[None] + missing}
+
+    hook = decoder.register_forward_pre_hook(shift, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any, torch.Tensor, list[Any]]:
     cache = DynamicCache()
     with torch.no_grad():
         output = network(torch.tensor([list(tokens)]), past_key_values=cache, output_attentions=True)
@@ -168,7 +204,7 @@ def _prefill(network: Any, tokens: Sequence[int], chooser: Chooser) -> tuple[Any
         chooser(attention[0].double().numpy(), layer.keys.shape[1])
         for attention, layer in zip(output.attentions, cache.layers, strict=True)
     ]
-    return cache, softmax(output.logits[0, -1]), kept
+    return cache, output.logits[0, -1], kept
 
 
 def _expanded(
@@ -185,11 +221,18 @@ def _expanded(
     return cache
 
 
-def _advance(network: Any, cache: Any, tokens: NDArray[np.int32], position: int) -> NDArray[np.float64]:
+def _advance(
+    network: Any, cache: Any, tokens: NDArray[np.int32], position: int, law: SamplingLaw
+) -> NDArray[np.float64]:
     ids = torch.tensor(tokens[:, None].astype(np.int64))
     with torch.no_grad():
         output = network(ids, past_key_values=cache, position_ids=torch.full_like(ids, position))
-    return np.stack([softmax(row) for row in output.logits[:, -1]])
+    return np.stack([law_of(row, law) for row in output.logits[:, -1]])
+
+
+def law_of(logits: torch.Tensor, law: SamplingLaw) -> NDArray[np.float64]:
+    """Return the law that tokens are drawn by, in float64."""
+    return softmax(logits) if law == FULL_SOFTMAX else plain_law(logits.tolist(), law)
 
 
 def softmax(logits: torch.Tensor) -> NDArray[np.float64]:

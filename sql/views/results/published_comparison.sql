@@ -1,7 +1,7 @@
 -- The paper's numbers beside the store's own, in the names and units of estimates. A study has rows if its model's id ends
--- in the paper's name of a model and if its windows are the paper's: with others it measures other quantities. It has them
--- for the actions that it has units of, by equal names. The paper prints some numbers twice, as text and in a figure: the
--- one with an interval stands here.
+-- in the paper's name of a model and if its windows are the paper's, and its tokens drawn from the full softmax at
+-- temperature 1: with others it measures other quantities. It has them for the actions that it has units of, by equal
+-- names. The paper prints some numbers twice, as text and in a figure: the one with an interval stands here.
 with
 
 names (printed, quantity) as (
@@ -67,9 +67,14 @@ placed as (
     where quantity = 'entry_cdf' and x = 128
 ),
 
+other_laws as (
+    select study, model from main.studies where temperature != 1.0 or top_p is not null or top_k is not null
+),
+
 comparable as (
     select study, model
     from main.windows
+    anti join other_laws using (study, model)
     where
         horizon = 128 and cohort_bound = 64 and early_last = 16 and late_first = 49
         and first_block_last = 32 and second_block_last = 64

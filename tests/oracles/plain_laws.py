@@ -1,0 +1,32 @@
+"""Decoding laws as defined (definitions, "Decoding law"), token by token in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schema.sampling import SamplingLaw
+
+
+def plain_law(logits: Sequence[float], law: SamplingLaw) -> NDArray[np.float64]:
+    """Return the law that tokens are drawn by, float64 [V]; logarithms of probabilities are logits too."""
+    best = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if law.temperature == 0:
+        return np.eye(len(logits))[best[0]]
+    weights = [math.exp((logit - max(logits)) / law.temperature) for logit in logits]
+    if law.top_k is not None:
+        last = logits[best[min(law.top_k, len(best)) - 1]]
+        best = [token for token in best if logits[token] >= last]
+    if law.top_p is not None:
+        kept, reached, total = [], 0.0, math.fsum(weights[token] for token in best)
+        for token in best:
+            if reached < law.top_p * total:
+                kept.append(token)
+            reached += weights[token]
+        best = kept
+    made = np.zeros(len(logits))
+    made[best] = np.array(weights)[best]
+    return np.asarray(made / made.sum())
