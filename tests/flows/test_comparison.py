@@ -29,6 +29,10 @@ def changed(folder: Path, store: Path, *changes: tuple[str, str]) -> StudyRun:
         (("seed = 3", "seed = 4"), "study.seed: stored 3, asked 4; give the changed study a new name"),
         (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, asked 13"),
         (
+            ("seed = 3", "seed = 3\ntemperature = 0.7\ntop_p = 0.9"),
+            "study.temperature: stored 1.0, asked 0.7; study.top_p: stored none, asked 0.9; give the changed",
+        ),
+        (
             ('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndtype = "bfloat16"'),
             "model.dtype: stored float32, asked bfloat16",
         ),

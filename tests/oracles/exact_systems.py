@@ -279,7 +279,7 @@ def _append_rows(store: Store, studies: Iterable[ExactStudy]) -> None:
     parameters, documents, exact = [], [], []
     for study in studies:
         named = {"study": study.name, "model": MODEL}
-        parameters.append({**named, **vars(study.windows), "seed": SEED, "study_sha256": "0" * 64})
+        parameters.append({**named, **vars(study.windows), "seed": SEED, "study_sha256": "0" * 64, "temperature": 1.0})
         for stratum, systems in study.strata.items():
             for system in systems:
                 doc = system_document(system, stratum).doc

@@ -152,7 +152,7 @@ def test_what_a_table_has_got_since_is_written_after_an_upgrade(old: str) -> Non
 
 def study_row(**changes: Any) -> dict[str, Any]:
     row = dict.fromkeys(TABLES["studies"].columns, 3) | {"study": "s", "model": "m", "study_sha256": "0"}
-    return row | {"revision": None, "settings": None} | changes
+    return row | {"revision": None, "settings": None, **dict.fromkeys(("top_p", "top_k")), "temperature": 1.0} | changes
 
 
 def test_a_study_of_version_2_has_no_revision(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_later_versions_added() -> None:
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
         "documents": {"scoring": None},
-        "studies": {"revision": None, "settings": None},
+        "studies": {"revision": None, "settings": None, "temperature": 1.0, "top_p": None, "top_k": None},
         "document_moments": dict.fromkeys(f"scalar_{name}_compensator" for name in ("occupation", "exposure")),
         "plans": {"plan_revision": 0},
         "results": {

@@ -72,7 +72,7 @@ def waiting(store: Store) -> set[tuple[str, str]]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Two documents under two actions, with their moments stored."""
     made = Store.create(tmp_path_factory.mktemp("made") / "store")
-    append(made, "studies", KEYS | WINDOWS | {"seed": 1, "study_sha256": "0"})
+    append(made, "studies", KEYS | WINDOWS | {"seed": 1, "study_sha256": "0", "temperature": 1.0})
     add_documents(made, "d0", "d1")
     add_actions(made, 0, "one", "two")
     generate(made, *(make_unit(doc, action=action) for doc in ("d0", "d1") for action in ("one", "two")))

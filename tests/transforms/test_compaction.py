@@ -87,7 +87,7 @@ def derive(store: Store) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Three documents under both estimators, grown once, with stored moments; every table has several files."""
     store = Store.create(tmp_path_factory.mktemp("made") / "store")
-    append(store, "studies", {**vars(Windows.of(H)), "seed": 1, "study_sha256": "0"})
+    append(store, "studies", {**vars(Windows.of(H)), "seed": 1, "study_sha256": "0", "temperature": 1.0})
     add_action(store, 0)
     for doc in ("d2", "d0", "d1"):
         add_document(store, doc)
