@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from generator.service import admission, server
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.service.server import GenerationService
 from schema.errors import OperationError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.tables import SCHEMA_VERSION
 
 FILES = ModelIdentity("w", None)
@@ -34,6 +35,7 @@ class Pretended:
     files: ModelIdentity = FILES
     device: str = "cuda:0"
     logits_dtype: str | None = None
+    law: SamplingLaw = FULL_SOFTMAX
     network: ClassVar[Any] = SimpleNamespace(config=SimpleNamespace(vocab_size=256))
 
     def twins(self, count: int, before: Callable[[], None]) -> list[Pretended]:
@@ -73,12 +75,14 @@ class Running:
     def client(self) -> flight.FlightClient:
         return flight.FlightClient(f"grpc://127.0.0.1:{self.service.port}")
 
-    def asked(self, client: flight.FlightClient, doc: str, logits_dtype: str | None = None) -> Any:
+    def asked(
+        self, client: flight.FlightClient, doc: str, logits_dtype: str | None = None, law: SamplingLaw = FULL_SOFTMAX
+    ) -> Any:
         """The answer to a request for a document, as it comes."""
         action = {"name": "a", "selector": "recent", "keep": "1/2"}
         request = GenerationRequest.model_validate({
             "study": "s", "model": "m", "weights": "w", "tokenizer": None, "horizon": 4,
-            "logits_dtype": logits_dtype, "seed": 0,
+            "logits_dtype": logits_dtype, "seed": 0, **asdict(law),
             "document": {"doc": doc, "stratum": "", "cluster": "", "task": "", "source": "", "tokens": [1]},
             "pending": [{
                 "action": action, "selector_sha256": selector_sha256(Recent()), "first": 0, "count": 1,
@@ -198,17 +202,18 @@ def test_a_service_ends_where_its_device_does() -> None:
     assert str(run.error) == f"device 'cuda:0' computes nothing more: CUDA error: {lost}; start the service again"
 
 
-def test_logits_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str | None] = []
+def test_logits_and_law_are_what_a_request_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str | None, SamplingLaw]] = []
     prefill = Pretended.prefill
 
     def watched(self: Pretended, document: Any, *given: Any) -> None:
-        seen.append(self.logits_dtype)
+        seen.append((self.logits_dtype, self.law))
         prefill(self, document, *given)
 
     monkeypatch.setattr(Pretended, "prefill", watched)
     with running(Long()) as run, run.client() as client:
-        for asked in ("float32", None):
+        asked = [("float32", FULL_SOFTMAX), (None, SamplingLaw(0.7, 0.9, 20)), (None, SamplingLaw(0.0))]
+        for logits_dtype, law in asked:
             with pytest.raises(flight.FlightServerError, match="short is worked off"):
-                list(run.asked(client, "short", asked))
-    assert seen == ["float32", None]
+                list(run.asked(client, "short", logits_dtype, law))
+    assert seen == asked
