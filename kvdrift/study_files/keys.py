@@ -98,7 +98,8 @@ def _kind(schema: dict[str, Any]) -> str:
 def _bounds(schema: dict[str, Any]) -> str:
     if "exclusiveMinimum" in schema:
         low, high = schema["exclusiveMinimum"], schema.get("exclusiveMaximum")
-        return f" above {low}" if high is None else f" between {low} and {high}"
+        most = f", at most {schema['maximum']}" if "maximum" in schema else ""
+        return f" above {low}{most}" if high is None else f" between {low} and {high}"
     low = schema.get("minimum")
     if schema.get("exclusiveMaximum") == 1 << _EXPONENT:
         return f", {low} to 2^{_EXPONENT} - 1"

@@ -67,7 +67,7 @@ def new_study(
         strata, remark = _made_strata(tasks, length, embedded=embedded), ""
     return commented_study(
         Draft(
-            study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0},
+            study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0, "temperature": 1.0},
             model=_model(model, folder, embedded=embedded),
             documents=strata,
             actions=[_action(text) for text in actions or DEFAULT_ACTIONS],

@@ -27,7 +27,12 @@ POOLED = "pooled"
 class Study(Section):
     """A whole study file."""
 
-    study: Annotated[StudySection, meaning("What the study is called, and how far continuations are compared.")]
+    study: Annotated[
+        StudySection,
+        meaning(
+            "What the study is called, how far continuations are compared, and by which law their tokens are drawn."
+        ),
+    ]
     model: Annotated[ModelSection, meaning("What is measured, and how it is run.")]
     documents: Annotated[
         list[DocumentsSection],

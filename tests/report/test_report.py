@@ -10,6 +10,7 @@ import csv
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from report.reading.content import read_content
 from report.reading.published import is_model
 from report.reading.source import Provenance, StudyRows
 from schema.errors import InputError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import view_texts
@@ -520,7 +522,7 @@ PAPER = [
 ]
 
 
-def paper_views(windows: Windows = PAPERS_WINDOWS) -> FakeViews:
+def paper_views(windows: Windows = PAPERS_WINDOWS, law: SamplingLaw = FULL_SOFTMAX) -> FakeViews:
     """The study as if it were of the paper's model and windows, beside the paper's numbers."""
     views = make_views(strata=("VT-4K",))
     for rows in views.views.values():
@@ -529,6 +531,7 @@ def paper_views(windows: Windows = PAPERS_WINDOWS) -> FakeViews:
                 row["model"] = LLAMA
     views.views["published"] = PAPER
     views.set_windows(windows)
+    views.views["studies"][0].update(asdict(law))
     views.views["published_comparison"] = compared_with_paper(views)
     return views
 
@@ -539,7 +542,7 @@ def compared_with_paper(views: FakeViews) -> list[Row]:
     columns = {name: pa.float64() if name in numbers else pa.string() for name in contract("published").columns}
     estimated = [column for column in TABLES["results"].schema if column.name in contract("estimates").columns]
     read = {"published": pa.schema(columns), "windows": TABLES["studies"].schema, "units": TABLES["units"].schema,
-            "estimates": pa.schema(estimated)}  # fmt: skip
+            "studies": TABLES["studies"].schema, "estimates": pa.schema(estimated)}  # fmt: skip
     with duckdb.connect() as connection:
         for view, schema in read.items():
             connection.from_arrow(pa.Table.from_pylist(views.rows(view).to_pylist(), schema=schema)).create(view)
@@ -588,6 +591,21 @@ def test_published_numbers_of_other_windows_are_not_compared(page: Page, windows
     assert f"measured with {named} and a horizon of 128 tokens" in html
     assert "published</small>" not in html
     assert "published 2" not in html
+
+
+@pytest.mark.parametrize(
+    ("law", "words"), [(SamplingLaw(0.0), "greedy"), (SamplingLaw(0.7, 0.9), "temperature 0.7, top-p 0.9")]
+)
+def test_a_page_says_its_law_and_compares_it_with_no_other(page: Page, law: SamplingLaw, words: str) -> None:
+    views = paper_views(law=law)
+    assert views.views["published_comparison"] == [] != paper_views().views["published_comparison"]
+    html = page(views, LLAMA)
+    assert f"{LLAMA} · {words}</span></h1>" in html
+    assert f"as tokens are drawn by them: {words}." in html
+    assert "measured with temperature 1, full softmax. Its numbers are not shown" in html
+    assert "published</small>" not in html
+    assert ("δ and f are 0 or 1" in html) == law.greedy
+    assert "as tokens are drawn by them" not in page(paper_views(), LLAMA)
 
 
 def test_studies_unlike_the_paper_show_nothing_published(page: Page) -> None:

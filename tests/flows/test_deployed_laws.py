@@ -1,0 +1,94 @@
+"""Studies of other laws than the full softmax: exact values beside views, what a study file may say, and greedy plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.small_study import evaluate, run_of, write_study
+from fixtures.study_files import load_study
+from oracles.plain_laws import plain_law
+
+from flows.planning.size import NOTHING, size_bounds
+from generator.finite.study_systems import study_systems
+from schema.errors import InputError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from sql.catalog import open_views
+
+HALF = ("seed = 24", "seed = 24\ntemperature = 0.5")
+
+
+def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
+    plain, half = (load_study(write_finite_study(tmp_path, *given)) for given in ((), (HALF,)))
+    systems = [[*study_systems(study)["evaluation"]["binary"]] for study in (plain, half)]
+    for before, after in zip(*systems, strict=True):
+        for action in (None, "mixture"):
+            for table, made in zip(before.laws(action), after.laws(action), strict=True):
+                wanted = [plain_law(np.log(row).tolist(), SamplingLaw(0.5)) for row in table]
+                np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-14)
+
+
+def test_views_agree_with_enumeration_at_temperature_one_half(tmp_path: Path) -> None:
+    """Of each of 6 systems, R and O of 2,000 pairs within 5 standard errors: a false failure is below 1e-5.
+
+    The exact values are those of the sharper laws, which part less often than the tables' own.
+    """
+    changes = [HALF, ("replicates = 16", "replicates = 2000")]
+    run = run_of(load_study(write_finite_study(tmp_path, *changes)), tmp_path / "store")
+    evaluate(run)
+    with open_views(run.store) as views:
+        rows = views.table(
+            "select doc, action, quantity, value, mean(mismatches / 4), stddev(mismatches / 4) / sqrt(count(*)), "
+            "mean((tau is not null)::double / 4), stddev((tau is not null)::double / 4) / sqrt(count(*)), count(*) "
+            "from exact_values join analyzed_trajectories using (study, model, doc, action) "
+            "where quantity in ('mismatch', 'occurrence') group by all"
+        ).to_pylist()
+        (row,) = views.rows("studies").to_pylist()
+    assert SamplingLaw.of(row) == SamplingLaw(0.5)
+    evaluated = [list(row.values()) for row in rows if row["count_star()"] == 2000]
+    assert len(evaluated) == 2 * 6
+    for _, _, quantity, exact, mismatch, mismatch_error, occurrence, occurrence_error, _ in evaluated:
+        found, error = (mismatch, mismatch_error) if quantity == "mismatch" else (occurrence, occurrence_error)
+        assert abs(found - exact) < 5 * error, quantity
+
+
+@pytest.mark.parametrize(
+    ("written", "line"),
+    [
+        ("temperature = -0.5", "study.temperature = -0.5: should be greater than or equal to 0"),
+        ("temperature = inf", "study.temperature = inf: should be a finite number"),
+        ("temperature = [0, 1]", r"study.temperature = \[0, 1\]: should be a valid number"),
+        ("top_p = 0", "study.top_p = 0: should be greater than 0"),
+        ("top_p = 1.5", "study.top_p = 1.5: should be less than or equal to 1"),
+        ("top_k = 0", "study.top_k = 0: should be greater than or equal to 1"),
+        ("temperature = 0\ntop_p = 0.9", "study.top_p: at temperature 0 the most probable token is taken; remove it"),
+    ],
+)
+def test_what_is_no_law_is_refused(tmp_path: Path, written: str, line: str) -> None:
+    with pytest.raises(InputError, match=f"{line}$"):
+        load_study(write_study(tmp_path, ("seed = 3", f"seed = 3\n{written}")))
+
+
+def test_the_default_law_changes_no_identity(tmp_path: Path) -> None:
+    plain, same, other = (
+        load_study(write_study(tmp_path, ("seed = 3", f"seed = 3\n{written}")))
+        for written in ("", "temperature = 1\ntop_p = 1", "temperature = 0.7\ntop_p = 0.9\ntop_k = 20")
+    )
+    assert (plain.law, plain.settings) == (FULL_SOFTMAX, same.settings)
+    assert set(json.loads(plain.settings)["study"]) == {"name", "horizon", "seed"}
+    assert other.law == SamplingLaw(0.7, 0.9, 20)
+    assert json.loads(other.settings)["study"].items() >= {"temperature": 0.7, "top_p": 0.9, "top_k": 20}.items()
+    assert other.sha256 != plain.sha256
+
+
+def test_one_replicate_of_a_greedy_law_is_enough(tmp_path: Path) -> None:
+    greedy = ("seed = 3", "seed = 3\ntemperature = 0")
+    auto = ("replicates = 5\n", "")
+    bounds = [
+        size_bounds(load_study(write_study(tmp_path, *given)), NOTHING)[0]
+        for given in ([greedy, auto], [greedy], [auto])
+    ]
+    assert bounds == [(1, 1), (5, 5), (16, 64)]
