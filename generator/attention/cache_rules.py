@@ -58,6 +58,13 @@ class CacheRule:
     scores: int = 0
     cuts_back: bool = True
 
+    def over(self, entries: int, kv_heads: int) -> CacheRule:
+        """A rule of the same kind over so many other prompt entries, that attends from the first step on.
+
+        Whole steps are tried with it before documents are decoded.
+        """
+        raise NotImplementedError
+
     def first_scores(self, layer: int) -> Tensor:
         """Scores of a layer's prompt entries at the end of the prompt, float32 [KV heads, ``scores``]."""
         raise NotImplementedError

@@ -65,6 +65,7 @@ class RuledStreams:
                 rows = slice(int(own[0]), int(own[-1]) + 1)
                 for layer, scores in enumerate(self._scores):
                     scores[rows, :, self._prompt - rule.scores : self._prompt] = rule.first_scores(layer)
+                    scores[rows, :, self._prompt :] = 0.0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
         """Take up the open streams, so many of a cache at once at most, filled up to a multiple.

@@ -68,6 +68,11 @@ class _LeastScore(CacheRule):
         self.scores = first[0].shape[1]
         self._first = [self._after_drop(scores, 0) for scores in first]
 
+    def over(self, entries: int, kv_heads: int) -> CacheRule:
+        """As many entries in all as the prompt has; their scores are equal."""
+        first = [torch.zeros((kv_heads, entries), device=scores.device) for scores in self._first]
+        return _LeastScore(self._policy, first, entries)
+
     def first_scores(self, layer: int) -> Tensor:
         """Scores at the end of the prompt, without what is dropped before the first token is fed."""
         return self._first[layer]

@@ -52,6 +52,10 @@ class _Slices(CacheRule):
     entries: int
     sinks: int
 
+    def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
+        """As many entries in all as the prompt has."""
+        return _Slices(entries, entries, min(self.sinks, entries))
+
     def passes(self, length: int) -> bool:
         """Whether nothing has been dropped."""
         return self.entries + length <= self.budget

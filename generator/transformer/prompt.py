@@ -195,12 +195,18 @@ class PreparedPrompt:
         more = 1 << (streams - 1).bit_length()  # the next ones may be a few more
         if more * self._horizon * self._model.shape.entry_bytes <= _LITTLE:
             streams = more
+        rules = [cache.rule for cache in self._caches if cache.rule is not None]
+        rule = max(rules, key=lambda one: one.scores, default=None)
         self._model.steps.cover(
-            (entries, self._horizon, streams), lambda: self._step_deviation(entries, streams, savings)
+            (entries, self._horizon, streams, int(rule is not None)),
+            lambda: self._step_deviation(entries, streams, savings, rule),
         )
 
-    def _step_deviation(self, entries: int, streams: int, savings: Savings) -> float:
-        """``step_deviation`` with a prompt of random keys and values, the same ones in all layers."""
+    def _step_deviation(self, entries: int, streams: int, savings: Savings, rule: CacheRule | None = None) -> float:
+        """``step_deviation`` with a prompt of random keys and values, the same ones in all layers.
+
+        The last cache has such a rule as a policy's.
+        """
         layers = [layer.key for layer in self._prompt.layers]
         kv_heads, _, size = layers[0].shape
         generator = torch.Generator().manual_seed(0)
@@ -209,12 +215,13 @@ class PreparedPrompt:
             {device: PrefixLayer(*part.to(device, copy=True)) for device in {key.device for key in layers}}
             for part in (drawn, drawn, drawn[:, :, ::2].contiguous())
         )
+        half_entries = drawn[:, :, ::2].shape[2]
         caches = PromptCaches(
             self._prompt.entries,
             self._prompt.first_law,
             [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
             (0,) * 3,
-            (None,) * 3,
+            (None, None, rule and rule.over(half_entries, kv_heads)),
         )
         model = replace(self._model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
         kernels = TransformerKernels(model, [caches], streams, self._horizon, savings)

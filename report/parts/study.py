@@ -91,6 +91,11 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
         "took, which grows with K and with documents; it says nothing of how fast a policy serves."
     )
+    if any(action["policy"] is not None for action in facts.actions):
+        note += (
+            " A policy that goes on while decoding keeps m entries after prefill, and its bytes are those of the most "
+            "entries that a step reads: what is generated is within them, not on top."
+        )
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 
 

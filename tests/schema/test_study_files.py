@@ -106,6 +106,23 @@ def test_what_is_missing_is_said_with_what_would_be_right(tmp_path: Path, change
     assert line in refused(load_studies, write_study(tmp_path, change))
 
 
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ('policy = "sliding"', 'actions[0].keep: missing; write keep = "1/2", say'),
+        ('policy = "sliding"\nkeep = "all"', 'actions[0].keep = "all": a policy needs the number of entries that a step reads'),
+        ('policy = "sliding"\nkeep = 9\nselector = "snapkv"', "actions[0].selector: an action with a policy has no selector; leave"),
+        ('policy = "sliding"\nkeep = 9\ncodec = "int8"', "actions[0].codec: an action with a policy has no codec; leave"),
+        ('policy = "sliding"\nkeep = 9\nsinks = 8', 'actions[0].sinks: unknown key; parameters of a policy are in its own table: policy = { name = "sliding", sinks = ... }'),
+        ("policy = { sinks = 8 }\nkeep = 9", 'actions[0].policy: has no name; write policy = { name = "sliding", sinks = 8 }, say'),
+        ("policy = 3\nkeep = 9", "actions[0].policy = 3: should be"),
+    ],
+)  # fmt: skip
+def test_a_policy_alone_decides_what_is_kept(tmp_path: Path, keys: str, line: str) -> None:
+    change = ('selector = "snapkv"\nkeep = "1/2"', keys)
+    assert line in refused(load_studies, write_study(tmp_path, change))
+
+
 @pytest.mark.parametrize("documents", ["documents = 3", "documents = [3]", 'documents = "x"', "[documents]\npath = 3"])
 def test_sections_of_another_kind_are_one_line(tmp_path: Path, documents: str) -> None:
     path = tmp_path / "x.toml"

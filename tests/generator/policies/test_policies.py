@@ -155,6 +155,7 @@ def test_beside_fused_operations_tokens_are_the_same() -> None:
 @NAMES
 def test_all_is_exactly_zero_where_nothing_is_dropped(name: str) -> None:
     for unit in generate([policy_action(name, LENGTH + HORIZON - 1), CONTROL]):
+        assert unit.record["batch_deviation"] == 0.0
         steps = steps_of(unit)
         assert not steps["delta"].any()
         assert not steps["f"].any()

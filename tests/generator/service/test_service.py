@@ -456,6 +456,8 @@ class TestProtocol:
             {"name": "a", "selector": "snapkv", "keep": "90%", "window": 32, "kernel": 3},
             {"name": "b", "selector": "recent", "keep": 100, "sinks": 2},
             {"name": "c", "selector": "random", "keep": "2/3", "seed": 5},
+            {"name": "d", "policy": {"name": "sliding", "sinks": 2}, "keep": 100},
+            {"name": "e", "policy": "h2o", "keep": "1/2"},
         ]
         sections = [type(study.actions[0]).model_validate(one) for one in parameters]
         other = study.model_copy(update={"actions": sections})
