@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from flows.analysis.answers import replicate_answers
 from flows.analysis.estimation import replicate_moments
 from flows.analysis.looks import take_look
-from flows.analysis.parts import Runner, in_sequence
+from flows.analysis.parts import Runner, one_by_one
 from flows.analysis.stored import analyze_stored
 from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
@@ -187,7 +187,7 @@ def look(run: StudyRun) -> bool:
     return not taken.stopped
 
 
-def analyze(run: StudyRun, estimate: Runner = in_sequence) -> int:
+def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
     """Estimate the evaluation documents unless that is done for the present events; return the number of estimates.
 
     Args:

@@ -8,7 +8,7 @@ releases the interpreter's lock where it multiplies and sorts, and processes wou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -109,9 +109,10 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
     return growth
 
 
-def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> list[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, in their order."""
-    return list(_task(estimate_part).map(parts).result())
+def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate the parts of an analysis as tasks of the running flow, which all begin; yield them in their order."""
+    futures = _task(estimate_part).map(parts)
+    return (future.result() for future in futures)
 
 
 def _task(function: Callable[..., Any], **options: Any) -> Any:

@@ -40,7 +40,7 @@ class ConsoleProgress:
         self._task: TaskID | None = None
         self._line: threading.Timer | None = None
         self._stage, self._unit = "", ""
-        self._total = self._done = 0
+        self._total = self._done = self._derived = 0
         self._began = self._said = 0.0
 
     def __enter__(self) -> Self:
@@ -71,6 +71,14 @@ class ConsoleProgress:
         self._spinner.stop()
         if self._line is not None:
             self._line.cancel()
+
+    def derived(self, done: int, total: int) -> None:
+        """Count segments of a derivation; one that is made by a single commit gets no stage."""
+        if not self._derived and done < total:
+            self.begin("derive", total, "segments")
+        if self._derived or done < total:
+            self.advance(done - self._derived)
+            self._derived = done
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         """Start a stage of ``total`` units."""

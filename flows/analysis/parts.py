@@ -7,12 +7,13 @@ that the draws of a task fit into memory together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from flows.analysis.standing import inputs_sha256
 from flows.frozen_plan import FrozenPlan
+from schema.progress import Progress
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
@@ -108,12 +109,30 @@ class AnalysisPart:
     reduced: DocumentMoments | None = None
 
 
-Runner = Callable[[Sequence[AnalysisPart]], Sequence[Estimates]]
+Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
+"""Estimates parts; yields what became of each, in their order."""
+
+
+def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate parts one after the other, in this thread, each when it is asked for."""
+    return map(estimate_part, parts)
+
+
+def counted(run: Runner, progress: Progress) -> Runner:
+    """Have the parts that are estimated counted."""
+
+    def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+        progress.begin("bootstrap", len(parts), "parts")
+        for estimates in run(parts):
+            progress.advance(1)
+            yield estimates
+
+    return run_and_count
 
 
 def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
     """Estimate parts one after the other, in this thread."""
-    return [estimate_part(part) for part in parts]
+    return [*one_by_one(parts)]
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:

@@ -17,7 +17,7 @@ from flows.analysis.estimation import (
     study_windows,
 )
 from flows.analysis.looks import with_looks
-from flows.analysis.parts import Analysis, Runner, in_sequence
+from flows.analysis.parts import Analysis, Runner, counted, one_by_one
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from flows.scores import Scoring
@@ -30,7 +30,7 @@ from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import NO_COEFFICIENTS
 
 
-def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequence, progress: Progress = SILENT) -> int:
+def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
     """Estimate a study as its frozen plan says or, without a plan, every split as exploratory.
 
     Args:
@@ -66,7 +66,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
         if not analyses or any(analysis.split not in splits for analysis in analyses):
             what = "evaluation" if frozen is not None else "measured"
             raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
-        progress.begin("bootstrap", len(analyses), "analyses")
         windows = study_windows(views, study, model)
         coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
@@ -80,7 +79,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
             answers = answer_moments(views, study, model, analysis.split, windows, answered) if answered else None
             estimates = estimate_study(
-                store, views, analysis, version, moments[analysis.split], run, fitted, answers,
+                store, views, analysis, version, moments[analysis.split], counted(run, progress), fitted, answers,
                 answers_alone=answers_alone,
             )  # fmt: skip
             if not estimates.new:
@@ -90,7 +89,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = in_sequen
                 progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
             count += estimates.new
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
-            progress.advance(1)
         # One commit for all of it: a row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
     refresh_catalog(store)

@@ -38,14 +38,17 @@ def compact(
     from transforms.pipeline import run_derivation
 
     opened = Store.open(store)
-    derived = run_derivation(store)
-    if derived.segments:
-        typer.echo(f"derived {derived.segments} segments, {derived.events} events")
     with ConsoleProgress() as console:
+        console.doing("deriving what is not derived yet")
+        derived = run_derivation(store, progress=console.derived)
+        console.doing("storing the means of documents")
         keep_up_moments(opened)
         tables = compacted(opened, console)
+        console.doing("writing the catalogue")
         keep_up_moments(opened)
         refresh_catalog(opened)
+    if derived.segments:
+        typer.echo(f"derived {derived.segments} segments, {derived.events} events")
     for line in map(_line, tables):
         typer.echo(line)
     if not tables:

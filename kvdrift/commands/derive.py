@@ -55,17 +55,8 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
             console.doing("deriving")
             from transforms.pipeline import run_derivation
 
-            flags, last = [f"--{option.lstrip('-')}" for option in options], 0
-
-            def progress(done: int, total: int) -> None:
-                nonlocal last
-                if not last and done < total:  # there are several commits
-                    console.begin("derive", total, "segments")
-                if last or done < total:
-                    console.advance(done - last)
-                    last = done
-
-            return run_derivation(location, runner, flags, progress)
+            flags = [f"--{option.lstrip('-')}" for option in options]
+            return run_derivation(location, runner, flags, console.derived)
     from flows.cluster.address import ClusterAddress
     from flows.cluster.connection import Cluster
     from flows.cluster.derivation import derive_on

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events
+_MANY_FILES = 16  # in pieces
 
 
 def ingest(
@@ -93,7 +94,18 @@ def _pieces(
         return not stopped.wait(interval)
 
     if interval is None:
-        return ingest_pieces(store, files, documents, horizon, taken=taken)
+        from kvdrift.console import ConsoleProgress
+
+        with ConsoleProgress() as console:
+            console.doing("taking files")
+
+            def progress(done: int, total: int) -> None:
+                if not done and total >= _MANY_FILES:
+                    console.begin("ingest", total, "files")
+                elif total >= _MANY_FILES:
+                    console.advance(1)
+
+            return ingest_pieces(store, files, documents, horizon, taken=taken, progress=progress)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     return ingest_pieces(store, files, documents, horizon, taken=taken, wait=wait)

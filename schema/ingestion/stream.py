@@ -175,6 +175,7 @@ def ingest_pieces(
     horizon: int | None = None,
     *,
     taken: Callable[[Path, IngestReport], None] = lambda *_: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
     wait: Callable[[], bool] | None = None,
 ) -> IngestReport:
     """Take files and folders of files that may have pieces of replicates; again and again, as long as ``wait`` says so.
@@ -185,6 +186,7 @@ def ingest_pieces(
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         horizon: H of studies and models that the store does not know.
         taken: Called with each file that was taken and what became of it.
+        progress: Called with the number of files that were looked at, and of all, where they are taken once.
         wait: Waits for a while, and tells whether to look for new files; without it files are taken once.
 
     Returns:
@@ -203,7 +205,9 @@ def ingest_pieces(
         while True:
             paths = [path for file in files for path in expanded(Path(file), may_be_empty=wait is not None)]
             seen = {path: seen[path] for path in paths if path in seen}
-            for path in paths:
+            for number, path in enumerate(paths):
+                if wait is None:
+                    progress(number, len(paths))
                 stamp = _stamp_of(path)
                 if seen.get(path) == stamp:
                     continue
@@ -212,6 +216,8 @@ def ingest_pieces(
                     seen[path] = stamp
                     total.add(report)
                     taken(path, report)
+            if wait is None:
+                progress(len(paths), len(paths))
             if wait is None or not wait():
                 return total
 

@@ -129,7 +129,11 @@ def test_many_tasks_of_a_flow_lock_no_database(
 
         from flows.study_flow import estimate_in_tasks  # noqa: PLC0415
 
-        mapped = flow(estimate_in_tasks, validate_parameters=False)(parts)
+        @flow(validate_parameters=False)
+        def mapping(parts: list[AnalysisPart]) -> list[Estimates]:
+            return [*estimate_in_tasks(parts)]
+
+        mapped = mapping(parts)
     assert [one.columns for one in mapped] == [one.columns for one in in_sequence(parts)]
     output = capfd.readouterr()
     assert "database is locked" not in output.out + output.err

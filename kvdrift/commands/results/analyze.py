@@ -26,9 +26,10 @@ def analyze(store: StoreArgument) -> None:
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
     if not studies:
         raise InputError(f"{opened.location}: the store holds no study yet")
-    revisions = model_revisions(opened)
+    revisions, made = model_revisions(opened), 0
     with ConsoleProgress() as console:
         for study, model in sorted(studies):
+            console.doing(f"estimating {study}, {model}")
             revision = revisions.get((study, model))
             texts = record_tokens(opened, study, model, revision=revision, progress=console)
             if scored := score_stored(opened, study, model, revision=revision, progress=console):
@@ -36,4 +37,7 @@ def analyze(store: StoreArgument) -> None:
             count = analyze_stored(opened, study, model, progress=console)
             if texts and not count:
                 refresh_catalog(opened)
+            made += count
             typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
+    if made:
+        typer.echo(f"the estimates are in {opened.location}; kvdrift report {opened.location} writes the page")
