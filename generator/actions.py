@@ -11,11 +11,11 @@ from typing import Any
 
 from generator.attention.holding import AsComputed, Holding
 from generator.codecs import CODECS, Codec
-from generator.policies import Policy, build_policy
 from generator.selectors import Full, Numerics, Selector, build_selector
 from generator.selectors.own.building import build
 from generator.selectors.own.families import Family
 from generator.selectors.parameters import Value
+from generator.selectors.policies import Policy, build_policy
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study

@@ -23,7 +23,7 @@ from schema.study import ModelSection
 
 if TYPE_CHECKING:
     from generator.codecs.codec import Codec  # which imports torch
-    from generator.policies.policy import Policy
+    from generator.selectors.policies.policy import Policy
     from generator.selectors.selector import Selector
 
 NUMERICS_VERSION: Final = 2
@@ -167,9 +167,9 @@ def source_of(kind: type[Selector | Codec | Policy]) -> tuple[tuple[str, str], .
         InputError: A module's source cannot be read.
     """
     from generator.codecs.codec import Codec  # noqa: PLC0415
-    from generator.policies.policy import Policy  # noqa: PLC0415
     from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
     from generator.selectors.own.names import source_texts  # noqa: PLC0415
+    from generator.selectors.policies.policy import Policy  # noqa: PLC0415
     from generator.selectors.selector import Selector  # noqa: PLC0415
 
     roots = (Selector, Codec, Policy)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from generator.codecs import CODECS
 from generator.generation.events import versions_on
 from generator.identity import NUMERICS_VERSION, source_of
-from generator.policies import POLICIES
 from generator.selectors import SELECTORS
+from generator.selectors.policies import POLICIES
 from generator.service.protocol import PROTOCOL, Identity
 from generator.transformer.model import LoadedModel
 from schema.errors import InputError

@@ -57,7 +57,7 @@ def _codecs() -> list[tuple[str, str]]:
 
 
 def _policies() -> list[tuple[str, str]]:
-    from generator.policies import POLICIES
+    from generator.selectors.policies import POLICIES
 
     return [(name, _described(kind)) for name, kind in POLICIES.items()]
 

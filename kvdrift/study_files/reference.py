@@ -8,8 +8,8 @@ from typing import Any
 
 from generator.codecs import CODECS
 from generator.documents.registry import SOURCES
-from generator.policies import POLICIES
 from generator.selectors import SELECTORS, default_parameters
+from generator.selectors.policies import POLICIES
 from generator.transformer.local_folders import EMBEDDED_ID
 from kvdrift.study_files.keys import Heading, Key, headings, toml
 from kvdrift.study_files.new_study import new_study

@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from generator.attention.recording import PromptLayer
-from generator.policies.scores import ScoringPolicy
 from generator.selectors import Selector
 from generator.selectors import h2o as selectors_h2o
+from generator.selectors.policies.scores import ScoringPolicy
 
 
 @dataclass(frozen=True)

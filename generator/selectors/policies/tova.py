@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from generator.attention.recording import PromptLayer
-from generator.policies.scores import ScoringPolicy
 from generator.selectors import Selector
 from generator.selectors import tova as selectors_tova
+from generator.selectors.policies.scores import ScoringPolicy
 
 
 class _FirstCut(selectors_tova.TOVA):

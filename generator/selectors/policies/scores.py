@@ -12,7 +12,7 @@ from torch import Tensor
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.recording import PromptLayer
 from generator.attention.weights import attend_with_weights
-from generator.policies.policy import Policy
+from generator.selectors.policies.policy import Policy
 
 _DROPPED = -torch.inf
 

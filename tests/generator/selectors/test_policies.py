@@ -21,7 +21,7 @@ from generator.actions import Action, build_action
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
-from generator.policies import POLICIES
+from generator.selectors.policies import POLICIES
 from generator.transformer.loading import load_model
 from schema.document import Document
 from schema.errors import InputError
@@ -79,7 +79,7 @@ def test_a_policy_equals_real_removal(name: str) -> None:
 
 @NAMES
 def test_a_policy_equals_real_removal_on_the_embedded_model(name: str) -> None:
-    eager, model, horizon, count = load_eager(EMBEDDED), load_model("kvdrift/tiny"), 16, 1
+    eager, model, horizon, count = load_eager(EMBEDDED), load_model("kvdrift/tiny"), 12, 1
     action = policy_action(name, "3/4")
     for task, index in (("needle", 0), ("needle", 1), ("variable_tracking", 0)):
         made = make_document(task, 384, index, seed=SEED)
@@ -136,12 +136,12 @@ def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
     """State follows streams that fork, move, are shared or parked: with nothing shared, events are the same."""
     actions = [policy_action(name, budget) for budget in BUDGETS[:2] for name in POLICIES]
     actions.insert(1, HALF_SNAPKV)
-    whole = generate(actions, estimator=estimator, count=6)
+    whole = generate(actions, estimator=estimator, count=4)
     nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
-    for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=6), strict=True):
+    for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=4), strict=True):
         assert unit.events.equals(twin.events)
     for action, unit in list(zip(actions, whole, strict=True))[::3]:
-        (alone,) = generate([action], estimator=estimator, count=3)
+        (alone,) = generate([action], estimator=estimator, count=2)
         assert alone.events.equals(unit.events.slice(0, len(alone.events)))
 
 

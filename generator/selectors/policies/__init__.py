@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from generator.policies.h2o import H2O
-from generator.policies.policy import Policy
-from generator.policies.sliding import Sliding
-from generator.policies.tova import TOVA
 from generator.selectors.own.classes import default_parameters
 from generator.selectors.parameters import Value, check_types
+from generator.selectors.policies.h2o import H2O
+from generator.selectors.policies.policy import Policy
+from generator.selectors.policies.sliding import Sliding
+from generator.selectors.policies.tova import TOVA
 from schema.errors import InputError, nearest
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}

@@ -12,9 +12,9 @@ from torch import Tensor
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts
 from generator.attention.recording import PromptLayer
-from generator.policies.policy import Policy
 from generator.selectors import Recent, Selector
 from generator.selectors.parameters import at_least
+from generator.selectors.policies.policy import Policy
 
 
 @dataclass(frozen=True)
