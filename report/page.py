@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 
 from report.explorer.page import write_explorer
+from report.parts.sequential.looks import between_looks
 from report.printing.canvas import drawing, save
 from report.printing.latex import write_tex
 from report.printing.palette import properties
@@ -133,6 +134,7 @@ def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]
 
     return environment.get_template("page.html.j2").render(
         content=content,
+        between_looks=between_looks(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
         colours=[properties(dark=dark) for dark in (False, True)],
     )

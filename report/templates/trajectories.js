@@ -636,6 +636,7 @@ async function start() {
   if (!("DecompressionStream" in window)) {
     throw new Error("this browser cannot decompress its data; Chrome 80, Firefox 113 and Safari 16.4 can, and later ones");
   }
+  byId("unpacking").hidden = false;
   const data = await load();
   if (!data.count) throw new Error("there is no trajectory to show");
   const explorer = new Explorer(data);
@@ -643,9 +644,11 @@ async function start() {
   explorer.sayRule();
   explorer.follow();
   explorer.listen();
+  byId("unpacking").hidden = true;
 }
 
 start().catch((error) => {
+  byId("unpacking").hidden = true;
   byId("notice").textContent = `This page cannot be shown: ${error.message}.`;
   byId("notice").hidden = false;
 });

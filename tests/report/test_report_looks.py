@@ -7,9 +7,9 @@ import json
 import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, make_views
 
-from report.parts.sequential.looks import section, sequence_figure
+from report.parts.sequential.looks import between_looks, section, sequence_figure
 from report.printing.section import Section
-from report.reading.content import read_content
+from report.reading.content import PageContent, read_content
 from report.reading.source import Provenance, StudyRows
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
@@ -30,14 +30,34 @@ def looks(*half_widths: float | None) -> list[Row]:
     ]  # fmt: skip
 
 
-def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:
+def read(rows: list[Row], planned: dict[str, object] | None) -> PageContent:
     views: FakeViews = make_views()
     plan = views.views["plans"][0]
     if planned is not None:
         plan["plan"] = json.dumps(json.loads(plan["plan"]) | {"sequential": planned | {"looks": [{}] * 3}})
     views.views["sequence"] = rows
     source = StudyRows(views, STUDY, MODEL)
-    return section(read_content(source, baseline=None, token_text=None, provenance=Provenance("store"), latex=False))
+    return read_content(source, baseline=None, token_text=None, provenance=Provenance("store"), latex=False)
+
+
+def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:
+    return section(read(rows, planned))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "the first of its 3 looks was not taken yet"),
+        (looks(None, 0.3), "between look 2 and look 3 of 3, and 2 of 2 primary endpoints are unresolved"),
+        (looks(None, 0.05), ""),
+        (looks(None, 0.3, 0.2), ""),
+    ],
+)
+def test_the_page_begins_with_what_is_open_between_looks(rows: list[Row], words: str) -> None:
+    said = between_looks(read(rows, HALF_WIDTH))
+    assert words in said
+    assert bool(said) == bool(words)
+    assert between_looks(read(rows, None)) == ""
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ TEMPLATE = """
 
 def section(content: PageContent) -> Section | None:
     """What the looks said; None of a study that is not sequential."""
-    planned = content.facts.plan.content.get("sequential") if content.facts.plan else None
+    planned = _planned(content)
     if planned is None:
         return None
     rows = sorted(content.source.of("sequence"), key=lambda row: (*_endpoint(row), row["look"]))
@@ -51,6 +51,23 @@ def section(content: PageContent) -> Section | None:
     words = "Estimates of primary endpoints with their intervals, look by look"
     drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),)
     return Section("sequence", "Looks", TEMPLATE, (sequence_table(rows),), drawings, values)
+
+
+def between_looks(content: PageContent) -> str:
+    """Say how far a sequential study is that has not stopped; empty where it has, and of other studies."""
+    planned = _planned(content)
+    rows = content.source.of("sequence") if planned is not None else []
+    reached, looks = max((row["look"] for row in rows), default=0), len(planned["looks"]) if planned else 0
+    last = [row for row in rows if row["look"] == reached]
+    unresolved = sum(not row["resolved"] for row in last)
+    if reached == looks or (last and not unresolved):
+        return ""
+    if not reached:
+        return f"This sequential study has not stopped: the first of its {looks} looks was not taken yet."
+    return (
+        f"This sequential study has not stopped: it stands between look {reached} and look {reached + 1} of {looks}, "
+        f"and {unresolved} of {len(last)} primary endpoints are unresolved."
+    )
 
 
 def sequence_table(rows: list[ViewRow]) -> PrintedTable:
@@ -110,6 +127,11 @@ def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
     axes.margins(x=0.15)
     axes.set_title(_label(rows[0], "\n"), fontsize=8)
     axes.set(xlabel="documents", ylabel=scale.sign)
+
+
+def _planned(content: PageContent) -> dict[str, Any] | None:
+    """What the plan says of looks; None of a study that is not sequential."""
+    return content.facts.plan.content.get("sequential") if content.facts.plan else None
 
 
 def _stopped(rows: list[ViewRow], looks: int) -> str:
