@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 FORKING = (
     "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
     "schema/test_schema_versions.py", "flows/cluster/test_cluster.py",
-    "transforms/test_runners.py",
+    "transforms/test_runners.py", "schema/test_pieces.py",
 )  # fmt: skip
 LONG = (
     "flows/test_object_storage.py", "sql/test_exact_truth.py", "sql/test_materialization.py", "report/test_report.py",
