@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
         return {one.name: save(one.draw(), one.name, folder, one.words) for one in drawings}
 
 
+@functools.cache
 def page_environment() -> jinja2.Environment:
     """What reads the templates of pages; what they are filled with is text, unless it says that it is HTML."""
     return jinja2.Environment(
@@ -119,11 +121,15 @@ def page_environment() -> jinja2.Environment:
     )
 
 
-def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
-    environment = page_environment()
+@functools.cache
+def _section_template(text: str) -> jinja2.Template:
+    """A section's template, compiled once in a process."""
+    return page_environment().from_string(_MACROS + text.lstrip())
 
+
+def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
     def body(section: Section) -> str:
-        return environment.from_string(_MACROS + section.template.lstrip()).render(
+        return _section_template(section.template).render(
             content=content,
             facts=content.facts,
             windows=content.windows,
@@ -132,7 +138,8 @@ def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]
             **section.values,
         )
 
-    return environment.get_template("page.html.j2").render(
+    whole = page_environment().get_template("page.html.j2")
+    return whole.render(
         content=content,
         between_looks=between_looks(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],

@@ -328,8 +328,8 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
         ET.parse(file)  # noqa: S314 - our own: it is well formed
 
 
-def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet(tmp_path: Path) -> None:
-    build(tmp_path, make_views(("=cmd|' /C calc'!A0", "@half")))
+def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet(tmp_path: Path, page: Page) -> None:
+    page(make_views(("=cmd|' /C calc'!A0", "@half")))
     rows = [line for file in (tmp_path / "tables").glob("*.csv") for line in csv.reader(file.open(encoding="utf-8"))]
     cells = {cell for row in rows for cell in row}
     assert {"'=cmd|' /C calc'!A0", "'@half"} < cells
