@@ -62,11 +62,12 @@ def views(incomplete: str) -> list[str]:
     return _starting((f"from {name}" for name in names), incomplete)
 
 
-def selectors(incomplete: str) -> list[str]:
-    """Return the selectors' names."""
+def checked(incomplete: str) -> list[str]:
+    """Return the names of selectors and codecs."""
+    from generator.codecs import CODECS
     from generator.selectors import SELECTORS
 
-    return _starting(SELECTORS, incomplete)
+    return _starting([*SELECTORS, *CODECS], incomplete)
 
 
 def _folders(folder: Path) -> list[Path]:

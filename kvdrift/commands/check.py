@@ -1,4 +1,4 @@
-"""``kvdrift check``: a selector under the matrix that every selector of the package passes."""
+"""``kvdrift check``: a selector or codec under the matrix that every one of the package passes."""
 
 from __future__ import annotations
 
@@ -15,37 +15,34 @@ if TYPE_CHECKING:
 
 
 def check(
-    selector: Annotated[
+    name: Annotated[
         str,
         typer.Argument(
-            metavar="SELECTOR",
-            help="As in a study file: my_module:MySelector, or another name.",
-            autocompletion=completion.selectors,
+            metavar="NAME",
+            help="A selector or codec as in a study file: my_module:MySelector, or another name.",
+            autocompletion=completion.checked,
         ),
     ],
     parameter: Annotated[
         list[str] | None,
-        typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of the selector; repeat it for several."),
+        typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of it; repeat it for several."),
     ] = None,
 ) -> None:
-    """Check a selector on small models: what it keeps, what that depends on, and what is generated with it.
+    """Check a selector or codec on small models: what it keeps or stores, and what is generated with it.
 
     A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
     """
     from pathlib import Path
 
-    from generator.selector_checks.checks import CHECKS
-    from generator.selector_checks.subject import Subject
+    from generator.checks.families import checks_of
 
-    subject = Subject(selector, dict(map(_parameter, parameter or [])), Path.cwd())
-    width, failed = max(len(one.name) for one in CHECKS), 0
-    for one in CHECKS:
-        finding = one(subject)
+    checks = checks_of(name, dict(map(_parameter, parameter or [])), Path.cwd())
+    width, failed = max(len(one.name) for one, _ in checks), 0
+    for one, find in checks:
+        finding = find()
         failed += not finding.holds
         typer.echo(f"{'holds' if finding.holds else 'FAILS'}  {one.name:<{width}}  {one.tried}: {finding.found}")
-    typer.echo(
-        f"{selector}: {f'{failed} of {len(CHECKS)} checks fail' if failed else f'all {len(CHECKS)} checks hold'}"
-    )
+    typer.echo(f"{name}: {f'{failed} of {len(checks)} checks fail' if failed else f'all {len(checks)} checks hold'}")
     raise typer.Exit(OperationError.exit_code if failed else 0)
 
 

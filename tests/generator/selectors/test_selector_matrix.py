@@ -13,8 +13,8 @@ import pytest
 from fixtures.own_selectors import write_module
 from fixtures.refusals import refused
 
-from generator.selector_checks.checks import CHECKS, Check, options_of
-from generator.selector_checks.subject import Subject
+from generator.checks.selectors import CHECKS, Check, options_of
+from generator.checks.subject import Subject
 from generator.selectors import SELECTORS
 from generator.selectors.kvpress_presses import PRESSES
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
+from generator.checks.random_models import random_document, random_model
 from generator.generation import PendingUnit, generate_units
-from generator.selector_checks.random_models import random_document, random_model
 from generator.selectors import SELECTORS, Full, Selector
 from generator.selectors.parameters import Value
 from generator.transformer.eviction import CompactCache, evict
@@ -67,6 +67,11 @@ class Subject:
                 f"window ({self.selector.window}) and sinks ({self.selector.sinks}) are more than the {_ROOM} that the "
                 "checks have prompts for; make them smaller with --parameter"
             )
+
+    @property
+    def part(self) -> Selector:
+        """The selector."""
+        return self.selector
 
     @property
     def whole(self) -> bool:

@@ -1,9 +1,8 @@
-"""The checks: each tries a selector on something, and says what it found or raises what is wrong."""
+"""The checks of selectors: each tries a selector on something, and says what it found or raises what is wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -13,59 +12,20 @@ import torch
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
+from generator.checks.check import Check, other_values, require
+from generator.checks.random_models import random_document
+from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
-from generator.selector_checks.random_models import random_document
-from generator.selector_checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
 from generator.selectors import Recent, Selector, build_selector
-from generator.selectors.own.failures import failure_of
 from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.prompt import Prompt
-from schema.errors import KvdriftError, OperationError
+from schema.errors import KvdriftError
 from schema.retention import Retention
 from schema.store.store import Unit
 from schema.tables import ACTIONS
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The outcome of a check."""
-
-    check: Check
-    holds: bool
-    found: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that every selector must hold.
-
-    Attributes:
-        name: A word or two.
-        tried: What is tried, in a line.
-        function: Tries it; returns what was found, or raises an error with what is wrong.
-    """
-
-    name: str
-    tried: str
-    function: Callable[[Subject], str]
-
-    def __call__(self, subject: Subject) -> Finding:
-        """Try it; whatever the selector raises is what was found."""
-        try:
-            return Finding(self, holds=True, found=self.function(subject))
-        except KvdriftError as error:
-            return Finding(self, holds=False, found=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever the selector's code raises
-            return Finding(self, holds=False, found=failure_of(error, subject.selector))
-
-
-def _require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
-    if not holds:
-        raise OperationError(otherwise)
-
 
 # --- Kept sets -------------------------------------------------------------------------------------------------------
 
@@ -89,7 +49,7 @@ def _half_precision(subject: Subject) -> str:
     entries, kept = subject.sizes[0]
     for dtype in ("bfloat16", "float16"):
         cache = _check_sets(subject, Kind("qwen2", dtype), entries, kept)
-        _require(str(cache.layers[0].key.dtype) == f"torch.{dtype}", f"kept keys are {cache.layers[0].key.dtype}")
+        require(str(cache.layers[0].key.dtype) == f"torch.{dtype}", f"kept keys are {cache.layers[0].key.dtype}")
     return "each head keeps exactly m, in the model's dtype"
 
 
@@ -98,25 +58,25 @@ def _check_sets(subject: Subject, kind: Kind, entries: int, kept: int) -> Compac
     selector, where = subject.selector, f"n = {entries}, m = {kept} ({kind})"
     prompt = subject.prompt(kind, entries).layers
     budgets = list(selector.budgets(kept, entries, LAYERS))
-    _require(sum(budgets) == kept * LAYERS, f"{where}: budgets {budgets} of {LAYERS} layers do not sum to m x layers")
+    require(sum(budgets) == kept * LAYERS, f"{where}: budgets {budgets} of {LAYERS} layers do not sum to m x layers")
     before = [(layer.key.clone(), layer.value.clone()) for layer in prompt]
     cache = evict(prompt, selector, kept)
     for layer, (key, value) in zip(prompt, before, strict=True):
         unchanged = torch.equal(layer.key, key) and torch.equal(layer.value, value)
-        _require(unchanged, f"{where}, layer {layer.number}: keys or values were changed in place; clone them first")
-    _require(cache.kept_entries == kept, f"{where}: {cache.kept_entries} entries are kept")
-    _require(cache.extents.tolist() == [[entries, budget] for budget in budgets], f"{where}: budgets are not kept")
+        require(unchanged, f"{where}, layer {layer.number}: keys or values were changed in place; clone them first")
+    require(cache.kept_entries == kept, f"{where}: {cache.kept_entries} entries are kept")
+    require(cache.extents.tolist() == [[entries, budget] for budget in budgets], f"{where}: budgets are not kept")
     promised = {*range(entries - selector.window, entries), *range(selector.sinks)}
     for number, (layer, left, index) in enumerate(zip(prompt, cache.layers, cache.indices, strict=True)):
         shape = (kind.kv_heads, budgets[number])
-        _require(index.shape == shape, f"{where}, layer {number}: kept positions {tuple(index.shape)}, not {shape}")
+        require(index.shape == shape, f"{where}, layer {number}: kept positions {tuple(index.shape)}, not {shape}")
         for head, chosen in enumerate(index.tolist()):
             here = f"{where}, layer {number}, head {head}"
-            _require(chosen == sorted(set(chosen)), f"{here}: positions are repeated or not in order")
-            _require(set(chosen) <= set(range(entries)), f"{here}: positions outside of the prompt")
-            _require(promised <= set(chosen), f"{here}: {len(promised - set(chosen))} of window and sinks are not kept")
+            require(chosen == sorted(set(chosen)), f"{here}: positions are repeated or not in order")
+            require(set(chosen) <= set(range(entries)), f"{here}: positions outside of the prompt")
+            require(promised <= set(chosen), f"{here}: {len(promised - set(chosen))} of window and sinks are not kept")
             equal = torch.equal(left.key[head], layer.key[head, chosen])
-            _require(equal and torch.equal(left.value[head], layer.value[head, chosen]), f"{here}: other entries")
+            require(equal and torch.equal(left.value[head], layer.value[head, chosen]), f"{here}: other entries")
     return cache
 
 
@@ -124,12 +84,12 @@ def _whole_prompts(subject: Subject) -> str:
     for entries in (1, 3, 63, 100):
         prompt = Prompt(model_of(Kind()), random_document("short", entries).tokens, window=0).layers
         count = replace(subject.action(), retention=Retention(512)).kept_entries(entries, "here")
-        _require(count == entries, f"n = {entries}: keep = 512 keeps {count}")
+        require(count == entries, f"n = {entries}: keep = 512 keeps {count}")
         cache = evict(prompt, subject.selector, entries)
         for layer, left, index in zip(prompt, cache.layers, cache.indices, strict=True):
-            _require(index.tolist() == [list(range(entries))] * KV_HEADS, f"n = {entries}: not every entry is kept")
+            require(index.tolist() == [list(range(entries))] * KV_HEADS, f"n = {entries}: not every entry is kept")
             same = torch.equal(layer.key, left.key) and torch.equal(layer.value, left.value)
-            _require(same, f"n = {entries}: kept entries are not the prompt's bit for bit")
+            require(same, f"n = {entries}: kept entries are not the prompt's bit for bit")
     return "everything is kept, bit for bit"
 
 
@@ -139,14 +99,12 @@ def _equal_bytes(subject: Subject) -> str:
         recent = evict(subject.prompt(Kind(), entries).layers, Recent(), kept)
         for measure in ("payload_bytes", "index_bytes", "metadata_bytes"):
             own, others = getattr(cache, measure), getattr(recent, measure)
-            _require(own == others, f"n = {entries}, m = {kept}: {measure} {own}, and {others} of selector 'recent'")
+            require(own == others, f"n = {entries}, m = {kept}: {measure} {own}, and {others} of selector 'recent'")
         payload = 2 * LAYERS * KV_HEADS * kept * SIZE * 4
-        _require(
-            cache.payload_bytes == payload, f"n = {entries}: payload of {cache.payload_bytes}, not {payload} bytes"
-        )
+        require(cache.payload_bytes == payload, f"n = {entries}: payload of {cache.payload_bytes}, not {payload} bytes")
         parts = [part for layer in cache.layers for part in (layer.key, layer.value)]
         held = sum(part.untyped_storage().nbytes() for part in parts)
-        _require(subject.whole or held == payload, f"n = {entries}: {held} bytes are held for {payload} of payload")
+        require(subject.whole or held == payload, f"n = {entries}: {held} bytes are held for {payload} of payload")
     return "payload, index and metadata are equal"
 
 
@@ -160,9 +118,9 @@ def _repetition(subject: Subject) -> str:
     torch.manual_seed(2)
     state = torch.get_rng_state()
     again, twin = subject.prompt(Kind(), entries).layers, subject.action().selector
-    _require(evict(again, subject.selector, kept).kept_sha256 == first.kept_sha256, "a second choice is another one")
-    _require(evict(again, twin, kept).kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
-    _require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+    require(evict(again, subject.selector, kept).kept_sha256 == first.kept_sha256, "a second choice is another one")
+    require(evict(again, twin, kept).kept_sha256 == first.kept_sha256, "a twin with equal parameters chooses others")
+    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
     return "the same sets, and no draw from torch's state"
 
 
@@ -172,7 +130,7 @@ def _other_actions(subject: Subject) -> str:
     window = max(128, subject.selector.window + 1)
     prompt = Prompt(model_of(Kind()), random_document(f"matrix-{entries}", entries).tokens, window, asked)
     beside = evict(prompt.layers, subject.selector, kept)
-    _require(beside.kept_sha256 == subject.evicted(Kind(), entries, kept).kept_sha256, "the sets are others")
+    require(beside.kept_sha256 == subject.evicted(Kind(), entries, kept).kept_sha256, "the sets are others")
     return "the same sets"
 
 
@@ -182,7 +140,7 @@ class WholeChunk:
 
     def update(self, gathered: QueryChunk | None, chunk: QueryChunk) -> QueryChunk:
         """The chunk."""
-        _require(gathered is None, "the prompt has more than one chunk")
+        require(gathered is None, "the prompt has more than one chunk")
         return chunk
 
 
@@ -201,7 +159,7 @@ def _chunks(subject: Subject) -> str:
             subject.selector.keep(subject.layers_in_chunks(layer, whole, ends), kept).tolist()
             for ends in ([entries], [1, 2, 130, 400, entries])
         ]
-        _require(
+        require(
             sets[0] == sets[1], f"layer {layer.number}: the sets are others; sum in float64, or make no use of ties"
         )
     return "the same sets"
@@ -213,10 +171,10 @@ def _chunks(subject: Subject) -> str:
 def _identity(subject: Subject) -> str:
     action = subject.action()
     row, twin = action.row("study", prespecified=True), subject.action()
-    _require(set(row) == set(ACTIONS.columns), "identity() has other columns than Selector.identity()")
+    require(set(row) == set(ACTIONS.columns), "identity() has other columns than Selector.identity()")
     promised = (subject.selector.window, subject.selector.sinks)
-    _require((row["window"], row["sinks"]) == promised, "identity() changes window or sinks")
-    _require(action == twin and hash(action.selector) == hash(twin.selector), "equal parameters make unequal selectors")
+    require((row["window"], row["sinks"]) == promised, "identity() changes window or sinks")
+    require(action == twin and hash(action.selector) == hash(twin.selector), "equal parameters make unequal selectors")
     rows, changed, skipped = {json.dumps(row)}, [], []
     for name, value in options_of(action.selector).items():
         if (other := _changed(subject, name, value)) is None:
@@ -224,7 +182,7 @@ def _identity(subject: Subject) -> str:
             continue
         changed.append(name)
         rows.add(json.dumps(other))
-        _require(len(rows) == 1 + len(changed), f"{name} is no part of identity(): two values have one row")
+        require(len(rows) == 1 + len(changed), f"{name} is no part of identity(): two values have one row")
     left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
     return f"{', '.join(changed) or 'no parameter'}{left}"
 
@@ -237,7 +195,7 @@ def options_of(selector: Selector) -> dict[str, Any]:
 
 def _changed(subject: Subject, name: str, value: Any) -> dict[str, Any] | None:
     """The action's row with another value of a parameter, or None where none was accepted; texts are not guessed."""
-    for other in _other_values(value):
+    for other in other_values(value):
         try:
             return subject.action(**{name: other}).row("study", prespecified=True)
         except KvdriftError:
@@ -245,22 +203,11 @@ def _changed(subject: Subject, name: str, value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _other_values(value: Any) -> Iterator[Any]:
-    if isinstance(value, bool):
-        yield not value
-    elif value is None:
-        yield 2
-    elif isinstance(value, int | float):
-        yield from (value + 2, value + 1, value - 1)
-        if isinstance(value, float):
-            yield from (value / 2, value + 0.125)
-
-
 def _first_token(subject: Subject) -> str:
     some, _, control = ([row for row in unit.events.to_pylist() if row["t"] == 1] for unit in subject.generated())
     tokens = {tuple(row[side] for row in rows) for rows in (some, control) for side in ("x_token", "y_token")}
-    _require(len(tokens) == 1, "the first tokens are not the control's")
-    _require({row["delta"] for row in some} | {row["f"] for row in some} == {0.0}, "delta or f is not 0 at t = 1")
+    require(len(tokens) == 1, "the first tokens are not the control's")
+    require({row["delta"] for row in some} | {row["f"] for row in some} == {0.0}, "delta or f is not 0 at t = 1")
     return "delta = f = 0 at t = 1, and the control's token"
 
 
@@ -268,12 +215,12 @@ def _full_retention(subject: Subject) -> str:
     some, whole, control = subject.generated()
     for unit, name in ((whole, "the selector's own path"), (control, "the control")):
         moved = sum(row["delta"] != 0 or row["f"] != 0 for row in unit.events.to_pylist())
-        _require(moved == 0, f"{name}: delta or f is not 0 in {moved} of {unit.events.num_rows} events")
-        _require(unit.events["x_token"].equals(unit.events["y_token"]), f"{name}: the two sides differ")
+        require(moved == 0, f"{name}: delta or f is not 0 in {moved} of {unit.events.num_rows} events")
+        require(unit.events["x_token"].equals(unit.events["y_token"]), f"{name}: the two sides differ")
     most = float(np.max(some.events["delta"].to_numpy()))
     if subject.whole:
         return "delta = f = 0 exactly"
-    _require(most > 0, "delta is 0 with entries evicted, too")
+    require(most > 0, "delta is 0 with entries evicted, too")
     return f"delta = f = 0 exactly; with entries evicted, delta up to {most:.2f}"
 
 
@@ -290,7 +237,7 @@ def _embedded_model(subject: Subject) -> str:
 
     alone = events(PendingUnit(own, 0, 2))
     parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
-    _require(alone == parts, "the events are others beside another action, or replicate by replicate")
+    require(alone == parts, "the events are others beside another action, or replicate by replicate")
     apart = sum(row["x_token"] != row["y_token"] for row in alone)
     return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"
 

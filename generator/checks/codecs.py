@@ -1,0 +1,209 @@
+"""The checks of codecs: each tries a codec on something, and says what it found or raises what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generator.actions import Action, build_action
+from generator.attention.holding import DTYPES, AsComputed
+from generator.attention.shared_prefix import PrefixLayer
+from generator.checks.check import Check, other_values, require
+from generator.checks.random_models import random_document, random_model
+from generator.codecs import Codec
+from generator.embedded.documents import make_document
+from generator.generation import PendingUnit, generate_units
+from generator.identity import parts_sha256
+from generator.selectors import Full
+from generator.selectors.parameters import Value
+from generator.transformer.loading import load_model
+from generator.transformer.local_folders import EMBEDDED_ID
+from schema.errors import InputError, KvdriftError
+from schema.retention import Retention
+from schema.store.store import Unit
+from schema.study import ActionSection
+
+# Kept entries on either side of a window of 128 and of groups of 32; KV heads and head sizes, one no power of two.
+_ENTRIES = (1, 31, 127, 128, 129, 160, 161, 401)
+_HEADS = ((2, 16), (1, 64), (3, 24))
+_PROMPT = 200
+
+
+@dataclass(frozen=True, eq=False)
+class CodecSubject:
+    """A codec as a study names it.
+
+    Args:
+        name: The codec's name in a study file.
+        parameters: Those that differ from the defaults.
+        folder: Where a module is looked for before installed ones, if anywhere.
+
+    Raises:
+        InputError: It cannot be made.
+    """
+
+    name: str
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    folder: Path | None = None
+    part: Codec = field(init=False)
+    _generated: list[Unit] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "part", self.action().codec)
+
+    def action(self, name: str = "own", selector: str | None = None, **changes: Value) -> Action:
+        """An action of the codec, after a selector that keeps half of the entries where one is named."""
+        chosen: dict[str, Any] = {} if selector is None else {"selector": selector, "keep": "1/2"}
+        codec = {**self.parameters, **changes, "name": self.name}
+        return build_action(ActionSection(name=name, codec=codec, **chosen), self.folder)
+
+    def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
+        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+        for heads, size in _HEADS:
+            try:
+                self.part.check(size)
+            except InputError:
+                continue
+            for entries in _ENTRIES:
+                generator = torch.Generator().manual_seed(entries)
+                key, value = torch.randn(2, heads, entries, size, generator=generator)
+                key[..., 1] += 20
+                where = f"{heads} KV heads, {entries} entries of {size} channels, {dtype}"
+                yield where, PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
+
+    def generated(self) -> list[Unit]:
+        """Units of one prompt: of the codec alone, of it after a selector, of the selector, and of the control."""
+        if not self._generated:
+            actions = [
+                self.action(),
+                self.action("after", "snapkv"),
+                _selecting("half", "snapkv"),
+                Action("full", "full", Full(), Retention(None)),
+            ]
+            pending = [PendingUnit(action, 0, 8) for action in actions]
+            model, document = random_model("qwen2"), random_document("coded", _PROMPT)
+            self._generated.extend(generate_units(model, "study", document, pending, 3, 7))
+        return self._generated
+
+
+def _selecting(name: str, selector: str) -> Action:
+    chosen: dict[str, Any] = {"selector": selector, "keep": "1/2"}
+    return build_action(ActionSection(name=name, **chosen))
+
+
+def _shapes(subject: CodecSubject) -> str:
+    tried = 0
+    for dtype in DTYPES:
+        for where, layer in subject.layers(dtype):
+            before = PrefixLayer(layer.key.clone(), layer.value.clone())
+            held = subject.part.hold(layer)
+            for name, read, own in (("keys", held.key, layer.key), ("values", held.value, layer.value)):
+                require(read.shape == own.shape and read.dtype == own.dtype, f"{where}: {name} of another kind")
+            same = torch.equal(before.key, layer.key) and torch.equal(before.value, layer.value)
+            require(same, f"{where}: keys or values were changed in place; clone them first")
+            tried += 1
+    require(tried > 0, "check() refuses every head size that is tried, 16, 24 and 64")
+    return f"{tried} layers come back as they were stored, in shape and dtype"
+
+
+def _bytes(subject: CodecSubject) -> str:
+    shares = []
+    for where, layer in (pair for dtype in DTYPES for pair in subject.layers(dtype)):
+        stored = subject.part.stored_bytes(layer)
+        empty = subject.part.stored_bytes(PrefixLayer(layer.key.to("meta"), layer.value.to("meta")))
+        require(stored == empty, f"{where}: {stored}, but {empty} by shapes alone")
+        counts = (stored.payload, stored.scales)
+        require(all(type(count) is int and count >= 0 for count in counts), f"{where}: bytes are {counts}")
+        shares.append((layer.key.shape[1], layer.key.itemsize, stored.total / AsComputed().stored_bytes(layer).total))
+    ends = [f"{share:.3f} of {entries} entries in {8 * item} bits" for entries, item, share in shares if entries == 401]
+    return f"the same by shapes alone; with scales, {ends[0]}, {ends[-1]}"
+
+
+def _repetition(subject: CodecSubject) -> str:
+    torch.manual_seed(2)
+    state, twin = torch.get_rng_state(), subject.action().codec
+    require(twin == subject.part and hash(twin) == hash(subject.part), "equal parameters make unequal codecs")
+    for where, layer in subject.layers():
+        first = subject.part.hold(layer)
+        for again in (subject.part.hold(layer), twin.hold(layer) if twin else first):
+            same = torch.equal(first.key, again.key) and torch.equal(first.value, again.value)
+            require(same, f"{where}: a second round trip, or a twin's, reads other numbers")
+    require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
+    return "the same numbers, and no draw from torch's state"
+
+
+def _identity(subject: CodecSubject) -> str:
+    rows, hashes, changed = set(), set(), []
+    for name, value in [("", None), *subject.part.parameters.items()]:
+        action = _changed(subject, name, value) if name else subject.action()
+        if action is None:
+            continue
+        rows.add(json.dumps(action.row("study", prespecified=True)))
+        hashes.add(parts_sha256(action.parts))
+        changed.append(name)
+        alike = min(len(rows), len(hashes)) < len(changed)
+        require(not alike, f"{name} is no part of the identity: two values have one row or one hash")
+    alone = parts_sha256(subject.action().parts[:1])
+    require(alone not in hashes, "the codec is no part of the identity")
+    return ", ".join(changed[1:]) or "no parameter"
+
+
+def _changed(subject: CodecSubject, name: str, value: Any) -> Action | None:
+    """The action with another value of a parameter, or None where none was accepted; texts are not guessed."""
+    for other in other_values(value):
+        try:
+            return subject.action(**{name: other})
+        except KvdriftError:
+            continue
+    return None
+
+
+def _first_token(subject: CodecSubject) -> str:
+    *some, control = ([row for row in unit.events.to_pylist() if row["t"] == 1] for unit in subject.generated())
+    tokens = {tuple(row[side] for row in rows) for rows in (*some, control) for side in ("x_token", "y_token")}
+    require(len(tokens) == 1, "the first tokens are not the control's")
+    moved = {row[name] for rows in some for row in rows for name in ("delta", "f")} - {0.0}
+    require(not moved, "delta or f is not 0 at t = 1")
+    return "delta = f = 0 at t = 1, and the control's token"
+
+
+def _after_a_selector(subject: CodecSubject) -> str:
+    own, after, half, control = subject.generated()
+    require(after.record["kept_sha256"] == half.record["kept_sha256"], "the selector keeps other entries")
+    require(own.record["kept_sha256"] == control.record["kept_sha256"], "the codec alone does not keep every entry")
+    moved = sum(row["delta"] != 0 or row["f"] != 0 for row in control.events.to_pylist())
+    require(moved == 0, f"the control beside it: delta or f is not 0 in {moved} of {control.events.num_rows} events")
+    alone, with_selector = (max(unit.events["delta"].to_pylist()) for unit in (own, after))
+    return f"its kept sets, and a control of exactly 0; delta up to {alone:.2f} alone, {with_selector:.2f} after it"
+
+
+def _embedded_model(subject: CodecSubject) -> str:
+    model, document = load_model(EMBEDDED_ID), make_document("needle", 384, 0, 7)
+    own, beside = subject.action(), _selecting("beside", "recent")
+
+    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
+        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
+        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == "own"]
+
+    alone = events(PendingUnit(own, 0, 2))
+    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
+    require(alone == parts, "the events are others beside another action, or replicate by replicate")
+    apart = sum(row["x_token"] != row["y_token"] for row in alone)
+    return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"
+
+
+_SIZES = "1 to 401 entries of 16, 24 and 64 channels, three dtypes"
+CODEC_CHECKS = (
+    Check("shapes", _SIZES, _shapes),
+    Check("bytes", _SIZES, _bytes),
+    Check("repetition", "a second round trip, and a twin's", _repetition),
+    Check("identity", "each parameter changed", _identity),
+    Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),
+    Check("after a selector", "half of the entries, beside that selector and the control", _after_a_selector),
+    Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
+)
