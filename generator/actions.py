@@ -77,11 +77,12 @@ class Action:
     def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Holding, tuple[int, ...]]:
         """What the bytes of m kept entries of n follow from: how they are held, and with a codec m of each layer.
 
-        A codec's exact window takes the same share of no two budgets, so that unlike ones with the same sum take unlike
-        bytes.
+        A codec may leave a window of each layer exact, so that unlike budgets with the same sum take unlike bytes.
         """
+        if self.codec is None:
+            return self.holding, ()
         chooser = Full() if kept >= entries else self.chooser
-        return self.holding, () if self.codec is None else tuple(chooser.budgets(kept, entries, layers))
+        return self.holding, tuple(chooser.budgets(kept, entries, layers))
 
     @property
     def prefill_chunk(self) -> int | None:

@@ -29,7 +29,8 @@ from schema.study import Study
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return load_study(write_study(tmp_path_factory.mktemp("study")))
+    coded = ('selector = "recent"\n', 'selector = "recent"\ncodec = "int8"\n')
+    return load_study(write_study(tmp_path_factory.mktemp("study"), coded))
 
 
 def work_of(study: Study) -> Work:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from fixtures.command import call
 from fixtures.processes import Command, run_command
-from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.small_study import ADDED_ACTION, ADDED_CODEC, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
@@ -143,22 +143,28 @@ def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
     assert Store.open(copied).versions() == before
 
 
-def test_an_action_added_later_is_generated_alone_and_is_exploratory(copied: Path, tmp_path: Path) -> None:
-    run = run_of(load_study(write_study(tmp_path, ADDED_ACTION)), copied)
+def test_actions_added_later_are_generated_alone_and_are_exploratory(copied: Path, tmp_path: Path) -> None:
+    """A selection and a codec, over a finished store."""
+    run = run_of(load_study(write_study(tmp_path, ADDED_ACTION, ADDED_CODEC)), copied)
     before = set(Store.open(copied).paths("events"))
     stages.prepare(run)
-    assert stages.develop(run) == 4
-    assert stages.evaluate(run) == 6
+    assert stages.develop(run) == 2 * 4
+    assert stages.evaluate(run) == 2 * 6
     stages.derive(run)
     stages.check(run)
     assert stages.analyze(run) > 0
     assert before < set(Store.open(copied).paths("events"))
     with kvdrift.open(copied) as views:
         actions = dict(views.sql("select action, prespecified from actions").fetchall())
-        statuses = set(views.sql("select distinct status from estimates where action = 'snapkv-100'").fetchall())
+        added = "select distinct action, status from estimates where action in ('snapkv-100', 'int4')"
+        statuses = set(views.sql(added).fetchall())
+        held = views.sql("select action, codec, cache_share from frontier join actions using (action)").fetchall()
         primary = set(views.sql("select distinct status from estimates where family = 'primary'").fetchall())
-    assert actions == {"full": True, "recent-half": True, "snapkv-half": True, "snapkv-100": False}
-    assert statuses == {("exploratory",)}
+    assert actions == {"full": True, "recent-half": True, "snapkv-half": True, "snapkv-100": False, "int4": False}
+    assert statuses == {("snapkv-100", "exploratory"), ("int4", "exploratory")}
+    shares = {action: (codec, share) for action, codec, share in held}
+    assert {action: codec for action, (codec, _) in shares.items() if codec} == {"int4": "int4"}
+    assert shares["int4"][1] < shares["snapkv-100"][1] < 1  # 4 bits of 32 take less than 100 entries of 396
     assert primary == {("prespecified",)}
 
 

@@ -155,8 +155,9 @@ def write_certificate(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small study with both estimators."""
-    return write_study(tmp_path_factory.mktemp("study"), ("[plan]", '[plan]\nestimator = "swrb"'))
+    """The small study with both estimators, and a codec."""
+    coded = ('selector = "recent"\n', 'selector = "recent"\ncodec = { name = "int4", residual = 16 }\n')
+    return write_study(tmp_path_factory.mktemp("study"), ("[plan]", '[plan]\nestimator = "swrb"'), coded)
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +459,8 @@ class TestProtocol:
             {"name": "c", "selector": "random", "keep": "2/3", "seed": 5},
             {"name": "d", "policy": {"name": "sliding", "sinks": 2}, "keep": 100},
             {"name": "e", "policy": "h2o", "keep": "1/2"},
+            {"name": "f", "codec": "fp8"},
+            {"name": "g", "selector": "snapkv", "keep": 100, "codec": {"name": "int4", "group": 16}},
         ]
         sections = [type(study.actions[0]).model_validate(one) for one in parameters]
         other = study.model_copy(update={"actions": sections})

@@ -1,0 +1,89 @@
+"""Every codec under the checks of ``kvdrift check``; a codec joins by being registered."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fixtures.command import call
+
+from generator.checks.check import Check
+from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.codecs import CODECS
+
+BY_NAME = {check.name: check for check in CODEC_CHECKS}
+
+OWN = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from generator.attention.holding import StoredBytes
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.codec import Codec
+
+
+@dataclass(frozen=True)
+class Mine(Codec):
+    """Steps of one size."""
+
+    summary: ClassVar[str] = "steps of one size"
+    step: float = 0.5
+
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        return PrefixLayer(*((part / self.step).round() * self.step for part in (layer.key, layer.value)))
+
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+        return StoredBytes(layer.key.numel() + layer.value.numel(), 2)
+'''
+
+
+@cache
+def subject_of(name: str) -> CodecSubject:
+    """The codec with its default parameters, and the units that its checks share."""
+    return CodecSubject(name)
+
+
+@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_holds(name: str, check: Check[CodecSubject]) -> None:
+    finding = check(subject_of(name))
+    assert finding.holds, finding.found
+    if check.name == "identity":
+        assert finding.found == (", ".join(subject_of(name).part.parameters) or "no parameter")
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "says"),
+    [
+        ("shapes", ("(part / self.step)", "part.div_(self.step)"), "keys or values were changed in place"),
+        ("shapes", ("layer.value)))", "layer.value[..., :8])))"), "codec Mine: values come back as"),
+        ("shapes", ("self.step).round()", "self.stepp).round()"), "AttributeError: 'Mine' object has no attribute 'stepp'"),
+        ("bytes", ("layer.value.numel(), 2)", "layer.value.numel() + int(layer.key.sum() > 0), 2)"), "meta tensors"),
+        ("bytes", ("layer.value.numel(), 2)", "layer.value.numel() / 2, 2)"), "bytes are ("),
+        ("repetition", (".round()", ".add(torch.rand(1)).round()"), "a second round trip, or a twin's, reads other numbers"),
+        ("repetition", (".round()", ".add(0 * torch.rand(1)).round()"), "numbers are drawn from torch's own state"),
+        ("identity", ("step: float", "step: ClassVar[float]"), None),
+    ],
+)  # fmt: skip
+def test_a_broken_codec_fails_the_check_of_what_it_breaks(
+    check: str, change: tuple[str, str], says: str | None, tmp_path: Path
+) -> None:
+    assert change[0] in OWN
+    (tmp_path / "my_codec.py").write_text(OWN.replace(*change, 1))
+    finding = BY_NAME[check](CodecSubject("my_codec:Mine", folder=tmp_path))
+    assert finding.holds is (says is None)
+    assert (says or "no parameter") in finding.found
+
+
+def test_the_command_tries_a_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_codec.py").write_text(OWN)
+    code, out, _ = call(capsys, "check", "my_codec:Mine", "--parameter", "step=0.25")
+    *lines, last = out.splitlines()
+    assert (code, last) == (0, f"my_codec:Mine: all {len(CODEC_CHECKS)} checks hold")
+    assert [line[:5] for line in lines] == ["holds"] * len(CODEC_CHECKS)

@@ -1,0 +1,310 @@
+"""Codecs against plain loops, closed bounds of their errors, and torch's quantizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.random_models import random_document, random_model
+from oracles import plain_codecs
+from oracles.plain_codecs import Stored
+
+from generator.actions import Action, build_action
+from generator.attention.holding import DTYPES
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs import CODECS, Codec
+from generator.codecs.affine import float16_above, float16_below
+from generator.codecs.kivi import KIVI, Int2, Int4, Int8
+from generator.codecs.rotated import RotatedInt4, hadamard
+from generator.embedded.documents import make_document
+from generator.generation import PendingUnit, generate_units
+from generator.identity import parts_sha256, selector_sha256
+from generator.transformer.loading import load_model
+from generator.transformer.local_folders import EMBEDDED_ID
+from schema.errors import InputError, OperationError
+from schema.study import ActionSection
+
+PLAIN: dict[str, Callable[..., tuple[Any, Any, Stored]]] = {
+    "fp8": lambda key, value, _: plain_codecs.fp8(key, value),
+    "int8": partial(plain_codecs.kivi, bits=8),
+    "int4": partial(plain_codecs.kivi, bits=4),
+    "int2": partial(plain_codecs.kivi, bits=2),
+    "rotated-int4": partial(plain_codecs.rotated, bits=4),
+}
+
+
+def layer_of(entries: int, size: int = 16, heads: int = 2, dtype: str = "float32", scale: float = 1.0) -> PrefixLayer:
+    """Random keys and values, with a channel of large keys and one that is constant."""
+    generator = torch.Generator().manual_seed(entries * 1000 + size)
+    key, value = torch.randn(2, heads, entries, size, generator=generator) * scale
+    key[..., 1] += 30 * scale
+    key[..., 2] = 0.3
+    return PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
+
+
+def action_of(**section: Any) -> Action:
+    return build_action(ActionSection(name="mine", **section))
+
+
+# --- What is read back, and its bytes --------------------------------------------------------------------------------
+
+
+def test_every_codec_but_the_control_has_a_plain_twin() -> None:
+    assert set(PLAIN) == set(CODECS) - {"identity"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "entries", "parameters"),
+    [
+        ("int4", 128, {}), ("int4", 190, {}), ("int8", 161, {}), ("int2", 193, {}),
+        ("int8", 40, {"group": 5, "residual": 3}), ("int4", 33, {"group": 32, "residual": 0}),
+        ("int2", 31, {"group": 32, "residual": 0}), ("rotated-int4", 25, {}),
+        ("rotated-int4", 25, {"group": 6, "residual": 4}), ("fp8", 20, {}), ("fp8", 1, {}),
+    ],
+)  # fmt: skip
+def test_a_round_trip_is_the_plain_one_in_the_same_bytes(
+    name: str, entries: int, parameters: dict[str, int], dtype: str
+) -> None:
+    layer = layer_of(entries, dtype=dtype)
+    codec = CODECS[name](**parameters)
+    key, value, stored = PLAIN[name](
+        layer.key.float().numpy(), layer.value.float().numpy(),
+        *([layer.key.itemsize]), **parameters
+    )  # fmt: skip
+    held = codec.hold(layer)
+    for read, expected in ((held.key, key), (held.value, value)):
+        wanted = torch.from_numpy(expected).to(DTYPES[dtype]).float()
+        assert read.dtype == DTYPES[dtype]
+        assert torch.allclose(read.float(), wanted, rtol=2e-6 if dtype == "float32" else 2**-7, atol=1e-6)
+    counted = codec.stored_bytes(layer)
+    assert (counted.payload, counted.scales) == (stored.payload, stored.scale_bytes)
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4, Int2])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_integers_are_within_half_a_step(kind: type[KIVI], scale: float) -> None:
+    """The step is (b - a) / (2^bits - 1) of the group, but for the rounding of scale and zero point to float16."""
+    codec = kind(residual=32)
+    layer = layer_of(7 * 32 + 5, size=64, scale=scale)
+    held, levels = codec.hold(layer), 2**kind.bits - 1
+    keys, values = layer.key[:, : 6 * 32], layer.value[:, : 6 * 32 + 5]
+    exact = (held.key[:, keys.shape[1] :], layer.key[:, keys.shape[1] :])
+    assert torch.equal(*exact)
+    assert torch.equal(held.value[:, values.shape[1] :], layer.value[:, values.shape[1] :])
+    for numbers, read in (
+        (keys.unflatten(1, (-1, 32)).transpose(2, 3), held.key[:, : 6 * 32].unflatten(1, (-1, 32)).transpose(2, 3)),
+        (values.unflatten(2, (-1, 32)), held.value[:, : 6 * 32 + 5].unflatten(2, (-1, 32))),
+    ):
+        least, most = numbers.aminmax(dim=-1, keepdim=True)
+        tiny = 2.0**-24  # float16's smallest steps
+        step = ((most - least + least.abs() * 2**-10 + tiny) / levels) * (1 + 2**-10) + tiny
+        error = (read - numbers).abs()
+        assert bool((error <= step / 2 + 1e-6 * numbers.abs()).all())
+        assert float((error / step).max()) > 0.4, "the bound is sharp"
+
+
+def test_fp8_is_within_half_a_step() -> None:
+    layer = layer_of(300, size=32, scale=3.0)
+    held = CODECS["fp8"]().hold(layer)
+    for numbers, read in ((layer.key, held.key), (layer.value, held.value)):
+        scale = numbers.abs().amax(dim=(1, 2), keepdim=True) / 448 * (1 + 2**-10)
+        error = (read - numbers).abs()
+        assert bool((error <= torch.maximum(numbers.abs() / 16, scale / 1024) * (1 + 1e-5)).all())
+        assert torch.equal(read.abs().amax(), read.abs().amax().clamp(max=float(numbers.abs().amax()) * (1 + 2**-4)))
+
+
+def test_rotated_vectors_are_within_half_a_step_in_length() -> None:
+    layer = layer_of(60, size=64)
+    held = RotatedInt4(group=64).hold(layer)
+    for numbers, read in ((layer.key, held.key), (layer.value, held.value)):
+        turned = hadamard(numbers)
+        step = (turned.amax(-1) - turned.amin(-1)) / 15 * 1.01 + turned.abs().amax(-1) * 2**-10
+        assert bool(((read - numbers).norm(dim=-1) <= step / 2 * 64**0.5).all())
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 128])
+def test_the_hadamard_transform_is_scipys_and_its_own_inverse(size: int) -> None:
+    vectors = torch.randn(3, 5, size, generator=torch.Generator().manual_seed(size))
+    matrix = torch.from_numpy(plain_codecs.hadamard(size) / np.sqrt(size)).float()
+    assert torch.allclose(hadamard(vectors), vectors @ matrix, atol=1e-5)
+    assert torch.allclose(hadamard(hadamard(vectors)), vectors, atol=1e-5)
+
+
+def test_float16_is_rounded_one_way() -> None:
+    numbers = torch.cat([torch.randn(2000) * 10.0**power for power in range(-9, 4)] + [torch.tensor([0.0, 65504.0])])
+    below, above = float16_below(numbers), float16_above(numbers)
+    assert bool((below <= numbers).all())
+    assert bool((above >= numbers).all())
+    expected = [plain_codecs.float16_not_above(number) for number in numbers.tolist()]
+    assert below.tolist() == [float(number) for number in expected]
+
+
+def test_rotation_makes_large_channels_cheap() -> None:
+    """Per entry, a channel of large keys sets the scale of all of them, unless it is spread."""
+    layer = layer_of(100, size=64)
+    turned = RotatedInt4(group=64).hold(layer).key
+    plain = Int4(group=64, residual=0).hold(PrefixLayer(layer.value, layer.key)).value  # keys, coded as values are
+    others = [channel for channel in range(64) if channel != 1]
+    errors = [float((read - layer.key)[..., others].square().mean()) for read in (turned, plain)]
+    assert errors[0] < errors[1] / 3
+
+
+# --- Another library's quantizer ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4, Int2])
+def test_values_are_as_torch_quantizes_them(kind: type[KIVI]) -> None:
+    """torch's zero points are integers: the same where a group's zero point is a whole number of steps."""
+    levels, size = 2**kind.bits - 1, 32
+    generator = torch.Generator().manual_seed(kind.bits)
+    first = torch.randint(-levels, 1, (40, 1), generator=generator)  # the zero point, in steps
+    numbers = (torch.rand(40, size, generator=generator) * levels + first) / 4
+    numbers[:, 0], numbers[:, 1] = first[:, 0] / 4, (first[:, 0] + levels) / 4  # the step is 1/4
+    layer = PrefixLayer(torch.randn(1, 40, size, generator=generator), numbers[None])
+    own = kind(residual=0).hold(layer).value[0]
+    theirs = torch.fake_quantize_per_channel_affine(
+        numbers, torch.full((40,), 0.25), (-first[:, 0]).to(torch.int32), 0, 0, levels
+    )
+    assert torch.allclose(own, theirs, atol=1e-6)
+
+
+# --- As parts of actions ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"codec": "int3"}, "action 'mine': unknown codec 'int3'; did you mean 'int8'?"),
+        ({"codec": "zip"}, "unknown codec 'zip'; known: MODULE:CLASS, fp8, identity, int2, int4, int8, rotated-int4"),
+        ({"codec": {"name": "int4", "grup": 3}}, "grup: unknown key; did you mean 'group'?"),
+        ({"codec": {"name": "int4", "bits": 3}}, "codec 'int4' has no parameter 'bits'; it takes group, residual"),
+        ({"codec": {"name": "fp8", "bits": 3}}, "codec 'fp8' has no parameter 'bits'; it takes none"),
+        ({"codec": {"name": "int4", "group": 0}}, "group = 0: should be at least 1"),
+        ({"codec": {"name": "int4", "residual": -1}}, "residual = -1: should be at least 0"),
+        ({"codec": {"name": "int4", "group": "32"}}, "group = '32': should be an integer"),
+        ({"codec": "int4", "selector": "numerics", "keep": "all"}, "'numerics' is the noise floor, where nothing is compressed; leave codec or selector out"),
+        ({"codec": "int4", "selector": "full", "keep": "1/2"}, 'keeps every entry; write keep = "all"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_codec_is_the_users_mistake(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        action_of(**section)
+    assert says in str(caught.value)
+
+
+def test_a_codec_is_part_of_the_row_and_the_identity() -> None:
+    """Without a codec the identity is the selector's alone, as it was before there were codecs."""
+    plain, coded, wide, whole = (
+        action_of(selector="snapkv", keep="1/2"),
+        action_of(selector="snapkv", keep="1/2", codec="int4"),
+        action_of(selector="snapkv", keep="1/2", codec={"name": "int4", "group": 64}),
+        action_of(codec="int4"),
+    )
+    rows = [action.row("s", prespecified=True) for action in (plain, coded, wide, whole)]
+    assert [(row["codec"], row["codec_parameters"]) for row in rows] == [
+        (None, None),
+        ("int4", '{"group": 32, "residual": 128}'),
+        ("int4", '{"group": 64, "residual": 128}'),
+        ("int4", '{"group": 32, "residual": 128}'),
+    ]
+    assert (rows[3]["selector"], rows[3]["keep"]) == ("full", "all")
+    assert parts_sha256(plain.parts) == selector_sha256(plain.selector)
+    assert len({parts_sha256(action.parts) for action in (plain, coded, wide, whole)}) == 4
+    assert coded == action_of(selector="snapkv", keep="1/2", codec={"name": "int4"})
+
+
+@pytest.mark.parametrize(
+    ("kept", "entries", "alike"),
+    [(100, 300, False), (300, 300, True)],
+)
+def test_unlike_budgets_of_layers_are_not_held_to_equal_bytes(kept: int, entries: int, *, alike: bool) -> None:
+    snapkv, pyramidkv = (action_of(selector=name, keep=kept, codec="int4") for name in ("snapkv", "pyramidkv"))
+    ways = [action.decides_bytes(kept, entries, 4) for action in (snapkv, pyramidkv)]
+    assert (ways[0] == ways[1]) is alike
+    bare = [action_of(selector=name, keep=kept).decides_bytes(kept, entries, 4) for name in ("snapkv", "pyramidkv")]
+    assert bare[0] == bare[1] != ways[0]
+
+
+def test_a_head_that_cannot_be_rotated_is_refused() -> None:
+    with pytest.raises(InputError, match="heads of 24 channels have no Hadamard transform here"):
+        RotatedInt4().hold(layer_of(8, size=24))
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "says"),
+    [
+        ("PrefixLayer(layer.key[:1], layer.value)", r"codec Mine: keys come back as \[1, 150, 16\], stored were \[2, 150, 16\]"),
+        ("PrefixLayer(layer.key, layer.value / 0)", "codec Mine: values come back with a number that is not finite"),
+        ("PrefixLayer(layer.keys, layer.value)", r"codec Mine: AttributeError: .*keys.* \(.*/my_codec.py, line 12\)"),
+    ],
+)  # fmt: skip
+def test_what_a_codec_of_ones_own_breaks_is_said(tmp_path: Path, round_trip: str, says: str) -> None:
+    (tmp_path / "my_codec.py").write_text(OWN.replace("return layer", f"return {round_trip}"))
+    action = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
+    with pytest.raises(OperationError, match=says):
+        generate_units(random_model("llama"), "s", random_document("d", 150), [PendingUnit(action, 0, 1)], 2, 7)
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from generator.attention.holding import AsComputed
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.codec import Codec
+@dataclass(frozen=True)
+class Mine(Codec):
+    summary: ClassVar[str] = "for a test"
+    strength: int = 1
+    def round_trip(self, layer):
+        return layer
+    def stored_bytes(self, layer):
+        return AsComputed().stored_bytes(layer)
+"""
+
+
+def test_the_source_of_ones_own_codec_counts(tmp_path: Path) -> None:
+    hashes = set()
+    for text in (OWN, OWN + "# edited\n"):
+        (tmp_path / "my_codec.py").write_text(text)
+        hashes.add(parts_sha256(build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path).parts))
+    assert len(hashes) == 2
+    (tmp_path / "my_codec.py").write_text(OWN.replace("strength", "name"))
+    with pytest.raises(InputError, match="has a key of this name already; rename the parameter"):
+        build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
+    (tmp_path / "my_codec.py").write_text(OWN.replace("(Codec)", ""))
+    with pytest.raises(InputError, match="class Mine is no Codec; derive it from Codec of"):
+        build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
+
+
+# --- What they do to a model -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_delta_falls_with_bits_and_the_control_of_codecs_is_exactly_zero(dtype: str) -> None:
+    """On the embedded model; f is what the reference's history sees, so that no pair's luck is in it."""
+    model, document = load_model(EMBEDDED_ID, dtype=dtype), make_document("needle", 384, 0, 7)
+    kinds: dict[str, Codec] = {
+        "identity": CODECS["identity"](), "int8": Int8(residual=0), "int4": Int4(residual=0), "int2": Int2(residual=0),
+        "rotated-int4": RotatedInt4(), "fp8": CODECS["fp8"](),
+    }  # fmt: skip
+    actions = [replace(action_of(codec="int4"), name=name, codec_name=name, codec=kind) for name, kind in kinds.items()]
+    units = generate_units(model, "s", document, [PendingUnit(action, 0, 6) for action in actions], 16, 7)
+    moved = {unit.record["action"]: float(unit.events["f"].to_numpy().mean()) for unit in units}
+    assert moved["identity"] == 0.0
+    assert moved["int8"] < moved["int4"] < moved["int2"]
+    assert moved["int8"] < moved["fp8"]  # 3 bits of mantissa, and no group
+    (control,) = (unit for unit in units if unit.record["action"] == "identity")
+    assert max(control.events["delta"].to_pylist()) == 0.0
+    assert control.record["scale_bytes"] == 0
+    assert control.record["payload_bytes"] == document.prompt_tokens * model.shape.entry_bytes
+    for unit in units:
+        stored = sum(unit.record[f"{part}_bytes"] for part in ("payload", "scale", "index", "metadata"))
+        suffix = model.shape.entry_bytes * 16 * 6
+        assert unit.record["resident_bytes"] == stored + suffix
