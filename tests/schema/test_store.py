@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from fixtures.processes import forked, run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import (
@@ -34,6 +36,7 @@ from fixtures.stored_units import (
 
 from schema.errors import DamagedStoreError, InputError, OperationError
 from schema.store.delta.folder import DeltaFolder
+from schema.store.delta.listing import has_gap, listed
 from schema.store.projections import UnitRows
 from schema.store.store import Store, Unit
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
@@ -549,3 +552,21 @@ def test_stores_are_made_by_many_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         stores = list(pool.map(Store.create, [tmp_path / "store"] * 6))
     assert stores[0].versions() == dict.fromkeys(TABLES, 0)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_log_that_seems_to_have_a_gap_is_listed_again(tmp_path: Path, *, checkpoint: bool) -> None:
+    """A system that lists a folder may give a later name and not an earlier one that came meanwhile."""
+    store = Store.create(tmp_path / "store")
+    for number in range(5):
+        store.append_units([make_unit(f"d{number}")])
+        if checkpoint and number == 1:
+            DeltaTable(f"{store.location}/events").create_checkpoint()
+    late = Path(store.location, "events", "_delta_log", f"{3:020d}.json")
+    content = late.read_bytes()
+    late.unlink()
+    with pytest.raises(DeltaError) as error:
+        DeltaTable(f"{store.location}/events")
+    assert has_gap(error.value)
+    threading.Timer(0.05, late.write_bytes, [content]).start()
+    assert listed(lambda: DeltaTable(f"{store.location}/events")).version() == 5

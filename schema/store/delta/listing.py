@@ -15,12 +15,14 @@ from deltalake.exceptions import DeltaError
 _LISTINGS: Final = 20  # a log that has lost a file has a gap each time
 _PAUSE: Final = 0.01  # seconds; of a lost file it is said after a fifth of a second
 
+_GAPS: Final = ("Expected contiguous commit files", "Gap between checkpoint version")  # the second right after one
+
 _Result = TypeVar("_Result")
 
 
 def has_gap(error: BaseException) -> bool:
     """Tell whether delta-rs says that a log lacks a file between others."""
-    return isinstance(error, DeltaError) and "Expected contiguous commit files" in str(error)
+    return isinstance(error, DeltaError) and any(said in str(error) for said in _GAPS)
 
 
 def listed(look: Callable[[], _Result]) -> _Result:
