@@ -52,7 +52,12 @@ REVISION = {"action_revision": 0}
 def test_what_later_versions_added() -> None:
     assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
         "events": {"kind": "coupled", "weight": None, **REVISION},
-        "actions": {"parameters": None, **REVISION, "dropped": False, "codec": None, "codec_parameters": None},
+        "actions": {
+            "parameters": None,
+            **REVISION,
+            "dropped": False,
+            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters")),
+        },
         "units": {
             "estimator": "plain",
             "pair_evaluations": None,
