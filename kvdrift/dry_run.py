@@ -20,6 +20,7 @@ from kvdrift.timing import Extent, Seconds, study_time
 from schema.errors import KvdriftError
 from schema.store.revisions import newest_revisions
 from schema.study import FINITE_STATE, Study
+from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 
 # About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
@@ -228,7 +229,8 @@ def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[s
         horizon = material.study.study.horizon
         kept = [action.most_entries(entries, horizon) for entries in (min(lengths), max(lengths))]
         what = "prompt entries" if action.policy is None else "entries at most in every step"
-        line = f"  action {action.name}: keep {action.retention}, {_span(*(f'{m:,}' for m in kept))} {what}"
+        told = described_action(action.row(material.study.study.name, prespecified=True))
+        line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprint is not None:
             line += f", {_span(*(_binary(footprint.cache_bytes(m, action.holding)) for m in kept))} of prompt cache"
         yield line

@@ -86,13 +86,13 @@ def _differences(measured: _Measured, other_measured: _Measured, shared: Sequenc
 
 
 def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
-    """Two actions of one name; for those that only one of the studies has, two that keep as much."""
+    """Two actions of one name; for those that only one of the studies has, two that keep as much in as many bits."""
     own, others = first.content.actions, other.content.actions
     for one in own:
         if one in others:
             yield one, one
-        elif (keep := first.keep(one)) is not None:
-            yield from ((one, two) for two in others if two not in own and other.keep(two) == keep)
+        elif (budget := first.budget(one)) is not None:
+            yield from ((one, two) for two in others if two not in own and other.budget(two) == budget)
 
 
 def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequence[str]) -> DocumentMoments:

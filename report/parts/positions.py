@@ -67,7 +67,7 @@ def _floor(content: PageContent) -> str:
 
     still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
     said = (
-        "Noise floor: nothing is evicted, and the whole cache is computed another way. Of continuations, "
+        "Noise floor: nothing is left out or coded, and the whole cache is computed another way. Of continuations, "
         f"{', '.join(map(parting, floors))} diverge within {content.windows.horizon} tokens by numerics alone"
     )
     if others := [parting(name) for name in content.actions if name not in floors]:

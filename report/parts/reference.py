@@ -13,7 +13,7 @@ DEFINITIONS = """
 <p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
 <dl class="facts">
 <dt id="means-delta">δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
-<dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what {{ "the action" if facts.finite else "eviction" }} changes while the histories are the same</dd>
+<dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what the action changes while the histories are the same</dd>
 <dt id="means-r">R</dt><dd>disagreement: M(Σ I<sub>t</sub>) / H, or from δ: M(Σ δ<sub>t</sub>) / H. The share of positions with different tokens</dd>
 <dt id="means-forced">F</dt><dd>M(Σ f<sub>t</sub>) / H, along the reference</dd>
 <dt id="means-o">O</dt><dd>occurrence: M(1{τ ≤ H}) / H. What the first mismatch alone contributes</dd>

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from typing import Any
 
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
 from report.printing.section import Section
@@ -12,12 +10,13 @@ from report.printing.tables import NOISE_FLOOR, Cell, Column, PrintedTable, labe
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total
+from schema.study.described import described_action
 
 TEMPLATE = """
 {% if facts.finite %}
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
 {% else %}
-<p>Each document’s prompt is prefilled once. An action then evicts part of its key–value cache. The reference X continues with the full cache, and the compressed model Y continues with the rest of it. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
+<p>Each document’s prompt is prefilled once. The reference X continues with the full key–value cache, and the compressed model Y with what an action makes of it: fewer entries, entries in fewer bits, or both. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% endif %}
 {{ facts_list(rows) }}
 {% if content.estimates.have_published or content.published.verdicts %}
@@ -66,15 +65,13 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         rows.append(
             table_row(
                 Cell(action["action"], what),
-                _parts(action),
-                action["keep"],
+                described_action(action) or MISSING,
                 *held,
             )
         )
     columns = (
         label_column("action"),
-        label_column("selector, codec" if coded else "selector"),
-        Column("keeps", "", "retention rule: entries, or a fraction of n"),
+        label_column("what it does"),
         Column("entries m", "", "kept prompt entries per KV head and layer"),
         Column("keys, values", "", "mean bytes of kept keys and values per document, as they are stored"),
         Column(
@@ -97,16 +94,6 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
             "entries that a step reads: what is generated is within them, not on top."
         )
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
-
-
-def _parts(action: dict[str, Any]) -> str:
-    """The selector and, where there is one, the codec, with the parameters that make it this one."""
-    if action["codec"] is None:
-        return str(action["selector"])
-    own = json.loads(action["codec_parameters"] or "{}")
-    told = ", ".join(f"{key} {value}" for key, value in own.items())
-    codec = f"{action['codec']} ({told})" if told else str(action["codec"])
-    return codec if action["keep"] == "all" else f"{action['selector']}, {codec}"
 
 
 def _held(stored: Storage) -> list[Cell | str]:

@@ -13,6 +13,7 @@ from report.reading.source import StudyRows, ViewRow
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
 from schema.study import FINITE_STATE
+from schema.study.described import NUMERICS, described_action
 from schema.tables import PLAIN, SWRB
 from schema.windows import Windows
 
@@ -20,7 +21,6 @@ EVALUATION = "evaluation"
 DEVELOPMENT = "development"
 
 
-_NUMERICS = "numerics"  # the selector of noise floors
 _RESIDENT = 4  # parts of a document's bytes before the resident ones
 _SAME = 0.005  # bytes that differ by less count as the same budget
 
@@ -137,10 +137,14 @@ class Facts:
         planned = self.plan.content.get("actions", self.compared) if self.plan else self.compared
         return [action for action in self.compared if action not in planned]
 
+    def described(self, action: str) -> str:
+        """What an action does, in words; empty where nobody said."""
+        return next((described_action(row) for row in self.actions if row["action"] == action), "")
+
     @property
     def noise_floors(self) -> list[str]:
-        """The actions that evict nothing and compute the whole cache another way: what numerics alone do."""
-        return [row["action"] for row in self.actions if row["selector"] == _NUMERICS]
+        """The actions that leave out nothing and compute the whole cache another way: what numerics alone do."""
+        return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
 
     @property
     def finite(self) -> bool:

@@ -10,6 +10,8 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from report.reading.source import ViewRow
 
+_BUDGET = ("keep", "codec", "codec_parameters", "policy", "policy_parameters")
+
 Identity = tuple[str | None, ...]
 
 
@@ -42,10 +44,10 @@ class Entry:
         """The model's id."""
         return self.content.facts.model
 
-    def keep(self, action: str) -> str | None:
-        """The retention rule of an action; None where it is not declared, as of another generator's."""
+    def budget(self, action: str) -> tuple[Any, ...] | None:
+        """What decides how much an action holds, whichever entries; None where nobody said."""
         (row,) = [row for row in self.content.facts.actions if row["action"] == action]
-        return None if row["keep"] == "unknown" else str(row["keep"])
+        return None if row["keep"] == "unknown" else tuple(row.get(name) for name in _BUDGET)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Pairing:
         by_name: whether documents are matched by name, stratum and cluster alone, since the models are unlike: no
             prompt has the same tokens then.
         obstacle: why nothing is subtracted; None where something is.
-        differences: one for each two actions of one name, or that keep as much.
+        differences: one for each two actions of one name, or that keep as much in as many bits.
 
     """
 

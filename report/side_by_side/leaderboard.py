@@ -56,6 +56,7 @@ class Place:
         numbers = {name: self.estimate(name) for name in _QUANTITIES}
         return {
             "store": self.entry.location, "study": self.entry.study, "model": self.entry.model, "action": self.action,
+            "does": content.facts.described(self.action),
             "split": content.split, "horizon": content.windows.horizon, "documents": own.documents,
             "cache_share": self.share, "prompt_cache_bytes": self.bytes,
             **{
@@ -94,7 +95,7 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     cells = [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in estimates.items()]
     rows = [
         table_row(
-            Cell(place.action, place.entry.name),
+            Cell(place.action, _told(place)),
             Cell(MISSING if place.share is None else f"{fixed(100 * place.share, 1)}%", _bytes(place)),
             *own,
             count(place.estimate("mismatch").documents),
@@ -105,13 +106,21 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     ]
     columns = (
         label_column("action"),
-        Column("prompt cache", "", "mean bytes of the kept prompt with its indices; their share of the full one's"),
+        Column(
+            "prompt cache", "",
+            "mean bytes of the prompt as it is stored, with scales and indices; their share of the full one's",
+        ),
         *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
           for name in shown),
         Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),
     )  # fmt: skip
     records = tuple(place.record() for place in places)
     return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), status_note(listed), records)
+
+
+def _told(place: Place) -> str:
+    does = place.entry.content.facts.described(place.action)
+    return f"{place.entry.name}: {does}" if does else place.entry.name
 
 
 def _bytes(place: Place) -> str:

@@ -97,10 +97,10 @@ class TestPaperStudies:
 
     def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:
         first, second = (dry_run(capsys, STUDIES / f"{name}.toml", *SERVED) for name in PAPER)
-        assert "action snapkv-512: keep 512, 512 prompt entries" in first
-        assert "action recent-half: keep 1/2, 2,048 to 16,384 prompt entries" in first
-        assert "action snapkv-90: keep 9/10, 3,686 to 29,491 prompt entries" in second
-        assert "action full: keep all, 4,096 to 32,768 prompt entries" in second
+        assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries" in first
+        assert "action recent-half: recent, half of the entries: 2,048 to 16,384 prompt entries" in first
+        assert "action snapkv-90: snapkv, 9/10 of the entries: 3,686 to 29,491 prompt entries" in second
+        assert "action full: the full cache, as a control: 4,096 to 32,768 prompt entries" in second
 
     def test_bytes_where_the_configuration_is_at_hand(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -109,8 +109,11 @@ class TestPaperStudies:
         monkeypatch.setattr("kvdrift.dry_run.local_footprint", lambda *_: LLAMA)
         monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 80 * 2**30)
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
-        assert "action snapkv-512: keep 512, 512 prompt entries, 64.5 MiB of prompt cache" in out
-        assert "action full: keep all, 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache" in out
+        assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries, 64.5 MiB of prompt cache" in out
+        assert (
+            "action full: the full cache, as a control: 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache"
+            in out
+        )
         assert "memory of generation: 15.0 GiB of weights and " in out
         assert "64 of 64 replicates at once; 80.0 GiB available on cuda" in out
 
@@ -159,7 +162,7 @@ def test_quickstart_is_exact(
     found = StudyTime({"development": Seconds(4.04, 7.17), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
     monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: found)
     out = dry_run(capsys, STUDIES / "quickstart.toml", "--store", tmp_path / "store")
-    assert "action snapkv-half: keep 1/2, 196 to 774 prompt entries" in out
+    assert "action snapkv-half: snapkv, half of the entries: 196 to 774 prompt entries" in out
     assert (
         "development: 18 documents, 72 units, 864 trajectories and 36 of the full-retention control, 57,600 events"
         in out

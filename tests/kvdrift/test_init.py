@@ -81,7 +81,7 @@ def test_a_dry_run_accepts_what_is_written(
     assert (code, err) == (0, "")
     assert "study 'mine' on kvdrift/tiny, H = 16" in out
     assert "development: 3 documents, 9 units" in out
-    assert "action few: keep 100" in out
+    assert "action few: recent, 100 entries: 100 prompt entries" in out
 
 
 def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, make_views
 
 from report.parts.verdict.choice import choose
-from report.parts.verdict.ranking import bytes_figure, ranked_table
+from report.parts.verdict.frontier import bits_sentences, bytes_figure, frontier_sentence, undominated
+from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.reading.content import PageContent, read_content
 from report.reading.source import Provenance, StudyRows
@@ -131,7 +132,7 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
         (make_views(("snapkv-half",)), "snapkv-half is the only one, and there is none to hold it against."),
         (make_views(split="development", analyzed=False), "no evaluation document has been measured yet."),
         (make_views(analyzed=False), "there are no intervals yet."),
-        (make_views(("numerics-floor",)), "nothing was evicted, so there is nothing to choose."),
+        (make_views(("numerics-floor",)), "nothing is left out or coded, so there is nothing to choose."),
     ],
 )
 def test_what_stands_in_the_way_is_said(views: FakeViews, words: str) -> None:
@@ -168,11 +169,53 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
 
 
-def test_the_figure_has_every_action_at_its_bytes() -> None:
+def test_the_figure_has_every_action_at_its_share_and_names_the_frontier() -> None:
     content = content_of(make_views(THREE))
     (axes,) = bytes_figure(content, choose(content)).axes
-    shown = {round(float(line.get_xdata()[0]), 2) for line in axes.get_lines() if len(line.get_xdata()) == 1}
-    assert shown == {0.58, 0.12, 1.16}
+    shown = {round(float(line.get_xdata()[0]), 1) for line in axes.get_lines() if len(line.get_xdata()) == 1}
+    assert shown == {50.0, 9.9, 100.0}
+    assert axes.get_xlabel() == "prompt cache (% of the full one, 1.2 MiB a document)"
+    assert {text.get_text().strip() for text in axes.texts} == {"snapkv-half", "snapkv-10"}
     low, high = axes.get_ylim()
     assert low == 0
     assert high > 73
+    views = make_views(THREE)
+    views.views["controls"][0]["moved_pairs"] = 1
+    content = content_of(views)
+    (axes,) = bytes_figure(content, choose(content)).axes
+    assert axes.get_xlabel() == "prompt cache (KiB a document, mean)", "of a control that moved there are no shares"
+
+
+def test_the_frontier_is_what_no_other_action_beats_in_both() -> None:
+    content = content_of(make_views(THREE))
+    assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
+    words = frontier_sentence(content, choose(content))
+    assert words.startswith("The line joins snapkv-half and snapkv-10: ")
+    assert words.endswith(" Shares are of the full cache, which holds 1.2 MiB a document in float32.")
+    dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
+    assert undominated(dear, choose(dear)) == ["snapkv-half"]
+
+
+def coded(views: FakeViews, codecs: dict[str, str], distances: dict[str, float]) -> FakeViews:
+    """Let actions be codecs of the whole cache, with these distances."""
+    for row in views.views["actions"]:
+        if row["action"] in codecs:
+            row.update(selector="full", keep="all", codec=codecs[row["action"]])
+    for row in views.views["estimates"]:
+        if row["quantity"] == "rollout_tv" and row["action"] in distances:
+            row["estimate"] = distances[row["action"]]
+    return views
+
+
+def test_what_fewer_bits_cost_is_said_of_each_family() -> None:
+    codecs = dict(zip(THREE, ("int8", "int4", "rotated-int4"), strict=True))
+    rising = bits_sentences(content_of(coded(make_views(THREE), codecs, {"snapkv-half": 0.01, "recent-half": 0.2})))
+    assert len(rising) == 1, "rotated-int4 is of another family"
+    assert rising[0].startswith("Fewer bits, more distance: mean δ is 1.00%")
+    views = coded(make_views(THREE), codecs, {"snapkv-half": 0.2, "recent-half": 0.01})
+    falling, *_ = bits_sentences(content_of(gaps(views, low=-0.1, high=0.1)))
+    assert falling.startswith("Mean δ does not rise with every bit less: it is 20.0% [")
+    assert falling.endswith(
+        "Recent-half is not above snapkv-half, and the interval of their difference in R includes 0."
+    )
+    assert bits_sentences(content_of(make_views(THREE))) == []

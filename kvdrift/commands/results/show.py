@@ -51,6 +51,7 @@ def show(
     from kvdrift.queries.formats import print_table
     from schema.store.store import Store
     from schema.store.studies import chosen_study, model_revisions
+    from schema.study.described import described_action
     from sql.catalog import open_views
 
     opened = Store.open(store)
@@ -61,6 +62,8 @@ def show(
         trajectory = _trajectory(views, study, model, doc, action, replicate)
         pair = {name: trajectory[name] for name in _PAIR}
         positions = views.rows("events", _SHOWN, **pair, kind="coupled").to_pylist()
+        declared = views.rows("actions", study=study, action=action).to_pylist()
+    trajectory |= {"does": next(map(described_action, declared), "")}
     for position in positions:
         position |= {"x_text": text(position["x_token"]), "y_text": text(position["y_token"])}
     if as_json:
@@ -107,7 +110,8 @@ def _summary(row: Mapping[str, Any]) -> list[str]:
     story = [f"{row['horizon']} positions", met]
     story += [f"EOS of the reference at {row['eos_x']}"] * (row["eos_x"] is not None)
     story += [f"EOS of the compressed model at {row['eos_y']}"] * (row["eos_y"] is not None)
-    lines = [f"{where}, {row['action']}, replicate {row['replicate']}", "; ".join(story)]
+    action = f"{row['action']} ({row['does']})" if row["does"] else row["action"]
+    lines = [f"{where}, {action}, replicate {row['replicate']}", "; ".join(story)]
     return [*lines, f"answers: {', '.join(row['answers'])}"] if row["answers"] else lines
 
 

@@ -115,7 +115,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
     unknown = any(facts.times_bytes(one, other) is None for one, other in combinations(candidates, 2))
     obstacles = (
         (facts.finite, "these are systems of known laws, and no action holds any bytes"),
-        (not candidates, "nothing was evicted, so there is nothing to choose"),
+        (not candidates, "nothing is left out or coded, so there is nothing to choose"),
         (bool(content.preliminary), "the study is not finished"),
         (content.split != EVALUATION, "no evaluation document has been measured yet"),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),

@@ -6,7 +6,8 @@ from functools import partial
 
 from report.parts.verdict.choice import choose
 from report.parts.verdict.contrasts import sentences
-from report.parts.verdict.ranking import bytes_figure, has_bytes, ranked_table
+from report.parts.verdict.frontier import bits_sentences, bytes_figure, frontier_sentence, has_bytes
+from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.printing.section import Drawing, Section
 from report.reading.content import PageContent
@@ -21,7 +22,10 @@ VERDICT = """
 {% endif %}
 {{ table(tables.ranking) }}
 {% if figures.bytes is defined %}
-{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes of the prompt, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% endcall %}
+{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes of the prompt, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% endcall %}
+{% for sentence in bits %}
+<p class="detail">{{ sentence }}</p>
+{% endfor %}
 {% endif %}
 """  # noqa: E501
 CONTRASTS = """
@@ -51,7 +55,11 @@ def section(content: PageContent) -> Section:
     words = "R of each action against the bytes of its prompt cache"
     drawn = not content.facts.finite and has_bytes(content)
     drawings = (Drawing("bytes", words, partial(bytes_figure, content, choice)),) if drawn else ()
-    values = {"said": recommendation(content, choice)}
+    values = {
+        "said": recommendation(content, choice),
+        "frontier": frontier_sentence(content, choice) if drawn else "",
+        "bits": bits_sentences(content),
+    }
     return Section("verdict", "Verdict", VERDICT, tables, drawings, values)
 
 

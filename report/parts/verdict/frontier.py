@@ -1,0 +1,164 @@
+"""Bytes against divergence: the figure, the actions that no other one beats in both, and what fewer bits cost."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from report.parts.verdict.choice import Choice, difference
+from report.printing.canvas import action_styles, legend_line, library, new_figure
+from report.printing.numbers import in_text, size
+from report.printing.palette import INK, QUIET
+from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
+from report.printing.wording import capital, listed
+from report.reading.content import PageContent
+from stats.registry import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+_WIDE = 20.0  # times as many bytes: from there on the axis is logarithmic
+_ASIDE = 7.0  # points between actions of the same bytes
+_BITS = re.compile(r"(.*?)-?(\d+)")  # how codecs of one family are called: int8, int4, int2
+
+
+def has_bytes(content: PageContent) -> bool:
+    """Whether there is anything to draw: an action with bytes and with R."""
+    return bool(_points(content, content.actions))
+
+
+def undominated(content: PageContent, choice: Choice) -> list[str]:
+    """The candidates that no other one beats by its point, in bytes and in R; those with more bytes first."""
+    points = _points(content, choice.candidates)
+    best = [
+        action
+        for action, (held, risk) in points.items()
+        if not any(
+            other <= held and less <= risk and (other, less) != (held, risk) for other, less in points.values()
+        )
+    ]  # fmt: skip
+    return sorted(best, key=lambda action: -points[action][0])
+
+
+def frontier_sentence(content: PageContent, choice: Choice) -> str:
+    """Which actions are on the frontier, and what the shares of bytes are shares of."""
+    best = undominated(content, choice)
+    if len(choice.candidates) < 2 or not best:
+        return ""
+    names = f"The line joins {listed(best)}: by their point estimates no other action has both no more bytes and less R"
+    whole = _whole(content)
+    dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
+    if whole is None:
+        return f"{names}."
+    numbers = f" in {listed(dtypes)}" if dtypes else ""
+    return f"{names}. Shares are of the full cache, which holds {size(whole)} a document{numbers}."
+
+
+def bits_sentences(content: PageContent) -> list[str]:
+    """Of each family of codecs, whether δ rises as bits fall, a sentence each; where it does not, what can be said."""
+    return [
+        _bits_sentence(content, [action for _, action in sorted(of.items(), reverse=True)]) for of in _families(content)
+    ]
+
+
+def _families(content: PageContent) -> list[dict[int, str]]:
+    """Actions that differ in the bits of their codec alone, by bits; those of two widths and more."""
+    found: dict[tuple[str | None, ...], dict[int, str]] = defaultdict(dict)
+    for row in content.facts.actions:
+        named = _BITS.fullmatch(row["codec"] or "")
+        if named and row["action"] in content.actions:
+            same = (named[1], row["codec_parameters"], row["selector"], row["keep"], row["parameters"])
+            found[same][int(named[2])] = row["action"]
+    return [family for family in found.values() if len(family) > 1]
+
+
+def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
+    distances = {action: content.estimates.get("rollout_tv", action) for action in by_bits}
+    told = listed([f"{in_text(distances[action], Scale.PERCENT)} with {action}" for action in by_bits])
+    known = [(action, row.estimate) for action, row in distances.items() if row.estimate is not None]
+    wrong = [(one, other) for (one, more), (other, less) in pairwise(known) if less < more]
+    if not wrong:
+        return f"Fewer bits, more distance: mean δ is {told}."
+    because = [
+        f"{other} is not above {one}, and the interval of their difference in R "
+        + ("excludes 0" if difference(content.estimates, other, one).excludes_zero() else "includes 0")
+        for one, other in wrong
+    ]  # fmt: skip
+    return f"Mean δ does not rise with every bit less: it is {told}. {capital('; '.join(because))}."
+
+
+def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
+    """Bytes of the prompt cache and R of the actions of which both are known."""
+    found = {}
+    for action in actions:
+        held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
+        if held is not None and held.mean_prompt_cache and risk is not None:
+            found[action] = (held.mean_prompt_cache, risk)
+    return found
+
+
+def _whole(content: PageContent) -> float | None:
+    """Mean bytes of the full cache; None without a control that is exactly 0."""
+    controls = [one.action for one in content.facts.controls[:1] if one.action in content.facts.storage and one.zero]
+    return content.facts.storage[controls[0]].mean_prompt_cache if controls else None
+
+
+def bytes_figure(content: PageContent, choice: Choice) -> Figure:
+    """R of each action against its prompt cache, with intervals; the frontier's actions are named."""
+    points, whole, facts = _points(content, content.actions), _whole(content), content.facts
+    figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
+    axes = figure.add_subplot()
+    styles = action_styles(content.actions)
+    largest = max([*(held for held, _ in points.values()), whole or 0.0])
+    scale, unit = next((factor, unit) for factor, unit in _UNITS if largest >= factor or factor == 1)
+    factor = whole / 100 if whole else scale
+    best = undominated(content, choice) if len(choice.candidates) > 2 else []
+    axes.plot([points[action][0] / factor for action in best], [100 * points[action][1] for action in best],
+              color=QUIET, linewidth=0.9, zorder=2)  # fmt: skip
+    handles = []
+    for action, (held, value) in points.items():
+        risk, style = content.estimates.get("mismatch", action), styles[action]
+        alike = [other for other in points if facts.times_bytes(action, other) == 1]
+        aside = _ASIDE * (alike.index(action) - (len(alike) - 1) / 2)
+        fill = style.colour if action in choice.recommended or not choice.recommended else "white"
+        axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
+                      markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
+                      transform=moved_aside(axes, aside))  # fmt: skip
+        if action in best:
+            # Below and to the left there is no other action: it would have fewer bytes and less R.
+            axes.annotate(
+                action, (held / factor, 100 * value), xytext=(aside - 6, -4), textcoords="offset points",
+                fontsize=8, color=INK, horizontalalignment="right", verticalalignment="top", zorder=5,
+            )  # fmt: skip
+        handles.append(
+            legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
+        )
+    if whole:
+        axes.plot([100], [0], linestyle="none", marker="o", markersize=8, color=INK, markerfacecolor="white",
+                  clip_on=False, zorder=4)  # fmt: skip
+        handles.append(
+            legend_line(
+                f" {facts.controls[0].action}", linestyle="none", marker="o", color=INK, markerfacecolor="white"
+            )
+        )
+    if min(held for held, _ in points.values()) * _WIDE < largest:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(library().ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    else:
+        axes.set_xlim(0, 1.08 * largest / factor)
+        round_ticks(axes.xaxis)
+    risks = [content.estimates.get("mismatch", action) for action in points]
+    top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
+    axes.set_ylim(0, 1.08 * top or 1.0)  # set here, because points that are moved aside do not set it
+    percent_axis(axes, "R (token): positions that differ (%)")
+    share = f"prompt cache (% of the full one, {size(whole)} a document)" if whole else ""
+    axes.set_xlabel(share or f"prompt cache ({unit} a document, mean)")
+    if choice.recommended:
+        handles.append(
+            legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
+        )
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
+    return figure

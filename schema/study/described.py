@@ -1,0 +1,74 @@
+"""What an action does, in words: the one place that says it, for the command, the plan and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from schema.errors import InputError
+from schema.retention import Retention
+from schema.study.model import FINITE_STATE
+
+NUMERICS = "numerics"  # the selector of noise floors
+_SHARES = {
+    Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",
+    Fraction(3, 4): "three quarters", Fraction(1, 8): "an eighth",
+}  # fmt: skip
+
+
+def described_action(row: Mapping[str, Any]) -> str:
+    """Say what an action does, as in ``snapkv, half of the entries, then int8 (groups of 32, the last 128 exact)``.
+
+    Args:
+        row: the action's row of table ``actions``; it may lack columns that came later.
+
+    Returns:
+        The words; empty for a law of a finite-state system, and for events of which nobody said what made them.
+
+    """
+    codec = _named(row.get("codec"), row.get("codec_parameters"))
+    if policy := row.get("policy"):
+        own = _named(policy, row.get("policy_parameters"))
+        return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
+    if row["control"]:
+        return "the full cache, as a control"
+    if row["selector"] == NUMERICS:
+        return "the whole cache, computed in another way"
+    if row["selector"] == FINITE_STATE or row["keep"] == "unknown":
+        return ""
+    if codec and row["keep"] == "all":
+        return codec
+    chosen = f"{row['selector']}, {_count(row['keep'])}"
+    return f"{chosen}, then {codec}" if codec else chosen
+
+
+def _count(keep: str) -> str:
+    """How many entries a retention rule keeps, in words."""
+    try:
+        rule = Retention.parse(int(keep) if keep.isdigit() else keep).rule
+    except InputError:  # another generator's own words
+        return keep
+    if rule is None:
+        return "all of the entries"
+    if isinstance(rule, int):
+        return f"{rule:,} entries"
+    return f"{_SHARES.get(rule, rule)} of the entries"
+
+
+def _named(name: str | None, parameters: str | None) -> str:
+    """A codec or a policy with what makes it this one; empty where there is none."""
+    if name is None:
+        return ""
+    said = [_parameter(key, value) for key, value in json.loads(parameters or "{}").items()]
+    known = [text for text in said if text]
+    return f"{name} ({', '.join(known)})" if known else name
+
+
+def _parameter(key: str, value: Any) -> str:
+    if key == "group":
+        return f"groups of {value}"
+    if key == "residual":
+        return f"the last {value} exact" if value else ""
+    return f"{key} {value}"
