@@ -224,7 +224,7 @@ def study_row(sizes: Sizes, seed: int) -> dict[str, Any]:
     """Return the row of ``studies``."""
     deciding = json.dumps([asdict(sizes), seed]).encode()
     return {
-        "study": STUDY, "model": MODEL, "seed": seed, **asdict(Windows.of(sizes.horizon)),
+        **STUDIES.defaults, "study": STUDY, "model": MODEL, "seed": seed, **asdict(Windows.of(sizes.horizon)),
         "study_sha256": hashlib.sha256(deciding).hexdigest(),
     }  # fmt: skip
 
