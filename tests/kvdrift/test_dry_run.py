@@ -30,6 +30,7 @@ from kvdrift import timing as generation_time
 from kvdrift.timing import Extent, Seconds, StudyTime, study_time
 from schema.document import SPLITS, Document
 from schema.errors import InputError, OperationError
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.study import DocumentsSection, load_studies
 from stats.endpoints import Family
 
@@ -246,13 +247,22 @@ class Machine:
         return units
 
 
+@dataclass(frozen=True)
+class PretendModel:
+    """What the forecast asks of a model."""
+
+    device: str = "cpu"
+    shape: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(vocabulary=256))
+    pairs_at_once: int = 0
+    law: SamplingLaw = FULL_SOFTMAX
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    model = SimpleNamespace(device="cpu", shape=SimpleNamespace(vocabulary=256), pairs_at_once=0)
-    monkeypatch.setattr(generation_time, "load_transformer", lambda _: model)
+    monkeypatch.setattr(generation_time, "load_transformer", lambda _: PretendModel())
     return clock
 
 
