@@ -1,9 +1,10 @@
 """What ``catalog.duckdb`` holds itself, so that it answers wherever it is: small stored tables, means of documents.
 
 A catalogue of no rows takes 1.8 MB. It grows by some 0.7 KB for each document and action (moments, bytes, answers, a
-unit), and by the other rows of ``CARRIED``; units say a hash for every layer, and a vocabulary of
-128,000 tokens takes 3 MB. Trajectories, steps and events stay in
-the store's files, and so does what is computed from them alone.
+unit), and by the other rows of ``CARRIED``; units say a hash for every layer, and a vocabulary of 128,000 tokens takes
+3 MB. Both have a bound, so that writing a catalogue costs the same in a store of any size: a table above ``LARGEST``
+stays in the store's files, and so do means of more than ``MOST_DOCUMENTS``. Trajectories, steps and events always stay
+there, and so does what is computed from them alone.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ CARRIED: Final = (
 )  # fmt: skip
 """The stored tables that a catalogue holds, each up to ``LARGEST``."""
 
-LARGEST: Final = 1 << 24
+LARGEST: Final = 1 << 22
 """Bytes of a table's files; a larger one is read from them."""
+
+MOST_DOCUMENTS: Final = 10_000
+"""Documents of a store whose means a catalogue holds; those of more are computed from the store's files."""
 
 CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
 """The views that a catalogue holds the rows of, beside ``moments``; all that pool documents are computed from these."""
@@ -65,9 +69,10 @@ def fill_catalog(
         else:
             create_stored_view(connection, table, sources)
     moments.insert_waiting(connection)
-    few = moments.stored or store.row_count("steps") <= _MOST_STEPS
-    connection.execute("set threads = 1")  # the same bits in every run
-    keep_views(connection, (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS)
+    if store.row_count("documents") <= MOST_DOCUMENTS:
+        few = moments.stored or store.row_count("steps") <= _MOST_STEPS
+        connection.execute("set threads = 1")  # the same bits in every run
+        keep_views(connection, (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS)
     for table, sources in files.items():
         if table not in carried:
             guard_stored_view(connection, table, sources, condition)
