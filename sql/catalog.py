@@ -211,9 +211,9 @@ def write_catalog(store: Store) -> Path:
     """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
 
     The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these are
-    very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their absolute paths: in a copy they
-    fail, since they would read the rows of the store that was copied.
+    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these
+    are very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their
+    absolute paths: in a copy they fail, since they would read the rows of the store that was copied.
 
     Returns:
         The path of the catalogue.
