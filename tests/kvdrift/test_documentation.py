@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import typer.main
 
+from generator.actions import build_action
 from generator.selectors import SELECTORS
 from kvdrift.command import app
 from kvdrift.reference import reference
+from schema.study.actions import ActionSection
 
 ROOT = Path(__file__).parents[2]
 GROUP: Any = typer.main.get_command(app)
@@ -72,6 +75,13 @@ def test_every_selector_has_its_section() -> None:
                 assert f"`{field.name}`" in sections[name], f"{name}: {field.name}"
                 if isinstance(field.default, int) and field.default:
                     assert f"`{field.name}` ({field.default})" in " ".join(sections[name].split())
+
+
+def test_actions_of_the_readme_can_be_made() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    sections = [section for block in blocks for section in tomllib.loads(block)["actions"]]
+    made = [build_action(ActionSection.model_validate(section)).name for section in sections]
+    assert made == ["snapkv-half", "snapkv-half-int4", "sliding-512"]
 
 
 def code_of(path: Path) -> str:
