@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flows.cluster.address import ClusterAddress
 from flows.cluster.facts import check_facts, check_source, facts, facts_there, lacking, other_versions, source_sha256
-from schema.errors import OperationError, first_line
+from schema.errors import NobodyLeftError, OperationError, first_line
 from schema.store.store import Store
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Cluster:
 
         """
         scheduler: Any = self.client.scheduler
+        if scheduler is None:  # Dask's client has given it up
+            raise self.lost()
         return str(scheduler.address)
 
     def check(self, store: Store | None = None, *, threads: int | None = 1) -> None:
@@ -114,9 +116,9 @@ class Cluster:
         """Whether there was a scheduler, and does not answer any more."""
         return self._client is not None and self._client.status != "running"
 
-    def lost(self) -> OperationError:
+    def lost(self) -> NobodyLeftError:
         """Return the error of a scheduler that is gone."""
-        return OperationError(
+        return NobodyLeftError(
             f"cluster {self.name}: the scheduler is gone; what was stored is kept: run the same command again to go on"
         )
 

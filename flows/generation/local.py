@@ -124,7 +124,9 @@ class LocalGenerator:
             self._model = None
             self._model, self._study = finite_model(study) if finite else self._loaded(study.model), study
         model = self._model
-        return model if isinstance(model, FiniteModel) else replace(model, law=study.law)
+        if not isinstance(model, FiniteModel) and model.law != study.law:
+            self._model = model = replace(model, law=study.law)
+        return model
 
     def _loaded(self, section: ModelSection) -> LoadedModel:
         model = load_transformer(section)

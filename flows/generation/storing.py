@@ -14,7 +14,14 @@ from flows.generation.pending import Work
 from flows.material import stored_identities
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds
-from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError, is_disk_fault
+from schema.errors import (
+    DamagedStoreError,
+    InputError,
+    KvdriftError,
+    NobodyLeftError,
+    OperationError,
+    is_disk_fault,
+)
 from schema.progress import Progress
 from schema.store.appends import unit_name
 from schema.store.store import Store, Unit
@@ -35,6 +42,9 @@ Units that were not made by the identities are refused.
 
 class _OtherIdentityError(OperationError):
     """What makes units changed during the run."""
+
+
+_ENDING = (DamagedStoreError, NobodyLeftError, _OtherIdentityError)  # no other document would fare better
 
 
 class Identify(Protocol):
@@ -81,7 +91,7 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
                     progress.advance(1)
         except KvdriftError as error:
             left = _not_stored(store, study, part)
-            if not left or isinstance(error, (DamagedStoreError, _OtherIdentityError)) or is_disk_fault(error):
+            if not left or isinstance(error, _ENDING) or is_disk_fault(error):
                 raise
             trying.part_failed(left, error)
     trying.check()

@@ -22,7 +22,7 @@ from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import model_location
 from schema.document import Document
-from schema.errors import InputError, OperationError, nearest
+from schema.errors import InputError, NobodyLeftError, OperationError, nearest
 from schema.store.store import Unit
 from schema.study import TRANSFORMER, Study
 from schema.tables import SCHEMA_VERSION
@@ -293,7 +293,7 @@ class EndpointPool:
         endpoints = self._for(study)
         if all(endpoint.losses >= _LOSSES and endpoint.attempt is None for endpoint in endpoints):
             reasons = "; ".join(endpoint.reason for endpoint in endpoints)
-            raise OperationError(
+            raise NobodyLeftError(
                 f"no endpoint is left ({reasons}); what was generated is kept; run the command again to continue"
             )
 

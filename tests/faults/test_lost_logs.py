@@ -14,6 +14,7 @@ from fixtures.refusals import refused
 
 from flows.analysis.current import estimates_are_current
 from flows.scores import score_stored
+from flows.tokens import record_tokens
 from schema.errors import DamagedStoreError
 from schema.store.delta.table_log import RELIED_ON, TableLog
 from schema.store.store import Store
@@ -62,10 +63,11 @@ def rows(location: Path) -> dict[str, list[str]]:
 
 
 def use(location: Path) -> None:
-    """What a run does with a store first: open it, derive and score what is pending, read its units."""
+    """What a run does with a store first: open it, derive and score what is pending, record tokens, read its units."""
     store = Store.create(location)
     version = store.version("events")
     commit(store, [derive_segment(store, one) for one in pending(store, version)], version, covered=True)
+    record_tokens(store, "small", "kvdrift/tiny")
     score_stored(store, "small", "kvdrift/tiny")
     store.units()
 

@@ -24,6 +24,7 @@ from flows.study_run import DocumentLimit, StudyRun
 from generator.finite.model import FiniteModel
 from schema.errors import OperationError
 from schema.progress import SILENT
+from schema.sampling import FULL_SOFTMAX
 from schema.store.store import Unit
 from schema.study import Study, load_studies
 
@@ -33,6 +34,7 @@ class Weights:
 
     device = "cpu"
     network = None
+    law = FULL_SOFTMAX
 
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_second_run_does_nothing_and_says_so(
 
 def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, str]) -> None:
     _, out, err = unbroken
-    own = r"(development|evaluation) documents: |derived \d+ |answers: |scored \d+ pairs |plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
+    own = r"loading libraries, |(development|evaluation) documents: |derived \d+ |answers: |scored \d+ pairs |plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
     assert [line for line in err.splitlines() if not re.match(own, line)] == []
     assert [line.split(":")[0] for line in out.splitlines()] == ["store", "report"]
 

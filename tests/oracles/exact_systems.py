@@ -204,6 +204,8 @@ LEFT_OUT = {
     "superseded_plans": "what was to be measured",
     "scores": "systems have no texts, as for answers",
     "trajectory_answers": "likewise",
+    "tokens": "likewise",
+    "trajectory_text": "likewise",
 }
 VIEWS = tuple(sorted(set(view_texts()) - set(LEFT_OUT)))
 
