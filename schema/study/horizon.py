@@ -32,7 +32,10 @@ class StudySection(Section):
     ] = 1.0
     top_p: Annotated[
         TopP | None,
-        meaning("Tokens are drawn from the fewest of the most probable ones that have this probability together."),
+        meaning(
+            "Tokens are drawn from the fewest of the most probable ones that have this probability together.",
+            "probability",
+        ),
     ] = None
     top_k: Annotated[TopK | None, meaning("Tokens are drawn from so many of the most probable ones.", "tokens")] = None
 
