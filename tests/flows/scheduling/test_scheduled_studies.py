@@ -45,8 +45,8 @@ def folder(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def units(folder: Path, store: str = "store") -> Counter[tuple[str, str]]:
-    """How many units a store has of each document and action."""
-    rows = Store.open(folder / store).read("units", columns=["doc", "action"]).to_pylist()
+    """How many units a store has of each document and action, also those that a run was ended before it entered."""
+    rows = Store.create(folder / store).read("units", columns=["doc", "action"]).to_pylist()
     return Counter((row["doc"], row["action"]) for row in rows)
 
 
