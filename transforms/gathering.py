@@ -12,7 +12,7 @@ import sys
 from typing import Self
 
 from schema.errors import KvdriftError, OperationError, first_line
-from schema.own_process import own_environment
+from schema.own_process import last_words, own_environment
 from schema.store.compaction.packs import LIVE_ROWS
 from schema.store.store import Store
 from transforms.compaction import gather
@@ -92,8 +92,7 @@ class Gathering:
         if said.strip() != _DONE:
             process, self._process = self._process, None
             _, why = process.communicate()
-            line = next(reversed(why.strip().splitlines()), f"ended with exit code {process.returncode}")
-            raise OperationError(f"putting files together: {line}")
+            raise OperationError(f"putting files together: {last_words(why, process.returncode)}")
 
     def _leave(self) -> None:
         """Let the process end."""

@@ -14,15 +14,13 @@ from generator.actions import Action, build_action
 from generator.attention.holding import DTYPES, AsComputed
 from generator.attention.shared_prefix import PrefixLayer
 from generator.checks.check import Check, other_values, require
+from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.random_models import random_document, random_model
 from generator.codecs import Codec
-from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256
 from generator.selectors import Full
 from generator.selectors.parameters import Value
-from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from schema.errors import InputError, KvdriftError
 from schema.retention import Retention
 from schema.store.store import Unit
@@ -183,18 +181,7 @@ def _after_a_selector(subject: CodecSubject) -> str:
 
 
 def _embedded_model(subject: CodecSubject) -> str:
-    model, document = load_model(EMBEDDED_ID), make_document("needle", 384, 0, 7)
-    own, beside = subject.action(), _selecting("beside", "recent")
-
-    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
-        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
-        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == "own"]
-
-    alone = events(PendingUnit(own, 0, 2))
-    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
-    require(alone == parts, "the events are others beside another action, or replicate by replicate")
-    apart = sum(row["x_token"] != row["y_token"] for row in alone)
-    return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"
+    return same_events(subject.action(), _selecting("beside", "recent"), embedded_document())
 
 
 _SIZES = "1 to 401 entries of 16, 24 and 64 channels, three dtypes"

@@ -13,18 +13,14 @@ import torch
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
 from generator.checks.check import Check, other_values, require
+from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.random_models import random_document
 from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
-from generator.embedded.documents import make_document
-from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent, Selector, build_selector
 from generator.transformer.eviction import CompactCache, evict
-from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.prompt import Prompt
 from schema.errors import KvdriftError
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.tables import ACTIONS
 
 # --- Kept sets -------------------------------------------------------------------------------------------------------
@@ -225,21 +221,12 @@ def _full_retention(subject: Subject) -> str:
 
 
 def _embedded_model(subject: Subject) -> str:
-    model, document = load_model(EMBEDDED_ID), make_document("needle", 384, 0, 7)
+    document = embedded_document()
     half = document.prompt_tokens // 2
     promised = subject.selector.window + subject.selector.sinks
     kept = Retention(None if subject.whole else max(half, min(promised + 16, document.prompt_tokens)))
     own, beside = replace(subject.action(), retention=kept), replace(subject.action("beside"), selector=Recent())
-
-    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
-        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
-        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == "own"]
-
-    alone = events(PendingUnit(own, 0, 2))
-    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
-    require(alone == parts, "the events are others beside another action, or replicate by replicate")
-    apart = sum(row["x_token"] != row["y_token"] for row in alone)
-    return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"
+    return same_events(own, beside, document)
 
 
 _SIZES = "4 prompts of 150 to 1,100 tokens"

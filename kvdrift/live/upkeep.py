@@ -12,7 +12,7 @@ import time
 
 from schema.errors import KvdriftError, OperationError, first_line
 from schema.location import absolute, is_local
-from schema.own_process import own_environment
+from schema.own_process import last_words, own_environment
 
 _SHARE = 29  # how much longer than it last took it is left alone while rows come
 
@@ -82,8 +82,7 @@ class Upkeep:
         self._ended = time.perf_counter()
         self._cost = self._ended - self._begun
         if process.returncode:
-            line = next(reversed(said.strip().splitlines()), f"ended with exit code {process.returncode}")
-            raise OperationError(f"upkeep: {line}")
+            raise OperationError(f"upkeep: {last_words(said, process.returncode)}")
 
 
 def keep_up(location: str) -> None:
