@@ -134,7 +134,8 @@ class WrittenStore:
         for record in self.records[first : first + UNITS_PER_COMMIT]:
             for replicate in range(SIZES.replicates):
                 yield {name: record[name] for name in names} | {
-                    "replicate": replicate, "scoring": "all", "score_x": 1.0, "score_y": 0.5,
+                    "replicate": replicate, "scoring": "all", "score_x": 1.0, "score_y": 1.0,
+                    "span_first": 1, "span_last": 1,
                 }  # fmt: skip
 
     def _write_rows(self, table: str, version: int, rows: pa.Table) -> None:
