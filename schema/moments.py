@@ -78,3 +78,21 @@ ANSWER_MOMENTS: dict[str, str] = {
     "lost_from_inside": "1{X is right, Y is not, tau inside X's answer span}",
     "lost_from_after": "1{X is right, Y is not, tau after X's answer span}",
 }
+
+_OTHER_UNITS: dict[str, tuple[str, ...]] = {
+    "tokens": ("entry", "exposure_compensator", "early_pre_eos_steps", "late_pre_eos_steps"),
+    "total variation, 0..1": (
+        "rollout_tv", "fixed_history_tv", "delta", "f", "cohort_delta", "early_delta", "late_delta",
+        "block_1_delta", "block_2_delta", "block_3_delta", "block_1_f", "block_2_f", "block_3_f",
+        "occupation_compensator",
+    ),
+    "total variation x tokens": ("early_pre_eos_delta", "late_pre_eos_delta"),
+    "difference, -1..1": ("eos_gap_0", "eos_gap_1", "eos_gap_2", "eos_gap_3"),
+    "score, 0..1": ("reference_score", "compressed_score"),
+}  # fmt: skip
+
+MOMENT_UNITS: dict[str, str] = {
+    **dict.fromkeys((*SCALAR_MOMENTS, *POSITION_MOMENTS, *LAG_MOMENTS, *ANSWER_MOMENTS), "share, 0..1"),
+    **{name: unit for unit, names in _OTHER_UNITS.items() for name in names},
+}
+"""The unit of each moment, one of ``schema.tables.MEASURES``: most are shares of positions, or of replicates."""

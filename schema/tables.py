@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
@@ -25,6 +25,13 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_M
 SCHEMA_VERSION = 9
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
+
+MEASURES: Final = (
+    "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
+    "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
+    "standard errors", "that of quantity", "that of column unit", "none",
+)  # fmt: skip
+"""The units of numbers in tables and views; ``none`` are those that only tell apart: seeds, revisions, token ids."""
 
 COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
 PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
@@ -58,6 +65,11 @@ class Table:
         """What each column means, by name."""
         return {field.name: field.metadata[b"meaning"].decode() for field in self.schema}
 
+    @property
+    def units(self) -> dict[str, str]:
+        """The unit of each column that has numbers, one of ``MEASURES``, by name."""
+        return {field.name: field.metadata[b"unit"].decode() for field in self.schema if b"unit" in field.metadata}
+
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
         """The columns that came after the table, each with the value that rows written before it have there."""
@@ -85,13 +97,13 @@ _MODEL = _column("model", pa.string(), "model id as the study file gives it")
 _DOC = _column("doc", pa.string(), "document id, unique within study and model")
 _ACTION = _column("action", pa.string(), "action name, unique within study")
 _GROUP = (_STUDY, _MODEL, _DOC, _ACTION)
-_PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuations, from 0"))
+_PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuations, from 0", "none"))
 
 
 def _revision(since: int = 1) -> pa.Field:
     """Declare the column of an action's revision; what was there before the column is of revision 0."""
     meaning = "revision of the action, from 0; a later one supersedes it"
-    return _column("action_revision", pa.int32(), meaning, since=since, default="0" if since > 1 else "")
+    return _column("action_revision", pa.int32(), meaning, "none", since=since, default="0" if since > 1 else "")
 
 
 def _identity(since: int = 1) -> tuple[pa.Field, ...]:
@@ -106,14 +118,16 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
             null=True,
             since=since,
         ),
-        _column("numerics", pa.int32(), "version of the generator's own numerics", null=True, since=since),
+        _column("numerics", pa.int32(), "version of the generator's own numerics", "none", null=True, since=since),
     )
 
 
 _REVISION = _revision(since=4)
 _ESTIMATED_FROM = (
-    _column("action_revision", pa.int32(), "revision of the action that it was estimated from", since=4, default="0"),
-    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", since=4, default="0"),
+    _column(
+        "action_revision", pa.int32(), "revision of the action that it was estimated from", "none", since=4, default="0"
+    ),
+    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none", since=4, default="0"),
 )
 
 
@@ -137,14 +151,21 @@ EVENTS = _table(
     ("study", "model", "doc", "action", "action_revision", "kind", "replicate", "t"),
     *_PAIR,
     _column("t", pa.int32(), "position, 1..H", "tokens"),
-    _column("x_token", pa.int32(), "token of the reference, X_t"),
-    _column("y_token", pa.int32(), "token of the compressed model, Y_t"),
+    _column("x_token", pa.int32(), "token of the reference, X_t", "none"),
+    _column("y_token", pa.int32(), "token of the compressed model, Y_t", "none"),
     _column("delta", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
     _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
     _column("x_eos", pa.bool_(), "true from X's first EOS on"),
     _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
     _column("kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
-    _column("weight", pa.float64(), "w_t of a scan step: its residual branch's probability", null=True, since=2),
+    _column(
+        "weight",
+        pa.float64(),
+        "w_t of a scan step: its residual branch's probability",
+        "probability, 0..1",
+        null=True,
+        since=2,
+    ),
     _REVISION,
 )
 
@@ -219,8 +240,8 @@ UNITS = _table(
     "one replicate range of a document under an action and estimator: what is committed at once",
     ("study", "model", "doc", "action", "action_revision", "estimator", "first_replicate"),
     *_GROUP,
-    _column("first_replicate", pa.int32(), "first replicate of the range"),
-    _column("replicates", pa.int32(), "replicates in the range"),
+    _column("first_replicate", pa.int32(), "first replicate of the range", "none"),
+    _column("replicates", pa.int32(), "replicates in the range", "count"),
     _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
     _column("path", pa.string(), "the Parquet file that the unit was appended as, relative to the events table"),
     _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
@@ -229,9 +250,9 @@ UNITS = _table(
     _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
     _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
     _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
-    _column("prefill_seconds", pa.float64(), "prefill and eviction, shared ones split evenly", "s", null=True),
-    _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "s", null=True),
-    _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "laws", null=True),
+    _column("prefill_seconds", pa.float64(), "prefill and eviction, shared ones split evenly", "seconds", null=True),
+    _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "seconds", null=True),
+    _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "count", null=True),
     _column("device", pa.string(), "device of the model", null=True),
     _column("dtype", pa.string(), "floating-point type of the model", null=True),
     _column(
@@ -241,14 +262,22 @@ UNITS = _table(
         null=True,
     ),
     _column("batch_invariant", pa.bool_(), "self-test at such sizes: rows do not depend on the batch", null=True),
-    _column("seed", pa.int64(), "seed of the study", null=True),
+    _column("seed", pa.int64(), "seed of the study", "none", null=True),
     _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
     _column("estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
-    _column("pair_evaluations", pa.int64(), "kernel pairs evaluated: positions not yet absorbed", null=True, since=2),
+    _column(
+        "pair_evaluations",
+        pa.int64(),
+        "kernel pairs evaluated: positions not yet absorbed",
+        "count",
+        null=True,
+        since=2,
+    ),
     _column(
         "batch_deviation",
         pa.float64(),
         "largest difference that the rows beside made in the self-test, relative to the largest output",
+        "ratio",
         null=True,
         since=2,
     ),
@@ -302,9 +331,9 @@ STEPS = _table(
     ("study", "model", "doc", "action", "action_revision", "replicate", "t"),
     *_PAIR,
     _column("t", pa.int32(), "position, 1..H", "tokens"),
-    _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0"),
+    _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0", "none"),
     _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
-    _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'"),
+    _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'", "none"),
     _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
     _column("f", pa.float32(), "as in events", "total variation, 0..1"),
     _REVISION,
@@ -317,8 +346,8 @@ SCORES = _table(
     *_PAIR,
     _revision(),
     _column("scoring", pa.string(), "the rule: all (the share of answers that occurs) or part (whether any does)"),
-    _column("score_x", pa.float64(), "score of X, 0..1; right is 1"),
-    _column("score_y", pa.float64(), "score of Y"),
+    _column("score_x", pa.float64(), "score of X; right is 1", "score, 0..1"),
+    _column("score_y", pa.float64(), "score of Y", "score, 0..1"),
     _column("span_first", pa.int32(), "X's first token of a matched answer; null when none is", "tokens", null=True),
     _column("span_last", pa.int32(), "X's last token of a matched answer", "tokens", null=True),
     since=8,
@@ -330,7 +359,7 @@ TOKENS = _table(
     ("study", "model", "token"),
     _STUDY,
     _MODEL,
-    _column("token", pa.int32(), "token id, as x_token and y_token of events"),
+    _column("token", pa.int32(), "token id, as x_token and y_token of events", "none"),
     _column("text", pa.string(), "what the tokenizer makes of it alone; a part of a character is written as U+FFFD"),
     since=9,
 )
@@ -343,7 +372,7 @@ BRANCHINGS = _table(
     _column("horizon", pa.int32(), "H", "tokens"),
     _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
     _column("scanned", pa.int32(), "last position of the scan: H, or where survival reached 0", "tokens"),
-    _column("mass", pa.float64(), "M = sum of w_s"),
+    _column("mass", pa.float64(), "M = sum of w_s", "probability, 0..1"),
     _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
     _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
     _REVISION,
@@ -356,8 +385,8 @@ BRANCHING_DEPTHS = _table(
     ("study", "model", "doc", "action", "action_revision", "replicate", "depth"),
     *_PAIR,
     _column("depth", pa.int32(), "L, 1..H", "tokens"),
-    _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J"),
-    _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+"),
+    _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J", "share, 0..1"),
+    _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+", "share, 0..1"),
     _REVISION,
     since=2,
 )
@@ -370,19 +399,30 @@ DOCUMENT_MOMENTS = _table(
     ("study", "model", "doc", "action", "action_revision", "moments_version"),
     *_GROUP,
     _revision(),
-    _column("moments_version", pa.int64(), "version of this table that the row came with; the newest row counts"),
-    _column("replicates", pa.int32(), "replicates behind the means"),
+    _column(
+        "moments_version", pa.int64(), "version of this table that the row came with; the newest row counts", "none"
+    ),
+    _column("replicates", pa.int32(), "replicates behind the means", "count"),
     *(
-        _column(f"scalar_{name}", pa.float64(), text, null=True)
+        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True)
         for name, text in SCALAR_MOMENTS.items()
         if name not in COMPENSATORS
     ),
-    *(_column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H") for name, text in POSITION_MOMENTS.items()),
-    _column("cohort_paths", pa.int64(), "replicates in the cohort"),
-    *(_column(f"lag_{name}", _PROFILE, f"{text}, at j = 1..T") for name, text in LAG_MOMENTS.items()),
-    _column("depth_observed", _PROFILE, "Z_L at L = 1..H"),
-    _column("depth_capacity", _PROFILE, "W_L at L = 1..H"),
-    *(_column(f"scalar_{name}", pa.float64(), text, null=True, since=8) for name, text in COMPENSATORS.items()),
+    *(
+        _column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H", MOMENT_UNITS[name])
+        for name, text in POSITION_MOMENTS.items()
+    ),
+    _column("cohort_paths", pa.int64(), "replicates in the cohort", "count"),
+    *(
+        _column(f"lag_{name}", _PROFILE, f"{text}, at j = 1..T", MOMENT_UNITS[name])
+        for name, text in LAG_MOMENTS.items()
+    ),
+    _column("depth_observed", _PROFILE, "Z_L at L = 1..H", "share, 0..1"),
+    _column("depth_capacity", _PROFILE, "W_L at L = 1..H", "share, 0..1"),
+    *(
+        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=8)
+        for name, text in COMPENSATORS.items()
+    ),
     since=5,
 )
 
@@ -392,8 +432,8 @@ EXACT_VALUES = _table(
     ("study", "model", "doc", "action", "action_revision", "quantity", "x"),
     *_GROUP,
     _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("x", pa.int32(), "position or depth; null for a scalar", null=True),
-    _column("value", pa.float64(), "the exact value"),
+    _column("x", pa.int32(), "position or depth; null for a scalar", "tokens", null=True),
+    _column("value", pa.float64(), "the exact value", "that of quantity"),
     _REVISION,
     since=2,
 )
@@ -404,23 +444,23 @@ STUDIES = _table(
     ("study", "model"),
     *_GROUP[:2],
     _column("horizon", pa.int32(), "H", "tokens"),
-    _column("seed", pa.int64(), "seed of all uniforms"),
+    _column("seed", pa.int64(), "seed of all uniforms", "none"),
     _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
     _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
     _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
     _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
     _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
     _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
-    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation"),
+    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation, 0..1"),
     _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
     _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
     _column("settings", pa.string(), "what study_sha256 is the hash of, canonical JSON", null=True, since=4),
-    _column("temperature", pa.float64(), "what logits are divided by; 0 is greedy", since=9, default="1.0"),
+    _column("temperature", pa.float64(), "what logits are divided by; 0 is greedy", "none", since=9, default="1.0"),
     _column(
         "top_p",
         pa.float64(),
         "tokens are drawn from the fewest of the most probable ones that have it together; null: from all",
-        "probability",
+        "probability, 0..1",
         null=True,
         since=9,
     ),
@@ -441,9 +481,9 @@ PLANS = _table(
     *_GROUP[:2],
     _column("plan_sha256", pa.string(), "SHA-256 of the plan column without what was measured in seconds"),
     _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
-    _column("events_version", pa.int64(), "version of the events table it was made from"),
+    _column("events_version", pa.int64(), "version of the events table it was made from", "none"),
     _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
-    _column("plan_revision", pa.int32(), "revision of the plan, from 0", since=5, default="0"),
+    _column("plan_revision", pa.int32(), "revision of the plan, from 0", "none", since=5, default="0"),
 )
 
 RESULTS = _table(
@@ -456,24 +496,51 @@ RESULTS = _table(
     _ACTION,
     _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
     _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("x", pa.int32(), "position, lag or block of a profile; null for a scalar", null=True),
-    _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
-    _column("low", pa.float64(), "lower end of the interval", null=True),
-    _column("high", pa.float64(), "upper end of the interval", null=True),
-    _column("level", pa.float64(), "coverage of the interval"),
-    _column("draws", pa.int32(), "bootstrap draws"),
-    _column("documents", pa.int32(), "documents behind the estimate"),
+    _column(
+        "x",
+        pa.int32(),
+        "position or lag in tokens, or number of a block, of a profile; null for a scalar",
+        "none",
+        null=True,
+    ),
+    _column("estimate", pa.float64(), "point estimate; null where undefined", "that of quantity", null=True),
+    _column("low", pa.float64(), "lower end of the interval", "that of quantity", null=True),
+    _column("high", pa.float64(), "upper end of the interval", "that of quantity", null=True),
+    _column("level", pa.float64(), "coverage of the interval", "probability, 0..1"),
+    _column("draws", pa.int32(), "bootstrap draws", "count"),
+    _column("documents", pa.int32(), "documents behind the estimate", "count"),
     _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
     _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate", null=True, since=7),
-    _column("estimate_reduced", pa.float64(), "the same less control variates; null where none is", null=True, since=8),
-    _column("low_reduced", pa.float64(), "lower end of the reduced estimate's interval", null=True, since=8),
-    _column("high_reduced", pa.float64(), "upper end of the reduced estimate's interval", null=True, since=8),
+    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count", null=True, since=7),
+    _column(
+        "estimate_reduced",
+        pa.float64(),
+        "the same less control variates; null where none is",
+        "that of quantity",
+        null=True,
+        since=8,
+    ),
+    _column(
+        "low_reduced",
+        pa.float64(),
+        "lower end of the reduced estimate's interval",
+        "that of quantity",
+        null=True,
+        since=8,
+    ),
+    _column(
+        "high_reduced",
+        pa.float64(),
+        "upper end of the reduced estimate's interval",
+        "that of quantity",
+        null=True,
+        since=8,
+    ),
 )
 
 LOOKS = _table(
@@ -492,24 +559,32 @@ LOOKS = _table(
         "baseline_revision",
     ),
     *_GROUP[:2],
-    _column("look", pa.int32(), "number of the look, from 1"),
+    _column("look", pa.int32(), "number of the look, from 1", "none"),
     _column("stratum", pa.string(), "stratum, or pooled"),
     _ACTION,
     _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
     _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("estimate", pa.float64(), "point estimate; null where undefined", null=True),
-    _column("low", pa.float64(), "lower end of the repeated interval; null where there is none yet", null=True),
-    _column("high", pa.float64(), "upper end of the repeated interval", null=True),
-    _column("level", pa.float64(), "probability with which the intervals of all looks hold together"),
+    _column("estimate", pa.float64(), "point estimate; null where undefined", "that of quantity", null=True),
+    _column(
+        "low",
+        pa.float64(),
+        "lower end of the repeated interval; null where there is none yet",
+        "that of quantity",
+        null=True,
+    ),
+    _column("high", pa.float64(), "upper end of the repeated interval", "that of quantity", null=True),
+    _column(
+        "level", pa.float64(), "probability with which the intervals of all looks hold together", "probability, 0..1"
+    ),
     _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
     _column("interval", pa.string(), "how it was made: studentized, student or expanded", null=True),
-    _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands"),
-    _column("documents", pa.int32(), "documents of the look behind the estimate"),
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate"),
+    _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands", "count"),
+    _column("documents", pa.int32(), "documents of the look behind the estimate", "count"),
+    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count"),
     _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),
     _revision(),
-    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
     _column("plan_sha256", pa.string(), "the plan whose look it is"),
     since=8,
 )
@@ -524,21 +599,29 @@ CALIBRATION = _table(
     _column("observation", pa.string(), "fixed_history: F; positions: what block 1 shows"),
     _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
     _column("selected", pa.bool_(), "least cross-validated error on development documents"),
-    _column("cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", null=True),
-    _column("documents", pa.int32(), "evaluation documents that both actions have"),
-    _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", null=True),
-    _column("predicted_gap", pa.float64(), "the same contrast predicted from the observation", null=True),
-    _column("error", pa.float64(), "gap - predicted_gap", null=True),
-    _column("low", pa.float64(), "lower end of the error's interval", null=True),
-    _column("high", pa.float64(), "upper end of the error's interval", null=True),
-    _column("level", pa.float64(), "coverage of the interval"),
-    _column("margin", pa.float64(), "an interval inside +-margin is equivalence"),
+    _column(
+        "cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", "share squared", null=True
+    ),
+    _column("documents", pa.int32(), "evaluation documents that both actions have", "count"),
+    _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", "difference, -1..1", null=True),
+    _column(
+        "predicted_gap",
+        pa.float64(),
+        "the same contrast predicted from the observation",
+        "difference, -1..1",
+        null=True,
+    ),
+    _column("error", pa.float64(), "gap - predicted_gap", "difference, -1..1", null=True),
+    _column("low", pa.float64(), "lower end of the error's interval", "difference, -1..1", null=True),
+    _column("high", pa.float64(), "upper end of the error's interval", "difference, -1..1", null=True),
+    _column("level", pa.float64(), "coverage of the interval", "probability, 0..1"),
+    _column("margin", pa.float64(), "an interval inside +-margin is equivalence", "share, 0..1"),
     _column("decision", pa.string(), "equivalent, different or unresolved", null=True),
-    _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", null=True),
-    _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", null=True),
-    _column("draws", pa.int32(), "bootstrap draws"),
+    _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", "share, 0..1", null=True),
+    _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", "share, 0..1", null=True),
+    _column("draws", pa.int32(), "bootstrap draws", "count"),
     _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from"),
+    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
     _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=5),

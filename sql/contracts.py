@@ -2,11 +2,12 @@
 
 A view that computes something has a contract in a TOML file beside its SQL. ``keys`` are the columns whose meaning is
 the same everywhere (KEYS below), ``[columns]`` the view's own ones in order, ``moments`` names a family of
-``schema.moments`` that follows them. ``grain`` is the unique key, ``nullable`` lists the columns that may be null,
-``[identities]`` are SQL predicates that hold on every row (which they may call ``view``), with the numerical tolerance
-in them. ``table`` stands in place of columns for a view that selects rows of a stored table. ``internal = true`` puts a
-view that is a step to others into the schema ``internal``, out of the list of what people query; ``costly = true`` says
-that people ask for some of its rows, since all of a large store would take long.
+``schema.moments`` that follows them. ``[units]`` lists the columns of each unit, and has every column of numbers.
+``grain`` is the unique key, ``nullable`` lists the columns that may be null, ``[identities]`` are SQL predicates that
+hold on every row (which they may call ``view``), with the numerical tolerance in them. ``table`` stands in place of
+columns for a view that selects rows of a stored table. ``internal = true`` puts a view that is a step to others into
+the schema ``internal``, out of the list of what people query; ``costly = true`` says that people ask for some of its
+rows, since all of a large store would take long.
 
 The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
 """
@@ -21,7 +22,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
-from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 from sql.quoting import quoted
 
@@ -48,6 +49,7 @@ class Contract:
     """One view's promise; ``columns`` maps names, in the view's order, to their meaning.
 
     Attributes:
+        units: The unit of each column of numbers, one of ``schema.tables.MEASURES``.
         internal: Whether it is a step to other views, in the schema ``internal``.
         costly: Whether all of its rows take longer to compute than those of the views that pool documents.
 
@@ -57,6 +59,7 @@ class Contract:
     description: str
     grain: tuple[str, ...]
     columns: Mapping[str, str]
+    units: Mapping[str, str]
     nullable: frozenset[str] = frozenset()
     identities: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False
@@ -66,6 +69,12 @@ class Contract:
     def schema(self) -> str:
         """The schema that has the view."""
         return "internal" if self.internal else "main"
+
+    @property
+    def comments(self) -> dict[str, str]:
+        """What each column means, with the unit of its numbers, as a catalogue says it."""
+        units = {name: f" [{unit}]" for name, unit in self.units.items() if unit != "none"}
+        return {name: f"{meaning}{units.get(name, '')}" for name, meaning in self.columns.items()}
 
     @property
     def relation(self) -> str:
@@ -126,6 +135,7 @@ def _stored_contract(table: str) -> Contract:
         description=f"stored table: {declared.row}",
         grain=declared.key,
         columns=declared.meanings,
+        units=declared.units,
         nullable=frozenset(field.name for field in declared.schema if field.nullable),
         internal=table in INTERNAL_TABLES,
     )
@@ -137,11 +147,15 @@ def _contract(view: str, text: str) -> Contract:
         own = {name: given[name] for name in ("description", "identities", "internal") if name in given}
         return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
     moments = MOMENTS[given["moments"]] if "moments" in given else {}
+    units = {name: EVENTS.units[name] for name in given["keys"] if name == "replicate"}
+    units |= {name: unit for unit, names in given.get("units", {}).items() for name in names}
+    units |= {name: MOMENT_UNITS[name] for name in moments}
     return Contract(
         view=view,
         description=given["description"],
         grain=tuple(given["grain"]),
         columns={name: KEYS[name] for name in given["keys"]} | given.get("columns", {}) | dict(moments),
+        units=units,
         nullable=frozenset(given.get("nullable", ())),
         identities=given.get("identities", {}),
         internal=given.get("internal", False),

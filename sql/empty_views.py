@@ -67,7 +67,7 @@ def stored_types() -> Mapping[str, Mapping[str, str]]:
 def _empty_database(*, stored: bool, waiting: bool) -> bytes:
     """The content of a DuckDB file with all views, as it is kept, or made now."""
     texts = qualified_texts(stored=stored, waiting=waiting)
-    meanings = {name: [promised.description, *promised.columns.items()] for name, promised in contracts().items()}
+    meanings = {name: [promised.description, *promised.comments.items()] for name, promised in contracts().items()}
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
     ours = [(resources.files("sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
     made_from = json.dumps([duckdb.__version__, pa.__version__, [*texts.items()], meanings, tables, ours])
@@ -113,7 +113,7 @@ def _view_columns() -> Mapping[str, str]:
 def comments(promised: Contract, kind: str) -> str:
     """The statements that give a view, or the table in its place (``kind``), and its columns their meaning."""
     said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
-    for name, meaning in promised.columns.items():
+    for name, meaning in promised.comments.items():
         said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
     return "; ".join(said)
 

@@ -100,7 +100,7 @@ class Prompt:
     def _columns(self, view: Contract) -> pa.Table:
         """A view's columns, their types in SQL and what each means."""
         types = self._views.sql(f"from {view.relation}").types
-        names, meanings = [*view.columns], [*view.columns.values()]
+        names, meanings = [*view.columns], [*view.comments.values()]
         return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
 
     def _typed(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from fixtures.awkward_logs import awkward_log
 
 from schema.errors import InputError, OperationError
 from schema.store.store import Store, Unit
-from schema.tables import EVENTS, STEPS, TABLES, TRAJECTORIES
+from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
 from sql.contracts import contracts
 from transforms.derivation import derive_trajectories
@@ -287,6 +287,9 @@ PROMISED = {
 }  # fmt: skip
 
 
+NUMBERS = {"INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DOUBLE[]"}
+
+
 def test_described_views_are_those_that_people_query() -> None:
     described = describe_views()
     assert {one.view for one in described} == {name for name, one in contracts().items() if not one.internal}
@@ -303,11 +306,26 @@ def test_every_column_says_what_it_is(store: Store) -> None:
         for connection in (views.connection, client):
             said = {(relation, column): comment for relation, column, comment in connection.sql(query).fetchall()}
             assert said == {
-                (one.relation, name): text for one in contracts().values() for name, text in one.columns.items()
+                (one.relation, name): text for one in contracts().values() for name, text in one.comments.items()
             }
             assert all(said.values())
             lists = connection.sql("show tables").fetchall()
             assert {name for (name,) in lists} == {one.view for one in describe_views()}
+
+
+def test_every_number_has_a_unit(store: Store) -> None:
+    """One of a closed list; texts, flags and times have none."""
+    with open_views(store) as views:
+        for one in contracts().values():
+            types = views.sql(f"from {one.relation}").types
+            numbers = {name for name, kind in zip(one.columns, types, strict=True) if str(kind) in NUMBERS}
+            assert one.units.keys() == numbers, one.view
+            assert set(one.units.values()) <= set(MEASURES), one.view
+    comments = contracts()["decomposition"].comments
+    assert comments["mean_entry"].endswith(" without divergence [tokens]")
+    assert comments["mismatch"].endswith(" [share, 0..1]")
+    assert comments["split"] == contracts()["decomposition"].columns["split"]
+    assert "[" not in contracts()["events"].comments["replicate"], "a number that only tells apart"
 
 
 def test_published_numbers_are_numbers_of_known_quantities(store: Store) -> None:
