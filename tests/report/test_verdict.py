@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -82,6 +83,55 @@ def test_points_alone_decide_nothing() -> None:
     assert "kvdrift gate says whether one action is at most a margin worse" in words
     views = gaps(views, estimate=0.001, low=-0.2, high=0.2)
     assert "more documents will hardly tell them apart" in said(views)
+
+
+TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
+
+
+def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> None:
+    """Whatever the intervals leave open; what is named in them is in the paragraphs below, and in the table."""
+    views = gaps(make_views(TWELVE, documents_each=12), low=-0.5, high=0.9)
+    content = content_of(views)
+    words = recommendation(content, choose(content))
+    assert words.lead == "No action can be recommended: 66 pairs of 12 actions are not told apart in R."
+    assert [reason.count(" and the interval of their difference in R includes 0: ") for reason in words.reasons] == [
+        0, 0, 0, 3
+    ]  # fmt: skip
+    assert words.reasons[-1].endswith("; and 63 more pairs.")
+
+    for row in views.views["estimates"]:  # one is told apart from all, and nothing else is
+        if row["quantity"] == "gap" and "snapkv-90" in {row["action"], row["baseline"]}:
+            row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
+    content = content_of(bytes_of(views, "snapkv-90", 1.5))
+    words = recommendation(content, choose(content))
+    assert words.lead == ("Take snapkv-90 at 890 KiB of prompt cache; 55 pairs of 11 actions are not told apart in R.")
+
+    for row in views.views["estimates"]:  # all are told apart, those of more bytes have less R
+        if row["quantity"] == "gap":
+            less = TWELVE.index(row["action"]) < TWELVE.index(row["baseline"])
+            row.update({"low": -0.2, "high": -0.1} if less else {"low": 0.1, "high": 0.2})
+    for place, action in enumerate(TWELVE[1:], 1):
+        bytes_of(views, action, 1 - 0.05 * place)
+    content = content_of(views)
+    words = recommendation(content, choose(content))
+    assert re.fullmatch(
+        r"The choice is one of bytes: 12 actions can be recommended, from snapkv-90 at [\d.]+ KiB down to knorm-25 at "
+        r"[\d.]+ KiB of prompt cache\.",
+        words.lead,
+    )
+
+    for action in TWELVE:
+        bytes_of(views, action, 0.5 + TWELVE.index(action))  # the first one has least of both
+    content = content_of(views)
+    words = recommendation(content, choose(content))
+    assert words.lead == (
+        "Take snapkv-90: each of the other 11 actions holds at least as many bytes and disagrees more with the full cache."
+    )
+    (told,) = [
+        reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
+    ]
+    assert told.endswith(" by snapkv-90.")
+    assert all(action in told for action in TWELVE)
 
 
 def test_more_bytes_without_less_divergence_are_not_recommended() -> None:

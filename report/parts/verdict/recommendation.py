@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from report.parts.verdict.choice import Choice, difference
@@ -24,7 +25,7 @@ class Recommendation:
     """What the page recommends.
 
     Attributes:
-        lead: one sentence: the recommendation, or why there is none.
+        lead: the recommendation, or why there is none, in about three sentences however many actions there are.
         reasons: what it costs, and what it rules out; a sentence each.
         settles: what would settle what is open, or confirm what is recommended; a sentence each.
 
@@ -43,7 +44,7 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     sample = Sample.of(content, choice.candidates)
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
-    reasons = [*_costs(content, choice), *_ruled_out(content, choice)]
+    reasons = [*_costs(content, choice), *_ruled_out(content, choice), *_further_pairs(content, choice)]
     return Recommendation(lead, reasons, [*_unsettled(content, choice), *_confirmed(content, choice)])
 
 
@@ -52,17 +53,12 @@ def _none(because: str) -> str:
 
 
 def _lead(content: PageContent, choice: Choice) -> str:
-    taken, pairs = choice.recommended, choice.unsettled
+    taken = choice.recommended
     if not taken:
         answers = "what is not ruled out loses more than half of the right answers"
         return _none(f"{_open(content, choice) or answers}.")
-    if pairs:
-        at = listed([f"{action} at {_bytes(content, action)} of prompt cache" for action in taken[:_MOST]])
-        return f"Take {at}; {_open(content, choice)}."
-    if len(taken) > 1:
-        first = [f"{action} where {_bytes(content, action)} of prompt cache fit" for action in taken[:-1]]
-        last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
-        return f"The choice is one of bytes: take {listed([*first, last])}."
+    if len(taken) > 1 or choice.unsettled:
+        return _several(content, choice)
     (only,) = taken
     if choice.unfit:
         return f"Take {only}, which holds {_bytes(content, only)} of prompt cache."
@@ -77,6 +73,23 @@ def _lead(content: PageContent, choice: Choice) -> str:
     return f"Take {only}: {other}{holding}disagrees with {whole} on {more} more of the positions."
 
 
+def _several(content: PageContent, choice: Choice) -> str:
+    """What is recommended where several actions are, or where something is open besides."""
+    taken, also_open = choice.recommended, f"; {_open(content, choice)}" if choice.unsettled else ""
+    if len(taken) > _MOST:
+        ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
+        return (
+            f"The choice is one of bytes: {counted(len(taken), 'action')} can be recommended, "
+            f"from {' down to '.join(ends)} of prompt cache{also_open}."
+        )
+    if choice.unsettled:
+        at = listed([f"{action} at {_bytes(content, action)} of prompt cache" for action in taken])
+        return f"Take {at}{also_open}."
+    first = [f"{action} where {_bytes(content, action)} of prompt cache fit" for action in taken[:-1]]
+    last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
+    return f"The choice is one of bytes: take {listed([*first, last])}."
+
+
 def _unfit(content: PageContent, choice: Choice) -> list[str]:
     """Which actions lose too many right answers to be recommended."""
     if not choice.unfit or not choice.recommended:
@@ -84,7 +97,7 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
     least = min(content.facts.times_bytes(action, choice.recommended[-1]) or 0.0 for action in choice.unfit)
     fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
     loses = "loses" if len(choice.unfit) == 1 else "lose"
-    return [f"{listed(choice.unfit)} {fewer}{loses} more than half of the right answers."]
+    return [f"{_some(choice.unfit)} {fewer}{loses} more than half of the right answers."]
 
 
 def _holding(content: PageContent, action: str, other: str) -> str:
@@ -100,11 +113,28 @@ def _bytes(content: PageContent, action: str) -> str:
 
 
 def _open(content: PageContent, choice: Choice) -> str:
-    """Which pairs are not told apart, as a clause."""
+    """What is not told apart, as a clause: the pair, or how many pairs there are of how many actions."""
     pairs = choice.unsettled
-    told = [_pair(content, *pair) for pair in pairs[:_MOST]]
-    more = [f"{counted(len(pairs) - _MOST, 'more pair')} of actions are not told apart either"] if pairs[_MOST:] else []
-    return "; ".join([*told, *more])
+    if len(pairs) < 2:
+        return "".join(_pair(content, *pair) for pair in pairs)
+    left = {action for pair in pairs for action in pair}
+    ruled_out = f", and {counted(len(choice.ruled_out), 'action')} ruled out" if choice.ruled_out else ""
+    return f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}"
+
+
+def _further_pairs(content: PageContent, choice: Choice) -> list[str]:
+    """Some of the pairs that are not told apart, a sentence; none where the first sentence has said it."""
+    pairs = choice.unsettled
+    if len(pairs) < 2:
+        return []
+    told = "; ".join(_pair(content, *pair) for pair in pairs[:_MOST])
+    more = f"; and {counted(len(pairs) - _MOST, 'more pair')}" if pairs[_MOST:] else ""
+    return [f"Not told apart: {told}{more}."]
+
+
+def _some(actions: Sequence[str]) -> str:
+    """The names of some actions, and how many others there are."""
+    return listed([*actions[:_MOST], *([f"{len(actions) - _MOST} more"] if actions[_MOST:] else [])])
 
 
 def _pair(content: PageContent, one: str, other: str) -> str:
@@ -142,6 +172,12 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
     """Which actions are ruled out and by which; none where the first sentence has said it."""
     if len(choice.candidates) == 2 and len(choice.ruled_out) == 1 and choice.recommended:
         return []
+    if len(choice.ruled_out) > _MOST:
+        by: dict[str, list[str]] = {}
+        for action, better in choice.ruled_out.items():
+            by.setdefault(better, []).append(action)
+        told = "; ".join(f"{listed(actions)} by {better}" for better, actions in by.items())
+        return [f"Ruled out, each by one that holds no more bytes and has surely less R: {told}."]
     return [
         f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
         f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
