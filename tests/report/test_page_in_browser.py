@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fixtures.browser import Tabs, overflow
+from fixtures.report_views import MODEL, STUDY, make_views
+
+from report.page import build_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -51,6 +54,31 @@ def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) ->
             )
         )
     assert len(grounds) == len(curves) == 2
+
+
+def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
+    """With answers scored, intervals of the widest numbers, and codecs that take many words; on paper as well."""
+    actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
+    views = make_views(actions, strata=("NIAH-4K",))
+    scalar = [row for row in views.views["estimates"] if row["x"] is None]
+    whole = [row for row in scalar if row["quantity"] == "divergence_probability"]
+    scored = [row | {"quantity": name} for row in whole for name in ("accuracy", "accuracy_reference", "lost_share")]
+    views.views["estimates"] = scalar + [row | {"estimate": 0.99951, "low": 0.9951, "high": 1.0} for row in scored]
+    for row in views.views["actions"]:
+        if row["action"] in actions:
+            row.update(keep="3/4", codec="int4", codec_parameters='{"group": 32, "residual": 32}')
+    page = build_report(
+        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
+    )
+    tab = tabs.open(page)
+    box = tab.locator(".scroll:has(#table-ranking)")
+    assert box.locator("tbody tr").count() == len(actions) + 1
+    assert "the last 32 exact" in box.inner_text()
+    assert box.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+    assert tabs.open(page, width=390).locator("body").evaluate("one => one.scrollWidth") <= 390
+    tab.emulate_media(media="print")
+    tab.set_viewport_size({"width": 702, "height": 1000})  # A4 less its margins
+    assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
 
 
 def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:

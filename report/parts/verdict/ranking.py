@@ -32,7 +32,7 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     columns += columns_of("mismatch", "divergence_probability", "mean_entry", "exposure")
     if content.estimates.known("accuracy"):
         columns += columns_of("accuracy", "lost_share")
-    columns += [_verdicts(content, choice, order), _statuses(content, order)]
+    columns.append(_verdicts(content, choice, order))
     records = tuple(_record(content, choice, action) for action in order)
     note = "By R, over all strata. The place is what the intervals of the differences leave open."
     table = action_table(
@@ -91,19 +91,19 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
 
 
 def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellColumn:
-    cells = {(POOLED, action): Cell(*verdict_of(content, choice, action)) for action in order}
-    meaning = "ruled out: another action holds no more bytes and has surely less R; not settled: an interval includes 0"
-    return CellColumn(Column("verdict", "", meaning, left=True), cells)
-
-
-def _statuses(content: PageContent, order: list[str]) -> CellColumn:
+    """What is said of each action, and below it by what, and on what grounds: the status of the interval of R."""
     cells = {}
     for action in order:
+        said, further = verdict_of(content, choice, action)
         risk = content.estimates.get("mismatch", action)
+        status = _standing(risk) if risk.has_interval else ""
         added = "added after the plan" if action in content.facts.added else ""
-        cells[POOLED, action] = Cell(_standing(risk) if risk.has_interval else MISSING, added)
-    meaning = "of the interval of R"
-    return CellColumn(Column("status", "", meaning, left=True), cells)
+        cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, status, added))))
+    meaning = (
+        "ruled out: another action holds no more bytes and has surely less R; not settled: an interval includes 0; "
+        "below it the status of the interval of R"
+    )
+    return CellColumn(Column("verdict", "", meaning, left=True), cells)
 
 
 def _whole(content: PageContent, control: str, columns: int) -> TableRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from report.parts.verdict.choice import Choice, difference
 from report.parts.verdict.contrasts import Sample, shown, whole_cache
@@ -16,7 +16,8 @@ from report.reading.facts import EVALUATION
 from stats.intervals import SEEN
 from stats.registry import Scale
 
-_MOST = 3  # actions, or pairs, that a sentence names
+_MOST = 3  # actions that a sentence names
+_MOST_PAIRS = 12  # pairs that have a paragraph
 _FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 
 
@@ -28,12 +29,14 @@ class Recommendation:
         lead: the recommendation, or why there is none, in about three sentences however many actions there are.
         reasons: what it costs, and what it rules out; a sentence each.
         settles: what would settle what is open, or confirm what is recommended; a sentence each.
+        pairs: where several pairs are not told apart, each one and what would settle it, a paragraph each.
 
     """
 
     lead: str
     reasons: list[str]
     settles: list[str]
+    pairs: list[str] = field(default_factory=list)
 
 
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
@@ -44,8 +47,9 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     sample = Sample.of(content, choice.candidates)
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
-    reasons = [*_costs(content, choice), *_ruled_out(content, choice), *_further_pairs(content, choice)]
-    return Recommendation(lead, reasons, [*_unsettled(content, choice), *_confirmed(content, choice)])
+    reasons = [*_costs(content, choice), *_ruled_out(content, choice)]
+    settles = [*_unsettled(content, choice), *_confirmed(content, choice)]
+    return Recommendation(lead, reasons, settles, _pairs(content, choice))
 
 
 def _none(because: str) -> str:
@@ -118,18 +122,18 @@ def _open(content: PageContent, choice: Choice) -> str:
     if len(pairs) < 2:
         return "".join(_pair(content, *pair) for pair in pairs)
     left = {action for pair in pairs for action in pair}
-    ruled_out = f", and {counted(len(choice.ruled_out), 'action')} ruled out" if choice.ruled_out else ""
+    others = len(choice.ruled_out)
+    ruled_out = f", and {counted(others, 'other')} {'is' if others == 1 else 'are'} ruled out" if others else ""
     return f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}"
 
 
-def _further_pairs(content: PageContent, choice: Choice) -> list[str]:
-    """Some of the pairs that are not told apart, a sentence; none where the first sentence has said it."""
+def _pairs(content: PageContent, choice: Choice) -> list[str]:
+    """The first of several pairs that are not told apart; none where there is one, which the first sentence has."""
     pairs = choice.unsettled
     if len(pairs) < 2:
         return []
-    told = "; ".join(_pair(content, *pair) for pair in pairs[:_MOST])
-    more = f"; and {counted(len(pairs) - _MOST, 'more pair')}" if pairs[_MOST:] else ""
-    return [f"Not told apart: {told}{more}."]
+    told = [f"{_pair(content, *pair)}. {_settled_by(content, *pair)}" for pair in pairs[:_MOST_PAIRS]]
+    return [*told, *([f"There are {len(pairs) - _MOST_PAIRS} more."] if pairs[_MOST_PAIRS:] else [])]
 
 
 def _some(actions: Sequence[str]) -> str:
@@ -156,7 +160,7 @@ def _pair(content: PageContent, one: str, other: str) -> str:
 def _costs(content: PageContent, choice: Choice) -> list[str]:
     """What each recommended action still costs; of all candidates where none is recommended."""
     told = []
-    for action in ([*choice.recommended, *choice.unfit] or choice.candidates)[:_MOST]:
+    for action in ([*choice.recommended, *choice.unfit] if choice.recommended else choice.candidates)[:_MOST]:
         risk = content.estimates.get("mismatch", action)
         if risk.estimate is None:
             continue
@@ -186,20 +190,23 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _unsettled(content: PageContent, choice: Choice) -> list[str]:
-    """How the pairs that are open would be settled."""
-    told = []
-    for one, other in choice.unsettled[:_MOST]:
-        gap = difference(content.estimates, one, other)
-        if gap.estimate is None or not gap.has_interval:
-            told.append(f"{one} and {other} need documents of both, and kvdrift analyze.")
-            continue
-        told.append(_documents(gap, one, other))
-    if told:
-        told.append(
-            "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse "
-            "than another."
-        )
-    return told
+    """How what is open would be settled: the one pair, or, where there are several, what holds of all of them."""
+    if not choice.unsettled:
+        return []
+    of_pair = [_settled_by(content, *pair) for pair in choice.unsettled] if len(choice.unsettled) == 1 else []
+    margin = (
+        "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse than "
+        "another."
+    )
+    return [*of_pair, margin]
+
+
+def _settled_by(content: PageContent, one: str, other: str) -> str:
+    """What would tell two actions apart, as a sentence."""
+    gap = difference(content.estimates, one, other)
+    if gap.estimate is None or not gap.has_interval:
+        return f"{one} and {other} need documents of both, and kvdrift analyze."
+    return _documents(gap, one, other)
 
 
 def _documents(gap: Estimate, one: str, other: str) -> str:

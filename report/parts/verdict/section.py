@@ -20,6 +20,13 @@ VERDICT = """
 {% if said.settles %}
 <p class="detail"><b>What settles it.</b> {{ said.settles | join(" ") }}</p>
 {% endif %}
+{% if said.pairs %}
+<details><summary>The pairs that are not told apart, and what would settle each</summary>
+{% for pair in said.pairs %}
+<p class="detail">{{ pair }}</p>
+{% endfor %}
+</details>
+{% endif %}
 {{ table(tables.ranking) }}
 {% if figures.bytes is defined %}
 {% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes of the prompt, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% endcall %}
