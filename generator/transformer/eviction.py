@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
 from generator.selectors.own.failures import failure_of
+from generator.selectors.selector import ScoringSelector
 from schema.errors import KvdriftError, OperationError
 
 
@@ -56,6 +60,67 @@ class CompactCache:
     def metadata_bytes(self) -> int:
         """Bytes of the per-layer lengths."""
         return int(self.extents.nbytes)
+
+
+class SharedScores:
+    """The scores of a prompt's layers, computed once for all those of some selectors that differ in nothing.
+
+    Scores do not depend on how many entries are kept. So actions that differ in their retention alone rank the same
+    ones, and keep what they would keep by themselves.
+
+    Attributes:
+        spared_seconds: What computing scores anew would have taken so far.
+    """
+
+    def __init__(self, selectors: Iterable[Selector]) -> None:
+        self.spared_seconds = 0.0
+        ranking = [one for one in selectors if isinstance(one, ScoringSelector) and _ranks_scores(one)]
+        named = [(_traits(selector), selector) for selector in ranking]
+        traits = [one for one, _ in named]
+        self._twins = [
+            (one, self._twin(selector))
+            for place, (one, selector) in enumerate(named)
+            if traits.index(one) == place and traits.count(one) > 1
+        ]
+
+    def of(self, selector: Selector) -> Selector:
+        """The selector, or one that keeps the same and takes scores that others have computed."""
+        own = _traits(selector) if self._twins else ()
+        return next((twin for traits, twin in self._twins if traits == own), selector)
+
+    def forget(self) -> None:
+        """Drop the scores."""
+        self._twins.clear()
+
+    def _twin(self, selector: ScoringSelector) -> Selector:
+        """A copy of the selector that computes the scores of a layer once."""
+        known: dict[int, tuple[PromptLayer, Tensor, float]] = {}
+
+        def score(layer: PromptLayer) -> Tensor:
+            if layer.number in known and known[layer.number][0] is layer:
+                _, scores, seconds = known[layer.number]
+                self.spared_seconds += seconds
+                return scores
+            began = time.perf_counter()
+            scores = selector.score(layer)
+            if layer.key.is_cuda:  # what follows waits for the scores in any case
+                torch.cuda.synchronize(layer.key.device)
+            known[layer.number] = layer, scores, time.perf_counter() - began
+            return scores
+
+        twin = copy.copy(selector)
+        object.__setattr__(twin, "score", score)  # selectors are frozen, and their source is part of their identity
+        return twin
+
+
+def _ranks_scores(selector: ScoringSelector) -> bool:
+    """Whether a selector does with its scores what the base does: another ``keep`` might change them."""
+    return type(selector).keep is ScoringSelector.keep
+
+
+def _traits(selector: Selector) -> tuple[Any, ...]:
+    """The class and all parameters."""
+    return type(selector), *(getattr(selector, field.name) for field in fields(selector))  # type: ignore[arg-type]
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:

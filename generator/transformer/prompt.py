@@ -19,7 +19,7 @@ from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.statistics import Statistic
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
-from generator.transformer.eviction import CompactCache, evict
+from generator.transformer.eviction import CompactCache, SharedScores, evict
 from generator.transformer.fused.head import Head
 from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
@@ -84,6 +84,8 @@ class PrefilledPrompt:
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
         self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
+        ranking = {action.name: action.chooser for action, m in self._actions if m < entries}
+        self._scores = SharedScores(ranking.values())
         choosing = [  # the others keep everything
             action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
         ]
@@ -110,22 +112,26 @@ class PrefilledPrompt:
             )
 
     def evict(self) -> PreparedPrompt:
-        """Make one compact cache for each action; an action that is there twice has one."""
+        """Make one compact cache for each action; an action that is there twice has one.
+
+        Of actions that share scores each has the seconds that it would have taken alone.
+        """
         shared = self._seconds / len(self._actions)
         evicted: dict[str, PreparedCache] = {}
         caches, seconds = [], []
         for action, m in self._actions:
-            began = time.perf_counter()
+            began, spared = time.perf_counter(), self._scores.spared_seconds
             if action.name not in evicted:
                 evicted[action.name] = self._cache_of(action, m)
             caches.append(evicted[action.name])
-            seconds.append(shared + time.perf_counter() - began)
+            seconds.append(shared + time.perf_counter() - began + self._scores.spared_seconds - spared)
+        self._scores.forget()
         self._prompt.forget_statistics()
         return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
 
     def _cache_of(self, action: Action, kept: int) -> PreparedCache:
         layers = self._prompt_of(action).layers
-        compact = evict(layers, action.chooser, kept, action.holding)
+        compact = evict(layers, self._scores.of(action.chooser), kept, action.holding)
         most = action.most_entries(self._entries, self._horizon)
         budget = action.budget(self._entries, self._horizon)
         if action.policy is None or budget is None:
