@@ -7,7 +7,7 @@ strata as (
         study, model, split, stratum, action,
         count(*) as documents,
         cast(sum(replicates) as bigint) as trajectories,
-        avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)))
+        avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)) order by doc)
     from main.document_answers
     group by study, model, split, stratum, action
 ),
@@ -19,7 +19,7 @@ pooled as (
         action,
         cast(sum(documents) as bigint) as documents,
         cast(sum(trajectories) as bigint) as trajectories,
-        avg(columns(* exclude (study, model, split, stratum, action, documents, trajectories)))
+        avg(columns(* exclude (study, model, split, stratum, action, documents, trajectories)) order by stratum)
     from strata
     group by study, model, split, rollup (stratum), action
 )

@@ -9,10 +9,10 @@ strata as materialized (
         list(doc) as docs,
         count(*) as documents,
         cast(sum(replicates) as bigint) as trajectories,
-        avg(mismatch) as mismatch,
-        avg(exposure) as exposure,
-        avg(diverged) as diverged,
-        avg(entry) as entry
+        avg(mismatch order by doc) as mismatch,
+        avg(exposure order by doc) as exposure,
+        avg(diverged order by doc) as diverged,
+        avg(entry order by doc) as entry
     from main.moments
     group by study, model, split, stratum, action
 ),
@@ -24,10 +24,10 @@ divergence as (
         action,
         cast(sum(documents) as bigint) as documents,
         cast(sum(trajectories) as bigint) as trajectories,
-        avg(mismatch) as mismatch,
-        avg(exposure) as exposure,
-        avg(diverged) as diverged,
-        avg(entry) as entry
+        avg(mismatch order by stratum) as mismatch,
+        avg(exposure order by stratum) as exposure,
+        avg(diverged order by stratum) as diverged,
+        avg(entry order by stratum) as entry
     from strata
     group by study, model, split, rollup (stratum), action
 ),

@@ -1,6 +1,7 @@
 -- The pooled moments M(g) of every action: documents of a stratum with equal weight, then the strata that the action
 -- has with equal weight (stratum 'pooled').
 -- Here and wherever strata are pooled: rollup (stratum) gives a row of each stratum, its own mean, and one of them all.
+-- Means are summed in the order of documents and of strata: in that of files or threads, last bits would vary.
 with
 
 strata as (
@@ -10,7 +11,7 @@ strata as (
         cast(sum(replicates) as bigint) as trajectories,
         count(*) filter (where cohort > 0) as cohort_documents,
         cast(sum(round(cohort * replicates)) as bigint) as cohort_paths,
-        avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)))
+        avg(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicates)) order by doc)
     from main.moments
     group by study, model, split, stratum, action
 )
@@ -25,6 +26,6 @@ select
     cast(sum(cohort_paths) as bigint) as cohort_paths,
     avg(columns(* exclude (
         study, model, split, stratum, action, documents, trajectories, cohort_documents, cohort_paths
-    )))
+    )) order by stratum)
 from strata
 group by study, model, split, rollup (stratum), action
