@@ -30,7 +30,7 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
     left to the run.
 
     Args:
-        runs: The runs of one study file, one to a model.
+        runs: The runs of one study file.
         names: The actions.
 
     Raises:
@@ -48,10 +48,17 @@ def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict
         InputError: An action is not in the study file, or there is no store.
 
     """
-    study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
+    actions = {action.name: action for action in runs[0].material.actions}
     for name in names:
         if name not in actions:
             raise InputError(f"--redo {name}: no such action in the study file; {nearest(name, actions)}")
+    studies = dict.fromkeys(run.study.name for run in runs)
+    return [row for study in studies for row in _begun([run for run in runs if run.study.name == study], names)]
+
+
+def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one study, whose runs are one to a model."""
+    study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
     store = runs[0].store
     stored = store.read("actions")
     there, newest = current_actions(stored, study), newest_revisions(stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,15 +59,18 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
     record_identities(store, run.material, run.whole_identity)
 
 
-def develop(run: StudyRun) -> int:
-    """Generate what the development documents lack, as far as the run's limit allows; return the number of new units.
+def develop(*runs: StudyRun) -> int:
+    """Generate what the development documents lack, as far as the runs' limit allows; return the number of new units.
+
+    Args:
+        runs: the run of a study, or those of several laws of one model.
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work.
         OperationError: the work failed.
 
     """
-    return _generate(run, pending_development(run.store, run.material), "development documents")
+    return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
 
 def derive(run: StudyRun) -> int:
@@ -144,8 +148,11 @@ def plan(run: StudyRun) -> str:
     return frozen.sha256
 
 
-def evaluate(run: StudyRun) -> int:
+def evaluate(*runs: StudyRun) -> int:
     """Generate what the plan asks of the evaluation documents, as far as the limit allows; return the number of units.
+
+    Args:
+        runs: the run of a study, or those of several laws of one model, each with its plan.
 
     Raises:
         PlanError: there is no plan, or it disagrees with the study file.
@@ -153,7 +160,7 @@ def evaluate(run: StudyRun) -> int:
         OperationError: the work failed.
 
     """
-    return _generate(run, pending_evaluation(run.store, run.material), "evaluation documents")
+    return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
 
 
 def check(run: StudyRun) -> None:
@@ -246,5 +253,8 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
     return f"{frozen}, revision {plan.revision}{changed}: {sizes}{seen}; {reason}"
 
 
-def _generate(run: StudyRun, work: Work, stage: str) -> int:
-    return generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, run.progress)
+def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
+    return sum(
+        generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, run.progress)
+        for run, work in zip(runs, lacking, strict=True)
+    )

@@ -25,7 +25,7 @@ from flows.revisions import begun_revisions, redo_actions
 from flows.study_run import StudyRun
 from schema.location import is_local
 from schema.locking import run_alone
-from schema.study import FIXED
+from schema.study import FIXED, Study
 from stats.intervals import Estimates
 
 FLOW = "kvdrift study"
@@ -58,7 +58,7 @@ def run_studies(
     plan_only: bool = False,
     page: FlowRunPage | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one to a model, to their reports, or find them finished.
+    """Run the studies of one file, one to a model and law, to their reports, or find them finished.
 
     Args:
         runs: a run of each study, all of one store.
@@ -124,7 +124,7 @@ def _task(function: Callable[..., Any], **options: Any) -> Any:
     return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
 
 
-def _stage(function: Callable[[StudyRun], object], idle: str, **options: Any) -> Any:
+def _stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     """A stage as a task; one that had nothing to do, and returns 0, ends in a state "Skipped" that says why.
 
     The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
@@ -132,8 +132,8 @@ def _stage(function: Callable[[StudyRun], object], idle: str, **options: Any) ->
     from prefect.states import Completed  # noqa: PLC0415
 
     @wraps(function)
-    def stage(run: StudyRun) -> object:
-        done = function(run)
+    def stage(*runs: StudyRun) -> object:
+        done = function(*runs)
         return done or Completed(name="Skipped", message=idle)
 
     return _task(stage, **options)
@@ -157,12 +157,20 @@ def _report(run: StudyRun) -> bool:
     return not current
 
 
-def _take_looks(run: StudyRun, stages_of_look: Sequence[Callable[[StudyRun], object]], look: Any) -> None:
-    """Evaluate until a sequential study stops, or what there is of another one in one go."""
+def _take_looks(
+    laws: Sequence[StudyRun], evaluate: Any, derive: Any, after: Sequence[Callable[[StudyRun], object]], look: Any
+) -> None:
+    """Evaluate until sequential studies stop, or what there is of others in one go."""
     while True:
-        for stage in stages_of_look:
-            stage(run)
-        if run.limit.left_over or run.study.plan.stopping == FIXED or not look(run):
+        evaluate(*laws)
+        derive(laws[0])
+        for run in laws:
+            for stage in after:
+                stage(run)
+        if laws[0].limit.left_over or laws[0].study.plan.stopping == FIXED:
+            return
+        more = [look(run) for run in laws]
+        if not any(more):
             return
 
 
@@ -171,11 +179,11 @@ def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: 
     from prefect import flow, tags  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
-    name, models = runs[0].study.name, [run.study.model.id for run in runs]
+    name, models = runs[0].study.name_in_file, list(dict.fromkeys(run.study.model.id for run in runs))
     threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
 
     def flow_run_name() -> str:  # a text would be a template, and names may have braces
-        return run_name(name, models)
+        return run_name([run.study for run in runs])
 
     @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
     def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
@@ -188,9 +196,9 @@ def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: 
     return outcome
 
 
-def run_name(study: str, models: Sequence[str]) -> str:
-    """Return what a flow run of a study is called."""
-    return f"{study}, {', '.join(models)}"
+def run_name(studies: Sequence[Study]) -> str:
+    """Return what a flow run of the studies of one file is called."""
+    return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
 
 
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
@@ -206,15 +214,13 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     check, look = _task(stages.check), _task(stages.look, **again)
     analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
     report = _stage(_report, "the page is that of the present tables", **again)
-    for run in runs:
-        develop(run)
-        if run.limit.left_over or plan_only or not stages.is_planned(run):
-            derive(run)  # otherwise once, with the evaluation documents
-            score(run)
-        if not run.limit.left_over:
-            plan(run)
-        if not (run.limit.left_over or plan_only):
-            _take_looks(run, (evaluate, derive, score, check), look)
+    for laws in _by_model(runs):
+        _develop(laws, develop, derive, score, plan_only=plan_only)
+        if not laws[0].limit.left_over:
+            for run in laws:  # before the evaluation of any, which the plans of the others would have seen
+                plan(run)
+        if not (laws[0].limit.left_over or plan_only):
+            _take_looks(laws, evaluate, derive, (score, check), look)
     store = runs[0].location
     if left := runs[0].limit.left_over:
         return Outcome(store, [], left, did_something=True)
@@ -226,6 +232,21 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     for run in runs:
         report(run)
     return Outcome(store, _shown_pages(runs, page), 0, did_something=True)
+
+
+def _develop(laws: Sequence[StudyRun], develop: Any, derive: Any, score: Any, *, plan_only: bool) -> None:
+    """Generate development documents, and derive them where that is not done once with the evaluation documents."""
+    develop(*laws)
+    if laws[0].limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
+        derive(laws[0])
+        for run in laws:
+            score(run)
+
+
+def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """The runs of each model, which has one for each law that its tokens are drawn by."""
+    models = dict.fromkeys(run.study.model.id for run in runs)
+    return [[run for run in runs if run.study.model.id == model] for model in models]
 
 
 def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:

@@ -105,6 +105,12 @@ class GpuKinds:
         return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
 
     @classmethod
+    def together(cls, kinds: Iterable[Self]) -> Self:
+        """Return the kinds that the units of several studies were made on."""
+        names = frozenset(name for one in kinds for name in one.names)
+        return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
+
+    @classmethod
     def at(cls, who: str, gpu: str | None) -> Self:
         """Return the kind that an endpoint, a worker or this machine has; none on a CPU."""
         return cls(frozenset([] if gpu is None else [gpu]), f"{who} on {gpu}")

@@ -60,9 +60,10 @@ def describe_studies(
         check_agrees(run, redo)
     for run in runs if not served else []:
         check_gpu_here(run, redo)
-    redone = {row["action"] for row in begun_revisions(runs, redo)} if redo else set()
+    begun = begun_revisions(runs, redo) if redo else []
     for run, absent in zip(runs, unchecked, strict=True):
-        study, found = run.study, forecast(run, redone)
+        study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
+        found = forecast(run, redone)
         law = f", {study.law.other_words}" if study.law.other_words else ""
         yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
         for what in absent:

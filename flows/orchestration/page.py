@@ -82,7 +82,8 @@ class FlowRunPage:
 
         """
         if self._key is not None:
-            key = f"{self._key}-{artifact_key(model)}"
+            own = artifact_key(study)  # of one of several laws, or of several studies in a store
+            key = "-".join([self._key, *([own] if own != self._key else []), artifact_key(model)])
             self._shown(lambda: _publish(key, store, study, model, report))
 
     def _log(self, line: str) -> None:

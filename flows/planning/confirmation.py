@@ -19,6 +19,7 @@ from generator.documents.registry import excluded_clusters
 from schema.errors import InputError, nearest
 from schema.store.store import Store
 from schema.study import Study, load_studies
+from schema.study.laws import of_each_law
 from schema.study.reading import read_content
 
 _SEEDS = 20  # that are tried
@@ -60,9 +61,10 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
     studies, content = load_studies(study_file), read_content(study_file)
     _check_actions(studies, names, study_file)
     taken = {row["study"] for row in store.read("studies", columns=["study"]).to_pylist()}
-    path = path or study_file.with_name(f"{_free_name(studies[0].name, taken)}.toml")
-    if path.stem in taken:
-        raise InputError(f"{path}: {store.location} has a study '{path.stem}' already; write to a file of another name")
+    path = path or study_file.with_name(f"{_free_name(studies[0].name_in_file, content, taken)}.toml")
+    for name in _names(path.stem, content):
+        if name in taken:
+            raise InputError(f"{path}: {store.location} has a study '{name}' already; write to a file of another name")
     baseline = studies[0].plan.baseline
     actions = (baseline, *(name for name in dict.fromkeys(names) if name != baseline))
     content["actions"] = [one for one in content["actions"] if one["name"] in actions]
@@ -107,13 +109,18 @@ def _write_new(files: dict[Path, str]) -> None:
             raise InputError(f"{file}: cannot be written: {error}") from None
 
 
-def _free_name(study: str, taken: Collection[str]) -> str:
+def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> str:
     """NAME-confirm, NAME-confirm-2, …: the first that the store does not have."""
     name, number = f"{study}-confirm", 1
-    while name in taken:
+    while any(own in taken for own in _names(name, content)):
         number += 1
         name = f"{study}-confirm-{number}"
     return name
+
+
+def _names(name: str, content: dict[str, Any]) -> list[str]:
+    """What the studies of a file of some content and this name are called: one of each temperature."""
+    return [own["study"]["name"] for own in of_each_law(content | {"study": content["study"] | {"name": name}})]
 
 
 def _draw(

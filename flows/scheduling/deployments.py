@@ -58,7 +58,7 @@ class StudySchedule:
     @property
     def name(self) -> str:
         """The deployment's name: the study's, with the store's where that is another one."""
-        study, folder = self.studies[0].name, self.store.rstrip("/").rpartition("/")[2]
+        study, folder = self.studies[0].name_in_file, self.store.rstrip("/").rpartition("/")[2]
         return study if folder == study else f"{study}, {folder}"
 
     @property
@@ -78,9 +78,9 @@ class StudySchedule:
     @property
     def description(self) -> str:
         """What the deployment's page says."""
-        models = ", ".join(study.model.id for study in self.studies)
+        models = ", ".join(dict.fromkeys(study.model.id for study in self.studies))
         return (
-            f"Study '{self.studies[0].name}' on {models}, from {self.study_file} into {self.store}. "
+            f"Study '{self.studies[0].name_in_file}' on {models}, from {self.study_file} into {self.store}. "
             "A run goes on where the one before stopped; one at a time, others wait."
         )
 
@@ -201,7 +201,7 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
         schedule=None if schedule.cron is None else Cron(schedule.cron, timezone=schedule.timezone),
         parameters=schedule.parameters,
         description=schedule.description,
-        tags=[_TAG, schedule.studies[0].name, *(one.model.id for one in schedule.studies)],
+        tags=[_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)],
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         work_pool_name=work_pool,
         job_variables=None if work_pool is None else {"env": {_HEARTBEAT: str(HEARTBEAT_SECONDS)}},

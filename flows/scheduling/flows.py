@@ -53,7 +53,7 @@ def _study_run_name() -> str:
         studies = load_studies(Path(given["study_file"]))
     except KvdriftError:  # the run itself says so
         return str(Path(given["study_file"]).stem)
-    return run_name(studies[0].name, [study.model.id for study in studies])
+    return run_name(studies)
 
 
 @flow(name=FLOW, flow_run_name=_study_run_name, task_runner=_THREADS, persist_result=False)
@@ -87,7 +87,7 @@ def study(
 
     studies = load_studies(Path(study_file))
     page = FlowRunPage()
-    page.open(studies[0].name)
+    page.open(studies[0].name_in_file)
     services = named_services(endpoints or [], _path(token_file), _path(tls_root_certs), _TIMEOUT)
     workers = named_workers(studies, cluster, gpus, served=bool(services))
     outcome = run_file(studies, store, services, page, limit, redo or [], cluster=workers)

@@ -13,6 +13,7 @@ from flows.generation.local import LocalGenerator
 from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify, storing
 from flows.study_run import StudyRun
+from generator.identity import GpuKinds
 from schema.progress import Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -59,7 +60,13 @@ def generators(
         pool = EndpointPool(addresses, studies, progress.say)
 
         def check_endpoints(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
-            pool.check({run.study.model.id: gpus_of_units(run, redo) for run in runs})
+            models = {run.study.model.id for run in runs}
+            pool.check(
+                {
+                    model: GpuKinds.together(gpus_of_units(run, redo) for run in runs if run.study.model.id == model)
+                    for model in models
+                }
+            )
 
         yield Generators(storing(pool.generate), pool.identify, check_endpoints)
     elif cluster is not None:
@@ -80,7 +87,8 @@ def generators(
             def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
                 for run in runs:
                     check_gpu_here(run, redo)
-                splits = forecast(runs[0], redo).splits
+                first = [run for run in runs if run.study.model == runs[0].study.model]
+                splits = [split for run in first for split in forecast(run, redo).splits]
                 local.get_ready(runs[0].study, [item for split in splits for item in split.work])
 
             yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)

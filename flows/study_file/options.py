@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def default_location(studies: Sequence[Study]) -> str:
     """Return ``stores/NAME`` in the working folder."""
-    return str(Path("stores") / studies[0].name)
+    return str(Path("stores") / studies[0].name_in_file)
 
 
 def named_workers(

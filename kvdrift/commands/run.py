@@ -99,7 +99,7 @@ def run(
         typer.echo(f"the evaluation goes on with: kvdrift run {shlex.quote(str(study))}{where}")
         return
     if not outcome.did_something:
-        typer.echo(f"study '{studies[0].name}' is finished: nothing to do")
+        typer.echo(f"study '{studies[0].name_in_file}' is finished: nothing to do")
     typer.echo(f"store:  {outcome.location}")
     for page in outcome.pages:
         typer.echo(f"report: {page}")

@@ -33,6 +33,13 @@ What decides events is fixed with the first of them: `[study]`, `[model]`, and i
 and `--replan` a changed plan.
 """
 
+_SEVERAL_TEMPERATURES = """\
+`temperature = [0.0, 0.7, 1.0]` makes a study of each temperature in one store, which share documents, actions and the
+prefill of their prompts. They are called by the study's name and their temperature: `NAME-t0`, `NAME-t0.7`, `NAME-t1`.
+Events are those of a study that has this name and temperature alone. `top_p` and `top_k` are those of the temperatures
+above 0.
+"""
+
 
 def study_reference() -> str:
     """Return the page: every section with its keys, the document sources and the selectors."""
@@ -42,6 +49,8 @@ def study_reference() -> str:
         if heading.name == "model":
             parts.append("`[[model]]`, several times, makes a study of each of several models in one store.\n")
         parts.append(_keys(heading))
+        if heading.name == "study":
+            parts.append(_SEVERAL_TEMPERATURES)
         if heading.name == "documents":
             parts += map(_source, SOURCES)
             parts.append(_finite_source())

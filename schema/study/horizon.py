@@ -28,7 +28,10 @@ class StudySection(Section):
     ] = 0
     temperature: Annotated[
         Temperature,
-        meaning("What logits are divided by before tokens are drawn; 0 is greedy: the most probable token is taken."),
+        meaning(
+            "What logits are divided by before tokens are drawn; 0 is greedy: the most probable token is taken. A list "
+            "makes a study of each of several temperatures."
+        ),
     ] = 1.0
     top_p: Annotated[
         TopP | None,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from schema.errors import InputError
 from schema.location import check_regular
+from schema.study.laws import of_each_law
 from schema.study.mistakes import explained
 from schema.study.whole import Study, check_distinct
 
@@ -25,7 +26,8 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
         folder: where the paths in it begin, and modules of its own are found; its own folder by default.
 
     Returns:
-        One study for ``[model]``; or one for each ``[[model]]``, equal but for the model.
+        One study for ``[model]``; or one for each ``[[model]]``, equal but for the model. Where ``[study]`` lists
+        temperatures, one for each of them, model by model.
 
     Raises:
         InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown
@@ -37,10 +39,13 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
         content = _with_absolute_paths(content, folder)
         models = content.get("model")
         several = models if isinstance(models, list) and models else [models]
-        studies = [Study.model_validate(content if one is None else content | {"model": one}) for one in several]
-        check_distinct("models", [study.model.id for study in studies])
+        laws = of_each_law(content)
+        studies = [
+            Study.model_validate(law if one is None else law | {"model": one}) for one in several for law in laws
+        ]
+        check_distinct("models", [study.model.id for study in studies[:: len(laws)]])
         for study in studies:
-            study.of_folder(folder, several_models=len(studies) > 1)
+            study.of_file(folder, content["study"]["name"], several_models=len(several) > 1)
             if study.model.tables is not None:
                 _from_folder(folder, study.model.tables, "model.tables")  # settings have it as it is written
     except InputError as error:

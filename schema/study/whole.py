@@ -49,6 +49,7 @@ class Study(Section):
         WindowsSection, meaning("The windows that quantities are taken over, where they should not follow from H.")
     ] = WindowsSection()
     _several_models: bool = PrivateAttr(default=False)
+    _file_name: str | None = PrivateAttr(default=None)
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -126,9 +127,21 @@ class Study(Section):
         """The study file's folder, an absolute path, where modules of one's own are found; None without a file."""
         return self._folder
 
-    def of_folder(self, folder: Path, *, several_models: bool) -> None:
-        """Say which folder the study file is in, an absolute path, and whether it names several models."""
-        self._folder, self._several_models = folder, several_models
+    @property
+    def name_in_file(self) -> str:
+        """The name in the study file: the study's own, unless it is one of several temperatures."""
+        return self._file_name or self.name
+
+    def of_file(self, folder: Path, name: str, *, several_models: bool) -> None:
+        """Say what the study file is.
+
+        Args:
+            folder: The file's folder, an absolute path.
+            name: The name that the file has.
+            several_models: Whether it names several models.
+
+        """
+        self._folder, self._file_name, self._several_models = folder, name, several_models
         self.model.of_folder(folder)
 
     @cached_property

@@ -1,0 +1,50 @@
+"""A list of temperatures in a study file: a study of each, which differ in name and law alone."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from schema.errors import InputError
+
+_TRUNCATING: Final = ("top_p", "top_k")
+
+
+def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a study file's content for each of its temperatures; the content itself where they are no list.
+
+    The study NAME of temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so that its
+    study has none of the keys that truncate a law.
+
+    Args:
+        content: The file's content, which need not be valid.
+
+    Raises:
+        InputError: The list is empty, or has a temperature twice.
+    """
+    section = content.get("study")
+    listed = section.get("temperature") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(listed, list):
+        return [content]
+    if not listed:
+        raise InputError("study.temperature = []: has no temperature; write one, or several as in [0.0, 0.7, 1.0]")
+    for one in listed:
+        if listed.count(one) > 1:
+            raise InputError(f"study.temperature: {one} is given {listed.count(one)} times; give each temperature once")
+    return [content | {"study": _section_of(section, temperature)} for temperature in listed]
+
+
+def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
+    """``[study]`` of one of the temperatures; what is no number is for the schema to refuse."""
+    own = section | {"temperature": temperature}
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        return own
+    if not temperature:
+        own = {key: value for key, value in own.items() if key not in _TRUNCATING}
+    name = section.get("name")
+    return own | {"name": law_name(name, temperature)} if isinstance(name, str) else own
+
+
+def law_name(study: str, temperature: float) -> str:
+    """Return what the study of one of several temperatures is called: the shortest decimal number tells it."""
+    number = repr(float(temperature)).removesuffix(".0").replace("+", "")
+    return f"{study}-t{number}"
