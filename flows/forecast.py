@@ -148,7 +148,7 @@ def _unscored(scoring: Scoring, run: StudyRun) -> int:
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
     """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
     store = stored(run)
-    return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study, redone)
+    return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
 
 
 def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:

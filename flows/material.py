@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -93,6 +93,25 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
     if study.model.kind != FINITE_STATE:
         _check_lengths(material, offline=offline)
     return material
+
+
+class SharedMaterial:
+    """Makes the documents of the studies of one file, once for all laws of a model."""
+
+    def __init__(self) -> None:
+        self._of_models: dict[str, Material] = {}
+
+    def __call__(self, study: Study, *, offline: bool = False) -> Material:
+        """Return what ``gather_material`` does. Systems are other ones under another law.
+
+        Raises:
+            InputError: something in the study file cannot be done.
+
+        """
+        known = self._of_models.get(study.model.id)
+        if known is None or study.model.finite:
+            known = self._of_models[study.model.id] = gather_material(study, offline=offline)
+        return known if known.study is study else replace(known, study=study, actions=checked_actions(study))
 
 
 def _check_lengths(material: Material, *, offline: bool) -> None:

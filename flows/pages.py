@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,9 +85,7 @@ def write_report(
         parts = [folder / "figures", folder / "tables"]
         for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
             sync(path)
-        # It says that the page is there: after all that it speaks of.
-        replace_file(folder / _INPUTS, json.dumps(inputs).encode())
-        sync(folder)
+        record_inputs(folder, inputs)
     progress.advance(1)
     return page
 
@@ -162,6 +160,18 @@ def _get_ready_to_draw() -> None:
         return
 
 
+def present_inputs(store: Store) -> dict[str, int | None]:
+    """Return which data of the tables that a page is made from a store has now."""
+    return {table: store.data_version(table) for table in _TABLES}
+
+
+def record_inputs(folder: Path, inputs: Mapping[str, int | None]) -> None:
+    """Say that the folder's page is there, made from these: after all that it speaks of."""
+    with writing(folder):
+        replace_file(folder / _INPUTS, json.dumps(inputs).encode())
+        sync(folder)
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """A block that writes to a folder: what the file system refuses is one line."""
@@ -199,4 +209,4 @@ def report_is_current(store: Store, folder: Path) -> bool:
         made_from = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return (folder / "index.html").is_file() and made_from == {table: store.data_version(table) for table in _TABLES}
+    return (folder / "index.html").is_file() and made_from == present_inputs(store)

@@ -17,6 +17,7 @@ from flows.checks import check_controls, check_equal_bytes
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
+from flows.generation.laws import of_all_laws
 from flows.generation.pending import Work, pending_development, pending_evaluation
 from flows.generation.storing import generate
 from flows.looks import LooksTaken, look_line
@@ -104,7 +105,7 @@ def score(run: StudyRun) -> int:
     texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
     done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
     if done:
-        run.progress.say(f"scored {done} pairs against their documents' answers")
+        run.say(f"scored {done} pairs against their documents' answers")
     if done or texts:
         refresh_catalog(run.store)
     return done
@@ -141,10 +142,10 @@ def plan(run: StudyRun) -> str:
         run.material, development, units, efficiency, answers, grown=grown, evaluated=evaluated, interval=interval
     )
     if before is not None and decides_the_same(before.content, content):
-        run.progress.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
+        run.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
         return before.sha256
     frozen = freeze_plan(run.store, run.material, content, version, before)
-    run.progress.say(_frozen_line(frozen, before, run.study))
+    run.say(_frozen_line(frozen, before, run.study))
     return frozen.sha256
 
 
@@ -173,7 +174,7 @@ def check(run: StudyRun) -> None:
     """
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
-    run.progress.say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
+    run.say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
 
 
 def look(run: StudyRun) -> bool:
@@ -190,7 +191,7 @@ def look(run: StudyRun) -> bool:
     with open_views(run.store, kept=MOMENT_VIEWS, checked=True) as views:
         taken = take_look(run.store, views, plan)
     refresh_catalog(run.store)
-    run.progress.say(look_line(taken))
+    run.say(look_line(taken))
     return not taken.stopped
 
 
@@ -254,7 +255,12 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 
 def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
+    """Generate what several laws of a model lack: of a document from one prefill, but systems have none."""
+    run, model = runs[0], runs[0].study.model
+    having = [(one.study, work) for one, work in zip(runs, lacking, strict=True) if work]
+    if len(having) > 1 and not model.finite:
+        having = [(having[0][0], of_all_laws(having))]
     return sum(
-        generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, run.progress)
-        for run, work in zip(runs, lacking, strict=True)
+        generate(run.store, study, run.limit.take(model.id, work), run.made_by, stage, run.progress)
+        for study, work in having
     )

@@ -22,6 +22,7 @@ from flows.orchestration.retries import retried
 from flows.orchestration.server import orchestration
 from flows.pages import page_of, report_is_current
 from flows.revisions import begun_revisions, redo_actions
+from flows.side_by_side.laws import compare_laws, laws_are_compared, laws_folder
 from flows.study_run import StudyRun
 from schema.location import is_local
 from schema.locking import run_alone
@@ -78,8 +79,8 @@ def run_studies(
     planned = plan_only and all(map(stages.is_planned, runs))
     if planned and not redo:
         return Outcome(location, [], 0, did_something=False)
-    if not (growth or redo) and all(stages.is_finished(run) for run in runs):
-        return Outcome(location, [page_of(run) for run in runs], 0, did_something=False)
+    if not (growth or redo) and _is_finished(runs):
+        return Outcome(location, _pages(runs), 0, did_something=False)
     if redo:
         begun_revisions(runs, redo)  # refuses what cannot be redone
     if before is not None:
@@ -98,6 +99,11 @@ def run_studies(
             return _run_flow(runs, page if shown else None, plan_only=plan_only)
 
 
+def _is_finished(runs: Sequence[StudyRun]) -> bool:
+    """Whether nothing of the studies of a file is left to do."""
+    return all(map(stages.is_finished, runs)) and all(map(laws_are_compared, _several_laws(runs)))
+
+
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
     """Say what study files ask for more than the store has; whether that is anything."""
     growth = False
@@ -105,7 +111,7 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
         for difference in check_agrees(run, redo):
             growth = True
             if not difference.planned:  # what grows in the plan is said when it is frozen
-                run.progress.say(str(difference))
+                run.say(str(difference))
     return growth
 
 
@@ -154,6 +160,13 @@ def _report(run: StudyRun) -> bool:
     """Write the report; whether that was to be done."""
     current = report_is_current(run.store, page_of(run).parent)
     stages.report(run)
+    return not current
+
+
+def _compare(*runs: StudyRun) -> bool:
+    """Write the page that has several laws side by side; whether that was to be done."""
+    current = laws_are_compared(runs)
+    compare_laws(runs)
     return not current
 
 
@@ -214,6 +227,7 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     check, look = _task(stages.check), _task(stages.look, **again)
     analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
     report = _stage(_report, "the page is that of the present tables", **again)
+    compare = _stage(_compare, "the page is that of the present tables", **again)
     for laws in _by_model(runs):
         _develop(laws, develop, derive, score, plan_only=plan_only)
         if not laws[0].limit.left_over:
@@ -227,10 +241,11 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     if plan_only:
         return Outcome(store, [], 0, did_something=True)
     # Estimates and reports record the version of all events: every model's events come first.
-    for run in runs:
-        analyze(run)
-    for run in runs:
-        report(run)
+    for stage in (analyze, report):
+        for run in runs:
+            stage(run)
+    for laws in _several_laws(runs):
+        compare(*laws)
     return Outcome(store, _shown_pages(runs, page), 0, did_something=True)
 
 
@@ -249,10 +264,19 @@ def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
     return [[run for run in runs if run.study.model.id == model] for model in models]
 
 
+def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """The runs of each model that has several laws."""
+    return [laws for laws in _by_model(runs) if len(laws) > 1]
+
+
 def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:
     """The report of each study, after the flow run's page shows what they found."""
-    pages = [page_of(run) for run in runs]
     if page is not None:
-        for run, path in zip(runs, pages, strict=True):
-            page.publish(run.store, run.study.name, run.study.model.id, path)
-    return pages
+        for run in runs:
+            page.publish(run.store, run.study.name, run.study.model.id, page_of(run))
+    return _pages(runs)
+
+
+def _pages(runs: Sequence[StudyRun]) -> list[Path]:
+    """The report of each study, and of the laws of each model side by side where there are several."""
+    return [*map(page_of, runs), *(laws_folder(laws) / "index.html" for laws in _several_laws(runs))]

@@ -65,6 +65,7 @@ class StudyRun:
         sides: returns the processes that work beside this one, where there are some.
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
+        gathered: makes the study's documents and actions.
 
     """
 
@@ -78,6 +79,12 @@ class StudyRun:
     sides: Callable[[], SideProcesses | None] = lambda: None
     offline: bool = False
     replan: bool = False
+    gathered: Callable[..., Material] = gather_material
+
+    def say(self, line: str) -> None:
+        """Say something of this study; where its file has several temperatures, with its name."""
+        study = self.study
+        self.progress.say(line if study.name == study.name_in_file else f"{study.name}: {line}")
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return what makes the units of an action; its weights are None where they are not known yet.
@@ -117,7 +124,7 @@ class StudyRun:
             InputError: something in the study file cannot be done.
 
         """
-        return gather_material(self.study, offline=self.offline)
+        return self.gathered(self.study, offline=self.offline)
 
     @cached_property
     def store(self) -> Store:

@@ -11,7 +11,7 @@ from flows.comparison import check_agrees
 from flows.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
-from flows.material import Material
+from flows.material import Material, SharedMaterial
 from flows.revisions import begun_revisions
 from flows.study_run import StudyRun
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
@@ -43,7 +43,7 @@ def describe_studies(
     measuring, which takes about a minute where units are to be generated and the model is on this machine.
 
     Args:
-        studies: the studies, one to a model.
+        studies: the studies, one to a model and law.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
         served: whether endpoints or a cluster generate; they are not asked.
@@ -54,7 +54,8 @@ def describe_studies(
         InputError: the run would refuse this.
 
     """
-    runs = [StudyRun(study, location, storing(LocalGenerator()), offline=True, replan=replan) for study in studies]
+    local, gathered = storing(LocalGenerator()), SharedMaterial()
+    runs = [StudyRun(study, location, local, offline=True, replan=replan, gathered=gathered) for study in studies]
     unchecked = [check_study(run, served=served or gpus > 0) for run in runs]
     for run in runs:
         check_agrees(run, redo)
@@ -76,6 +77,8 @@ def describe_studies(
             yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
         elif any(split.work for split in found.splits):
             yield from _need_lines(run.material, found, served=served, gpus=gpus)
+            if study.name != study.name_in_file and len(studies) > 1:
+                yield "    prompts are prefilled once for all temperatures, and here with each"
 
 
 def _plan_line(found: Forecast) -> str:

@@ -36,6 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "kvdrift report stores/quickstart",
         "kvdrift report stores/quickstart -o pages --format latex",
         "kvdrift report stores/one stores/other -o compared",
+        "kvdrift report stores/quickstart --side-by-side",
     ),
     "gate": (
         "kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02",

@@ -253,7 +253,7 @@ UNITS = _table(
     _column(
         "prefill_seconds",
         pa.float64(),
-        "prefill, split evenly over its units, and eviction as if alone: scores that actions share count for each",
+        "prefill, split over its units, and eviction, over its action's: scores that actions share count for each",
         "seconds",
         null=True,
     ),

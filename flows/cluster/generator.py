@@ -18,7 +18,7 @@ from flows.cluster.facts import facts
 from flows.generation.local import LocalGenerator
 from flows.generation.named_work import NamedPart, named
 from flows.generation.pending import Work
-from flows.generation.storing import Identities, stored_gpus
+from flows.generation.storing import Identities, stored_gpus, studies_of
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
@@ -81,9 +81,10 @@ class ClusterGenerator:
         from flows.cluster.worker import Assignment, Failure, generate_document  # noqa: PLC0415 - it imports Dask
 
         self._cluster.check(store)
-        asked = {(unit.action.name, unit.revision) for _, units in work for unit in units}
+        asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
         token = uuid.uuid4().hex
-        gpus = self._gpus(study, stored_gpus(store, study))
+        made_on = (stored_gpus(store, name, study.model.id) for name in studies_of(study, work))
+        gpus = self._gpus(study, GpuKinds.together(made_on))
         own = {key: known[key] for key in asked}
         assignment = Assignment(token, study, store.location, facts(store.location), gpus, own)
         client, generate = self._cluster.client, partial(generate_document, assignment=assignment)
@@ -201,14 +202,17 @@ def check_stored(store: Store, study: Study, work: Work) -> None:
 
     """
     names = ("doc", "action", "action_revision", "estimator", "first_replicate", "replicates")
-    units = store.units(study.name, study.model.id, names)
-    found = set(zip(*(units[name].to_pylist() for name in names), strict=True))
+    found = set()
+    for one in studies_of(study, work):
+        units = store.units(one, study.model.id, names)
+        found |= set(zip([one] * len(units), *(units[name].to_pylist() for name in names), strict=True))
     lost = [
         (document.doc, unit.action.name)
         for document, pending in work
         for unit in pending
-        if (document.doc, unit.action.name, unit.revision, unit.estimator, unit.first, unit.count) not in found
-    ]
+        if (unit.study(study.name), document.doc, unit.action.name, unit.revision, unit.estimator, unit.first,
+            unit.count) not in found
+    ]  # fmt: skip
     if lost:
         raise OperationError(
             f"{store.location}: {len(lost)} units that workers have stored do not show here, the first of document "

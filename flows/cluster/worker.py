@@ -38,7 +38,7 @@ class Assignment:
         location: The store's absolute path or URL.
         facts: Those of the process that hands out the work.
         gpus: What a worker's GPU must be one of, unless the study allows any.
-        known: What makes the units of each action and revision that is generated, as the store has it.
+        known: What makes the units of each study, action and revision that is generated, as the store has it.
 
     """
 
@@ -47,7 +47,7 @@ class Assignment:
     location: str
     facts: WorkerFacts
     gpus: GpuKinds
-    known: Mapping[tuple[str, int], ActionIdentity]
+    known: Mapping[tuple[str, str, int], ActionIdentity]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _accepted(assignment: Assignment, name: str) -> Store:
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
     assignment.gpus.check(name, gpu_here(assignment.study.model), assignment.study.model)
     actions = {action.name: action for action in build_actions(assignment.study)}
-    asked = [(actions[action], stored) for (action, _), stored in assignment.known.items()]
+    asked = [(actions[action], stored) for (_, action, _), stored in assignment.known.items()]
     identity = _KEPT.local.identify(assignment.study, required=True)
     for action, stored in asked:
         present = identity(action)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from generator.actions import build_actions
-from generator.generation import PendingUnit
+from generator.generation import PendingUnit, StudyLaw
 from schema.document import Document
 from schema.study import Study
 
 Part = Sequence[tuple[Document, Sequence[PendingUnit]]]
 """Documents, each with its pending units."""
 
-NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int]]]]
+NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]
 """The same, with actions by name."""
 
 
 def named(part: Part) -> NamedPart:
     """Name the actions of some work."""
     return [
-        (document, [(unit.action.name, unit.first, unit.count, unit.estimator, unit.revision) for unit in units])
+        (
+            document,
+            [(unit.action.name, unit.first, unit.count, unit.estimator, unit.revision, unit.of) for unit in units],
+        )
         for document, units in part
     ]
 
@@ -36,8 +39,8 @@ def with_actions(study: Study, part: NamedPart) -> Part:
         (
             document,
             [
-                PendingUnit(actions[name], first, count, estimator, revision)
-                for name, first, count, estimator, revision in units
+                PendingUnit(actions[name], first, count, estimator, revision, of)
+                for name, first, count, estimator, revision, of in units
             ],
         )
         for document, units in part

@@ -27,8 +27,8 @@ from schema.store.appends import unit_name
 from schema.store.store import Store, Unit
 from schema.study import Study
 
-Identities = Mapping[tuple[str, int], ActionIdentity]
-"""What makes the units of each action and revision, as the store has it."""
+Identities = Mapping[tuple[str, str, int], ActionIdentity]
+"""What makes the units of each study, action and revision, as the store has it."""
 
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 """Makes the units of a study's work: yields one list for each document, in any order."""
@@ -63,6 +63,8 @@ class Identify(Protocol):
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
     """Generate work and store it, one commit a document; returns the number of new units.
 
+    Units of other studies than ``study``, which are of another law, say so.
+
     A document that fails does not keep the others from being generated. Where documents fail one after the other, and
     none is generated between them, it is not they that are at fault, and no more are tried.
 
@@ -73,11 +75,16 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     """
     if not work:
         return 0
-    known = stored_identities(store, study.name, study.model.id)
-    for action, revision in sorted({(unit.action.name, unit.revision) for _, pending in work for unit in pending}):
-        if (action, revision) not in known:
+    asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, pending in work for unit in pending}
+    known = {
+        (name, *key): identity
+        for name in studies_of(study, work)
+        for key, identity in stored_identities(store, name, study.model.id).items()
+    }
+    for name, action, revision in sorted(asked):
+        if (name, action, revision) not in known:
             raise InputError(
-                f"action '{action}' of study '{study.name}': it is not known what made its units; "
+                f"action '{action}' of study '{name}': it is not known what made its units; "
                 f"kvdrift run --redo {action} generates them anew"
             )
     new, trying = 0, Trying(work)
@@ -98,21 +105,31 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     return new
 
 
+def studies_of(study: Study, work: Work) -> list[str]:
+    """Return the names of the studies that some work of a study has units of, those of other laws among them."""
+    return list(dict.fromkeys(unit.study(study.name) for _, pending in work for unit in pending))
+
+
 def _not_stored(store: Store, study: Study, work: Work) -> Work:
     """The documents of some work that the store does not have all units of."""
     names = ["doc", "action", "estimator", "first_replicate"]
-    rows = store.units(study.name, study.model.id, names)
-    there = set(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    there = set()
+    for one in studies_of(study, work):
+        rows = store.units(one, study.model.id, names)
+        there |= set(zip([one] * len(rows), *(rows[name].to_pylist() for name in names), strict=True))
     return [
         (document, pending)
         for document, pending in work
-        if any((document.doc, unit.action.name, unit.estimator, unit.first) not in there for unit in pending)
+        if any(
+            (unit.study(study.name), document.doc, unit.action.name, unit.estimator, unit.first) not in there
+            for unit in pending
+        )
     ]
 
 
-def stored_gpus(store: Store, study: Study, redone: Collection[str] = ()) -> GpuKinds:
+def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = ()) -> GpuKinds:
     """Return the kinds of GPU that the current units of a study and model were made on, those of some actions apart."""
-    units = store.units(study.name, study.model.id, ["action", "versions"])
+    units = store.units(study, model, ["action", "versions"])
     kept = units.filter(pc.invert(pc.is_in(units["action"], value_set=pa.array(list(redone), pa.string()))))
     return GpuKinds.of_units(kept["versions"].unique().to_pylist())
 
@@ -149,7 +166,7 @@ def _check_identity(unit: Unit, known: Identities) -> None:
 
     """
     record = unit.record
-    for name, value in known[record["action"], record["action_revision"]].columns.items():
+    for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:
             raise _OtherIdentityError(
                 f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "

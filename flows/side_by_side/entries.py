@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
 
 from flows.analysis.estimation import document_moments
@@ -20,9 +20,13 @@ _IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics"
 
 
 def read_entries(
-    locations: Sequence[str], study: str | None = None, progress: Progress = SILENT
+    locations: Sequence[str],
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
 ) -> list[tuple[Entry, DocumentMoments]]:
-    """Read every study and model of several stores, or those of one name, with their document moments.
+    """Read every study and model of some stores, or those of some names, with their document moments.
 
     Raises:
         InputError: a store is named twice, does not exist or has no such study, or nothing of it is derived.
@@ -33,25 +37,26 @@ def read_entries(
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:
         raise InputError(f"{twice[0]} is named twice: name different stores to compare")
-    found = [(store, name, model) for store in stores for name, model in _studies(store, study)]
-    names = _names([(store.location, name, model) for store, name, model in found])
+    found = [(store, *pair) for store in stores for pair in _studies(store, studies) if model in {None, pair[1]}]
+    names = _names([(store.location, study, of) for store, study, of in found])
     progress.begin("read", len(found), "studies")
     entries = []
-    for (store, own, model), name in zip(found, names, strict=True):
-        entries.append(_read(store, own, model, name))
+    for (store, study, of), name in zip(found, names, strict=True):
+        entries.append(_read(store, study, of, name))
         progress.advance(1)
     return entries
 
 
-def _studies(store: Store, study: str | None) -> list[tuple[str, str]]:
+def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, str]]:
     rows = store.read("documents", columns=["study", "model"]).to_pylist()
     there = sorted({(row["study"], row["model"]) for row in rows})
     if not there:
         raise InputError(f"{store.location}: the store holds no study yet")
-    chosen = [pair for pair in there if study in {None, pair[0]}]
-    if not chosen:
-        raise InputError(f"no study '{study}' in {store.location}; {nearest(str(study), {name for name, _ in there})}")
-    return chosen
+    known = {name for name, _ in there}
+    for study in studies or ():
+        if study not in known:
+            raise InputError(f"no study '{study}' in {store.location}; {nearest(study, known)}")
+    return [pair for pair in there if studies is None or pair[0] in studies]
 
 
 def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -59,6 +64,9 @@ def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
 
     def candidates() -> Iterator[list[str]]:
         folders = [PurePath(location).name for location, _, _ in found]
+        if len({location for location, _, _ in found}) == 1:
+            yield [study for _, study, _ in found]
+            yield [f"{study} / {model}" for _, study, model in found]
         yield folders
         yield ["/".join(PurePath(location).parts[-2:]) for location, _, _ in found]
         with_study = [list(dict.fromkeys((folder, one[1]))) for folder, one in zip(folders, found, strict=True)]

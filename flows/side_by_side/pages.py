@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 
 from flows.pages import writing
@@ -16,15 +16,21 @@ from schema.store.durability import sync
 
 
 def write_comparison(
-    locations: Sequence[str], folder: Path, study: str | None = None, progress: Progress = SILENT
+    locations: Sequence[str],
+    folder: Path,
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
 ) -> Path:
-    """Write the comparison of several stores.
+    """Write the comparison of several stores, or of several studies of one.
 
     Args:
         locations: folders or URLs of stores.
         folder: where the page, its figures and its tables go.
-        study: the study that is compared; None for all of each store.
+        studies: the studies that are compared; None for all of each store.
         progress: who is told how far the work is.
+        model: the model whose studies are compared; None for all.
 
     Returns:
         The path of the page.
@@ -35,7 +41,7 @@ def write_comparison(
         DamagedStoreError: a store is damaged.
 
     """
-    measured = read_entries(locations, study, progress)
+    measured = read_entries(locations, studies, progress, model=model)
     comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))
     with writing(folder):
         page = build_comparison(comparison, folder)

@@ -1,4 +1,4 @@
-"""The run of a study file: its studies, one to a model, from their documents to their reports."""
+"""The run of a study file: its studies, one to a model and law, from their documents to their reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.checks import check_study
 from flows.cluster.address import ClusterAddress
+from flows.material import SharedMaterial
 from flows.orchestration.page import FlowRunPage
 from flows.study_file.generators import generators
 from flows.study_file.options import default_location
@@ -30,11 +31,12 @@ def run_file(
     replan: bool = False,
     cluster: ClusterAddress | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one to a model; without ``addresses`` of services or a ``cluster``, in this process.
+    """Run the studies of one file, one to a model and law.
 
-    The run stops where it has generated ``limit`` documents, and with ``plan_only`` where the plans are frozen. The
-    units of the actions ``redo`` are superseded first, and with ``replan`` the plans are made anew. Where ``progress``
-    is the open page of a flow run, the stages are tasks of that run.
+    Without ``addresses`` of services or a ``cluster`` this process generates. The run stops where it has generated
+    ``limit`` documents, and with ``plan_only`` where the plans are frozen. The units of the actions ``redo`` are
+    superseded first, and with ``replan`` the plans are made anew. Where ``progress`` is the open page of a flow run,
+    the stages are tasks of that run.
 
     Raises:
         InputError: the study file, the store, a service or a worker is not as it must be.
@@ -42,11 +44,22 @@ def run_file(
 
     """
     location = absolute(store if store is not None else default_location(studies))
-    shared = DocumentLimit(limit)
+    shared, gathered = DocumentLimit(limit), SharedMaterial()
     page = progress if isinstance(progress, FlowRunPage) else FlowRunPage(progress)
     with generators(studies, addresses, cluster, page) as by:
         runs = [
-            StudyRun(study, location, by.made_by, page, shared, by.identify, by.derived_by, by.sides, replan=replan)
+            StudyRun(
+                study,
+                location,
+                by.made_by,
+                page,
+                shared,
+                by.identify,
+                by.derived_by,
+                by.sides,
+                replan=replan,
+                gathered=gathered,
+            )
             for study in studies
         ]
         for one in runs:

@@ -17,6 +17,7 @@ from generator.finite.study_systems import file_systems, study_systems
 from generator.finite.system import FiniteSystem
 from generator.identity import ActionIdentity
 from schema.document import Document
+from schema.errors import OperationError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.study import Study
 
@@ -90,6 +91,14 @@ class PreparedSystem:
     ) -> FiniteKernels:
         """Return kernels that look the laws up; systems of unlike alphabets are not decoded side by side."""
         return FiniteKernels(self.system, self.actions)
+
+    def under(self, law: SamplingLaw) -> PreparedSystem:
+        """Refuse: tables have one law, and a study of another one has systems of its own.
+
+        Raises:
+            OperationError: Always.
+        """
+        raise OperationError(f"system '{self.system.name}': its tables have one law, and {law.words} is not it")
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
         """All replicates: histories take no memory worth counting."""

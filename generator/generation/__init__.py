@@ -3,10 +3,19 @@
 from generator.generation.units import (
     PendingUnit,
     StoppedError,
+    StudyLaw,
     generate_documents,
     generate_together,
     generate_units,
     together,
 )
 
-__all__ = ["PendingUnit", "StoppedError", "generate_documents", "generate_together", "generate_units", "together"]
+__all__ = [
+    "PendingUnit",
+    "StoppedError",
+    "StudyLaw",
+    "generate_documents",
+    "generate_together",
+    "generate_units",
+    "together",
+]

@@ -89,6 +89,9 @@ class PreparedDocument(Protocol):
         The caches of the next document are numbered after those of the one before.
         """
 
+    def under(self, law: SamplingLaw) -> Self:
+        """The same caches where tokens are drawn by another law than the model's."""
+
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions there is memory for now; at least 1."""
 

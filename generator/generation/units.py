@@ -6,11 +6,13 @@ lock while it computes. Each thread has modules of its own over the same weights
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -30,7 +32,7 @@ from generator.generation.model import Model, PreparedDocument
 from generator.transformer.memory import is_memory_shortage
 from schema.document import Document
 from schema.errors import OperationError, first_line
-from schema.sampling import FULL_SOFTMAX
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
@@ -41,19 +43,36 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 
 @dataclass(frozen=True)
+class StudyLaw:
+    """One of several studies that have a model and its documents in common, and the law of its tokens."""
+
+    study: str
+    law: SamplingLaw
+
+
+@dataclass(frozen=True)
 class PendingUnit:
-    """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``."""
+    """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``.
+
+    Attributes:
+        of: The study that they are of, with its law; None for the study and law that work is asked for as a whole.
+    """
 
     action: Action
     first: int
     count: int
     estimator: str = PLAIN
     revision: int = 0
+    of: StudyLaw | None = None
 
     @property
     def replicates(self) -> range:
         """The replicate numbers."""
         return range(self.first, self.first + self.count)
+
+    def study(self, whole: str) -> str:
+        """The name of its study, where work is asked for as ``whole``'s."""
+        return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
         """Its replicates from ``start`` to ``stop`` - 1, possibly none."""
@@ -76,13 +95,13 @@ def generate_units(
 
 def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]:
     """Cut work, in its order, into parts whose documents are worth generating together, as many for each thread."""
-    total = sum(item.count for _, pending in work for item in pending)
+    total = sum(_pairs(pending) for _, pending in work)
     rounds = -(-total // max(pairs_at_once * threads, 1))
     enough = min(-(-total // max(rounds * threads, 1)), pairs_at_once)
     part: list[tuple[Document, Sequence[PendingUnit]]] = []
     pairs = 0
     for document, pending in work:
-        own = sum(item.count for item in pending)
+        own = _pairs(pending)
         if part and (pairs >= enough or pairs + own > pairs_at_once):
             yield part
             part, pairs = [], 0
@@ -92,13 +111,21 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
         yield part
 
 
+def _pairs(pending: Sequence[PendingUnit]) -> int:
+    """How many pairs are decoded at once: those of one law, of several the one with the most."""
+    laws = Counter[StudyLaw | None]()
+    for item in pending:
+        laws[item.of] += item.count
+    return max(laws.values())
+
+
 def generate_together(
     model: Model, study: str, work: Work, horizon: int, seed: int, savings: Savings = ALL_SAVINGS
 ) -> list[list[Unit]]:
     """Generate all pending units of some documents, which are in memory together.
 
-    Events depend on (seed, document, action, estimator, replicate) alone: not on which units are generated together,
-    how many replicates there is memory for, or what is saved.
+    Events depend on (seed, law, document, action, estimator, replicate) alone: not on which units are generated
+    together, how many replicates there is memory for, or what is saved.
 
     Returns:
         Of each document, one unit for each pending one, those of coupled rollouts before those of residual branching.
@@ -113,21 +140,22 @@ def generate_together(
         prepared = [_prepare(model, document, pending, horizon, seed) for document, pending in work]
 
         units: dict[str, list[Unit]] = {one.document.doc: [] for one in prepared}
-        for estimator in (PLAIN, SWRB):
-            for group in _groups(prepared, estimator):
+        laws = dict.fromkeys(item.of for one in prepared for item in one.items)
+        for of, estimator in itertools.product(laws, (PLAIN, SWRB)):
+            for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
-                # and half as many where it was not enough
-                decoded, seconds = _decode(group, estimator, horizon, savings)
+                # and half as many where it was not enough; the laws one after the other, from the same caches
+                decoded, seconds = _decode(group, of, estimator, horizon, savings)
 
                 # 4) Record: one unit for each item, with its share of the time
-                laws = max(sum(steps.laws for steps in decoded.values()), 1)
+                computed = max(sum(steps.laws for steps in decoded.values()), 1)
                 for (d, a), steps in decoded.items():
                     one, item = group[d], group[d].items[a - 1]
                     record = {
                         **model.identity(item.action).columns,
                         **_settings(study, model, one.document, item, horizon, seed),
                         **one.caches.record(a, item.count),
-                        "decode_seconds": seconds / laws * steps.laws,
+                        "decode_seconds": seconds / computed * steps.laws,
                         "kernel_evaluations": round(steps.laws),
                         "pair_evaluations": steps.pair_evaluations,
                     }
@@ -174,18 +202,22 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
     return _Prepared(document, items, prompt.evict(), partial(uniform_table, seed, document.doc))
 
 
-def _groups(prepared: Sequence[_Prepared], estimator: str) -> list[list[_Prepared]]:
-    """The documents that have items of an estimator; coupled rollouts of all of them are decoded side by side."""
-    having = [one for one in prepared if any(item.estimator == estimator for item in one.items)]
+def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) -> list[list[_Prepared]]:
+    """The documents that have items of a law and estimator; coupled rollouts of all are decoded side by side."""
+    having = [
+        one if of is None else replace(one, caches=one.caches.under(of.law))
+        for one in prepared
+        if any((item.of, item.estimator) == (of, estimator) for item in one.items)
+    ]
     if estimator == SWRB:
         return [[one] for one in having]
     return [having] if having else []
 
 
 def _decode(
-    group: Sequence[_Prepared], estimator: str, horizon: int, savings: Savings
+    group: Sequence[_Prepared], of: StudyLaw | None, estimator: str, horizon: int, savings: Savings
 ) -> tuple[dict[_Place, Any], float]:
-    """What was recorded of each item of an estimator, [replicates, H], and the seconds that its positions took.
+    """What was recorded of each item of a law and estimator, [replicates, H], and the seconds that positions took.
 
     Steps that a new size makes the model try before are not in the seconds.
     """
@@ -193,7 +225,7 @@ def _decode(
         (d, a): item
         for d, one in enumerate(group)
         for a, item in enumerate(one.items, start=1)
-        if item.estimator == estimator
+        if (item.of, item.estimator) == (of, estimator)
     }
     # The reference of each document but the first takes no more room than another action does.
     at_once = group[0].caches.replicates_at_once(len(items) + len(group) - 1, estimator)
@@ -282,10 +314,11 @@ def _settings(
     made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
     if model.logits_dtype is not None:
         made_with["logits_dtype"] = model.logits_dtype
-    if model.law != FULL_SOFTMAX:
-        made_with["law"] = model.law.words
+    law = model.law if item.of is None else item.of.law
+    if law != FULL_SOFTMAX:
+        made_with["law"] = law.words
     return {
-        "study": study, "model": model.id, "doc": document.doc, "action": item.action.name,
+        "study": item.study(study), "model": model.id, "doc": document.doc, "action": item.action.name,
         "action_revision": item.revision, "estimator": item.estimator, "first_replicate": item.first,
         "replicates": item.count, "horizon": horizon, "device": model.device, "dtype": model.dtype,
         "versions": json.dumps(made_with, sort_keys=True), "seed": seed,

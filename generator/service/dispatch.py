@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
-from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
+from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import model_location
 from schema.document import Document
@@ -186,7 +186,10 @@ class EndpointPool:
             InputError: An endpoint refuses the work, or serves something else than the study asks for.
             OperationError: The work of a document failed at two endpoints, or no endpoint is left.
         """
-        waiting = deque(_DocumentWork(document, pending) for document, pending in work)
+        horizon = study.study.horizon
+        waiting = deque(
+            _DocumentWork(document, part) for document, pending in work for part in _requests(pending, horizon)
+        )
         left = len(waiting)
         done: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         try:
@@ -340,6 +343,14 @@ class EndpointPool:
         if gpu is not None and gpu not in self._told_gpus and (line := known.difference(who, gpu)) is not None:
             self._told_gpus.add(gpu)
             self._say(f"{line}, and each unit says which one made it")
+
+
+def _requests(pending: Sequence[PendingUnit], horizon: int) -> list[Sequence[PendingUnit]]:
+    """A document's units as one request or, where they are too many for one, as one for each law."""
+    if sum(item.count for item in pending) * horizon <= MAX_EVENTS:
+        return [pending]
+    laws = dict.fromkeys(item.of for item in pending)
+    return [[item for item in pending if item.of == of] for of in laws]
 
 
 def _toml(value: str | None) -> str:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # 3: identities of units
 # 4: the dtype of logits
 # 5: codecs of actions, the law that tokens are drawn by
-PROTOCOL = 5
+# 6: units of several laws in one request
+PROTOCOL = 6
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
@@ -122,10 +123,25 @@ class DocumentMessage(_Message):
         return Document(tokens=tuple(self.tokens), **self.model_dump(exclude={"tokens"}))
 
 
+class LawMessage(_Message):
+    """One of several studies that have their documents in common, with the law of its tokens."""
+
+    study: _Text
+    temperature: Temperature
+    top_p: TopP | None
+    top_k: TopK | None
+
+    @property
+    def law(self) -> SamplingLaw:
+        """The law that tokens are drawn by."""
+        return SamplingLaw(self.temperature, self.top_p, self.top_k)
+
+
 class PendingMessage(_Message):
     """Replicates ``first .. first + count - 1`` of a revision of an action of the study file or of the control.
 
-    ``selector_sha256`` is that of the client, which the service's must equal.
+    ``selector_sha256`` is that of the client, which the service's must equal. ``of`` is the study that they are of,
+    where it is another one than the request's.
     """
 
     action: ActionSection
@@ -134,6 +150,7 @@ class PendingMessage(_Message):
     count: Annotated[int, Field(ge=1, lt=_INT32_END)]
     estimator: Literal["plain", "swrb"]
     revision: Annotated[int, Field(ge=0, lt=_INT32_END)]
+    of: LawMessage | None
 
 
 class GenerationRequest(_Message):
@@ -180,6 +197,7 @@ class GenerationRequest(_Message):
                 "count": item.count,
                 "estimator": item.estimator,
                 "revision": item.revision,
+                "of": None if item.of is None else {"study": item.of.study, **asdict(item.of.law)},
             }
             for item in pending
         ]
@@ -220,13 +238,14 @@ class GenerationRequest(_Message):
     def expected_records(self) -> list[dict[str, Any]]:
         """Return what the record of each asked unit must say."""
         shared = {
-            "study": self.study, "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
+            "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
             "seed": self.seed, "weights_sha256": self.weights, "tokenizer_sha256": self.tokenizer,
             "numerics": self.numerics, "prompt_sha256": self.document.document.prompt_sha256,
         }  # fmt: skip
         return [
             shared
             | {
+                "study": self.study if item.of is None else item.of.study,
                 "action": item.action.name, "estimator": item.estimator,
                 "action_revision": item.revision, "first_replicate": item.first,
                 "replicates": item.count, "selector_sha256": item.selector_sha256,

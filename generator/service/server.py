@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from generator.actions import build_action
-from generator.generation import PendingUnit, StoppedError, generate_units
+from generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
 from generator.identity import parts_sha256
 from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
 from generator.service.protocol import (
@@ -206,7 +206,14 @@ def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUn
         InputError: A selector, a codec or a parameter is unknown, or the source of one is another one here.
     """
     pending = [
-        PendingUnit(build_action(item.action), item.first, item.count, item.estimator, item.revision)
+        PendingUnit(
+            build_action(item.action),
+            item.first,
+            item.count,
+            item.estimator,
+            item.revision,
+            None if item.of is None else StudyLaw(item.of.study, item.of.law),
+        )
         for item in request.pending
     ]
     for number, (item, asked) in enumerate(zip(pending, request.pending, strict=True)):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from generator.actions import Action
 from generator.attention.cache_rules import CacheRule
@@ -25,7 +27,7 @@ from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
 from schema.errors import InputError
-from schema.sampling import FULL_SOFTMAX
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
 _TRIED_SUFFIXES = 8  # different ones
@@ -60,12 +62,28 @@ class Prompt:
                 )[0]  # [1, chunk, width]
                 first += chunk.shape[1]
             # With a device map the last layers may lie on another device than what draws tokens.
-            head = Head(model.network, model.device, model.logits_dtype, model.law)
-            law = head.laws(hidden[0, -1:].to(model.device), head.room(1))
+            self._model, self._last = model, hidden[0, -1:].to(model.device, copy=True)  # [1, width]
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
         self._gathering = recording.gathering
-        self.first_law = law[0]  # [V]
+
+        self._first_laws = {model.law: self._first_law(model.law)}
+
+    @property
+    def first_law(self) -> Tensor:
+        """The law of position 1, [V], by the model's law."""
+        return self.first_law_under(self._model.law)
+
+    def first_law_under(self, law: SamplingLaw) -> Tensor:
+        """The law of position 1, [V], where tokens are drawn by ``law``."""
+        if law not in self._first_laws:
+            self._first_laws[law] = self._first_law(law)
+        return self._first_laws[law]
+
+    def _first_law(self, law: SamplingLaw) -> Tensor:
+        with torch.inference_mode():
+            head = Head(self._model.network, self._model.device, self._model.logits_dtype, law)
+            return head.laws(self._last, head.room(1))[0]
 
     def forget_statistics(self) -> None:
         """Drop what was gathered for selectors; it may take as much memory as the cache."""
@@ -112,19 +130,21 @@ class PrefilledPrompt:
             )
 
     def evict(self) -> PreparedPrompt:
-        """Make one compact cache for each action; an action that is there twice has one.
+        """Make one compact cache for each action; one that is there several times has one, whose time they share.
 
         Of actions that share scores each has the seconds that it would have taken alone.
         """
         shared = self._seconds / len(self._actions)
-        evicted: dict[str, PreparedCache] = {}
-        caches, seconds = [], []
+        times = Counter(action.name for action, _ in self._actions)
+        evicted: dict[str, tuple[PreparedCache, float]] = {}
         for action, m in self._actions:
-            began, spared = time.perf_counter(), self._scores.spared_seconds
             if action.name not in evicted:
-                evicted[action.name] = self._cache_of(action, m)
-            caches.append(evicted[action.name])
-            seconds.append(shared + time.perf_counter() - began + self._scores.spared_seconds - spared)
+                began, spared = time.perf_counter(), self._scores.spared_seconds
+                cache = self._cache_of(action, m)
+                took = time.perf_counter() - began + self._scores.spared_seconds - spared
+                evicted[action.name] = cache, took / times[action.name]
+        caches = [evicted[action.name][0] for action, _ in self._actions]
+        seconds = [shared + evicted[action.name][1] for action, _ in self._actions]
         self._scores.forget()
         self._prompt.forget_statistics()
         return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
@@ -234,13 +254,19 @@ class PreparedPrompt:
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
         return step_deviation(kernels, suffixes, streams)
 
+    def under(self, law: SamplingLaw) -> PreparedPrompt:
+        """The same caches where tokens are drawn by another law."""
+        model = replace(self._model, law=law)
+        return PreparedPrompt(model, self._prompt, self._caches, self._seconds, self._horizon)
+
     @property
     def caches(self) -> PromptCaches:
         """What its streams start from."""
         whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
         layers = [whole, *(cache.compact.layers for cache in self._caches)]
         tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
-        return PromptCaches(self._prompt.entries, self._prompt.first_law, layers, (0, *tiles), (None, *rules))
+        first = self._prompt.first_law_under(self._model.law)
+        return PromptCaches(self._prompt.entries, first, layers, (0, *tiles), (None, *rules))
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""

@@ -298,7 +298,7 @@ def systems_figure(systems: Systems) -> Figure:
 
 def _risks(axes: Axes, systems: Systems) -> None:
     seen = [100 * value for one in (*systems.own, *systems.published) for value in (one.exact, *one.estimates.values())]
-    top = 1.05 * max(seen)
+    top = 1.05 * max(seen) or 1.0  # of systems that never part
     axes.plot([0, top], [0, top], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     for estimator, (colour, marker, _) in _STYLES.items():
         for members, filled in ((systems.published, False), (systems.own, True)):

@@ -14,6 +14,7 @@ from report.side_by_side.content import Comparison, Entry
 from report.side_by_side.differences import difference_sentences, differences_table, obstacles
 from report.side_by_side.figure import drawn, leaderboard_figure
 from report.side_by_side.leaderboard import leaderboard, leaderboard_table
+from report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
 
 
 def build_comparison(comparison: Comparison, folder: Path) -> Path:
@@ -33,18 +34,24 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         tables["differences"] = differences
     for part in ("figures", "tables"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    for table in tables.values():
-        table.write_csv(folder / "tables")
     drawings = []
     if shown := drawn(places):
         words = "R of every action against its share of the full prompt cache, one colour for each study"
         drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown)))
+    temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
+    for name, one in temperatures.items():
+        words = "R, the share of pairs that part, mean entry and exposure against temperature, a line for each action"
+        drawings.append(Drawing(name, words, partial(temperatures_figure, one)))
+        tables[name] = temperatures_table(one, name)
+    for table in tables.values():
+        table.write_csv(folder / "tables")
     figures = draw_figures(drawings, folder / "figures")
     page = folder / "index.html"
     html = page_environment().get_template("side_by_side.html.j2").render(
         comparison=comparison,
         tables=tables,
         figures=figures,
+        temperatures=list(temperatures),
         sentences=difference_sentences(comparison),
         obstacles=obstacles(comparison),
         colours=[properties(dark=dark) for dark in (False, True)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,14 +20,29 @@ from fixtures.common_actions import (
     steps_of,
 )
 from fixtures.random_models import random_document, random_model, save_random_model
-from oracles.plain_generator import greedy_tokens, keep_all, keep_recent, keep_snapkv, load_eager
+from oracles.plain_generator import (
+    first_pairs,
+    greedy_tokens,
+    keep_all,
+    keep_recent,
+    keep_snapkv,
+    load_eager,
+)
+from scipy import stats
 
+from generator.actions import Action
 from generator.documents.registry import stratum_documents
-from generator.generation import PendingUnit, generate_units
+from generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
+from generator.selectors import Full
+from generator.selectors.policies import POLICIES
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID, model_folder
-from schema.sampling import SamplingLaw
+from generator.transformer.prompt import PrefilledPrompt
+from schema.retention import Retention
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from schema.store.store import Unit
 from schema.study import DocumentsSection
+from schema.tables import SWRB
 
 ACTIONS = (HALF_SNAPKV, HALF_RECENT)
 GREEDY = SamplingLaw(0.0)
@@ -94,3 +110,80 @@ def test_the_default_law_is_not_recorded() -> None:
     (greedy,) = generate_units(replace(model, law=GREEDY), "s", document, pending, 6, 3)
     assert "law" not in json.loads(whole.record["versions"])
     assert greedy.record["kernel_evaluations"] <= 3 * 5 < whole.record["kernel_evaluations"]
+
+
+def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of documents side by side, with both estimators and a policy; all units of a document share its prefill evenly."""
+    model, prefilled = random_model("llama"), []
+    prefill = PrefilledPrompt.__init__
+    monkeypatch.setattr(
+        PrefilledPrompt, "__init__", lambda self, *given: (prefilled.append(given[1].doc), prefill(self, *given))[1]
+    )
+    laws = [StudyLaw(f"s-t{law.temperature}", law) for law in (SamplingLaw(0.7, 0.9), GREEDY, FULL_SOFTMAX)]
+    documents = [random_document(name, length) for name, length in (("d140", 140), ("d150", 150))]
+    tova = Action("tova", "full", Full(), Retention(40), policy=POLICIES["tova"]())
+
+    def pending(of: StudyLaw | None) -> list[PendingUnit]:
+        coupled = [PendingUnit(action, 0, 3, of=of) for action in (HALF_SNAPKV, tova, CONTROL)]
+        return [*coupled, PendingUnit(HALF_SNAPKV, 1, 2, SWRB, of=of)]
+
+    several = generate_together(
+        model, "s", [(one, [unit for of in laws for unit in pending(of)]) for one in documents], 6, 3
+    )
+    assert prefilled == ["d140", "d150"]
+    made = {_named(unit): unit for units in several for unit in units}
+    assert len(made) == 2 * 3 * 4
+    for of in laws:
+        for document in documents:
+            for unit in generate_units(replace(model, law=of.law), of.study, document, pending(None), 6, 3):
+                other = made[_named(unit)]
+                assert other.events.equals(unit.events)
+                measured = dict.fromkeys(("prefill_seconds", "decode_seconds"))
+                assert other.record | measured == unit.record | measured
+    shares: dict[tuple[str, str], set[float]] = {}
+    for unit in made.values():
+        shares.setdefault((unit.record["doc"], unit.record["action"]), set()).add(unit.record["prefill_seconds"])
+    assert all(len(own) == 1 for own in shares.values())
+
+
+def _named(unit: Unit) -> tuple[str, ...]:
+    return tuple(unit.record[name] for name in ("study", "doc", "action", "estimator"))
+
+
+@pytest.mark.slow
+def test_pairs_of_the_embedded_model_are_as_frequent_as_the_defined_law_says() -> None:
+    """At temperature 0.7 and top-p 0.9, of 20,000 replicates each of three documents, over (X_1, X_2, Y_2).
+
+    Cells expecting fewer than 5 are pooled. A right generator fails below the level 1e-6 once in 300,000 times, as far
+    as chi-square approximates.
+    """
+    model, network = embedded()
+    law, count = SamplingLaw(0.7, 0.9), 20_000
+    section = DocumentsSection(source="embedded", tasks=["needle"], length=384, development=2, evaluation=20)
+    told_apart = 0
+    for document in stratum_documents(section, 7, lambda: None)["evaluation"][:3]:
+        half = document.prompt_tokens // 2
+        expected = first_pairs(network, document.tokens, keep_recent(half), model.eos_tokens, law)
+        pending = [PendingUnit(HALF_RECENT, 0, count)]
+        (unit,) = generate_units(replace(model, law=law), "s", document, pending, 2, 3)
+        steps = steps_of(unit)
+        seen = Counter(
+            zip(steps["x_token"][:, 0].tolist(), steps["x_token"][:, 1].tolist(), steps["y_token"][:, 1].tolist(),
+                strict=True)
+        )  # fmt: skip
+        assert np.array_equal(steps["x_token"][:, 0], steps["y_token"][:, 0])
+        assert seen.keys() <= expected.keys(), "what the law leaves out is never drawn"
+        assert sum(expected.values()) == pytest.approx(1.0)
+        usual = [pair for pair, probability in expected.items() if count * probability >= 5]
+        observed = [seen[pair] for pair in usual]
+        wanted = [count * expected[pair] for pair in usual]
+        if (rest := count - sum(wanted)) > 5:
+            observed.append(count - sum(observed))
+            wanted.append(rest)
+        told_apart += sum(x != y for _, x, y in usual)
+        scale = sum(observed) / sum(wanted)  # what expects next to nothing together is left out
+        statistic = sum(
+            (one - scale * other) ** 2 / (scale * other) for one, other in zip(observed, wanted, strict=True)
+        )
+        assert stats.chi2.sf(statistic, len(wanted) - 1) > 1e-6
+    assert told_apart >= 3, "pairs part"

@@ -70,12 +70,12 @@ def gate(
     if as_json:
         typer.echo(json.dumps({**_fields(verdict, opened), "exit_code": code}, ensure_ascii=False))
     else:
-        typer.echo(printable(_line(verdict)))
+        typer.echo(printable(_line(verdict, named=study is not None)))
     raise typer.Exit(code)
 
 
-def _line(verdict: Verdict) -> str:
-    """The answer for people, in one line."""
+def _line(verdict: Verdict, *, named: bool) -> str:
+    """The answer for people, in one line; with the study where that was named, as it must be of several."""
     from report.printing.numbers import MISSING, count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
@@ -96,7 +96,7 @@ def _line(verdict: Verdict) -> str:
         parts.append("higher is better")
     parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
     parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
-    return "; ".join([*parts, verdict.status])
+    return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
 
 
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:

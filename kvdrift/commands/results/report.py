@@ -31,12 +31,16 @@ def report(
     live: Annotated[
         bool, typer.Option("--live", help="While a study runs: derive what comes, and write a preliminary page anew.")
     ] = False,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="One page that compares the studies of one store, too.")
+    ] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --live.")] = 30.0,
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
-    Several stores stand side by side on a leaderboard: models, say, or versions of a selector. Where two of them have
-    the same documents, their actions are subtracted over these.
+    Several stores, or with --side-by-side the studies of one, stand side by side on a leaderboard: models, say, or
+    versions of a selector. Where two of them have the same documents, their actions are subtracted over these. Studies
+    that differ in temperature alone have a figure of divergence against it.
 
     With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
     preliminary, recommends nothing and reloads itself. It ends with the study.
@@ -46,8 +50,8 @@ def report(
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
     if live:
-        if len(stores) > 1 or output_format != "html":
-            raise InputError("--live: one store, in HTML; leave the others and --format out")
+        if len(stores) > 1 or side_by_side or output_format != "html":
+            raise InputError("--live: one store, in HTML; leave the others, --side-by-side and --format out")
         from kvdrift.live.pages import write_live_pages
 
         write_live_pages(stores[0], output, study, interval)
@@ -55,7 +59,7 @@ def report(
     from kvdrift.console import ConsoleProgress
 
     latex = output_format == "latex"
-    if len(stores) > 1:
+    if len(stores) > 1 or side_by_side:
         typer.echo(f"report: {_compare(stores, output, study, latex=latex)}")
         return
     with ConsoleProgress() as console:
@@ -72,7 +76,8 @@ def _compare(stores: list[str], output: Path | None, study: str | None, *, latex
     if latex:
         raise InputError("--format latex: a comparison of several stores has CSV tables alone; leave it out")
     with ConsoleProgress() as console:
-        return write_comparison(stores, output or comparison_folder(stores), study, console)
+        studies = None if study is None else [study]
+        return write_comparison(stores, output or comparison_folder(stores), studies, console)
 
 
 def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:

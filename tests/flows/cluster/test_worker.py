@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import pyarrow.compute as pc
 import pytest
 from fixtures.finite_study import write_finite_study
 from fixtures.own_selectors import write_module
@@ -19,12 +20,14 @@ from flows import stages
 from flows.cluster import worker
 from flows.cluster.facts import facts, other_versions
 from flows.cluster.generator import check_stored
+from flows.generation.laws import of_all_laws
 from flows.generation.named_work import named
 from flows.generation.pending import pending_development
 from flows.material import stored_identities
 from flows.study_run import StudyRun
-from generator.identity import GpuKinds
+from generator.identity import ActionIdentity, GpuKinds
 from schema.errors import InputError, OperationError
+from schema.study import load_studies
 
 
 @pytest.fixture
@@ -39,9 +42,15 @@ def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
 def assigned(run: StudyRun, **changes: Any) -> tuple[Any, worker.Assignment]:
     """The first document of the run's development, and what its workers are told."""
     work = pending_development(run.store, run.material)
-    known = stored_identities(run.store, run.study.name, run.study.model.id)
+    known = known_of(run)
     told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), GpuKinds.of_units([]), known)
     return named(work[:1]), replace(told, **changes)
+
+
+def known_of(run: StudyRun) -> dict[tuple[str, str, int], ActionIdentity]:
+    """What makes the units of each study, action and revision, as the store has it."""
+    found = stored_identities(run.store, run.study.name, run.study.model.id)
+    return {(run.study.name, *key): identity for key, identity in found.items()}
 
 
 def refused(run: StudyRun, **changes: Any) -> str:
@@ -84,7 +93,7 @@ def test_a_worker_with_something_else_is_refused(
             r"computes on NVIDIA X, worker tcp://first:1 on NVIDIA Y; events of unlike GPUs can differ: use one kind, or",
             refused(waiting, gpus=GpuKinds.at("worker tcp://first:1", "NVIDIA Y")),
         )
-    known = stored_identities(waiting.store, waiting.study.name, waiting.study.model.id)
+    known = known_of(waiting)
     for column in ("weights_sha256", "selector_sha256"):
         other = {key: replace(identity, **{column: "0" * 64}) for key, identity in known.items()}
         assert re.match(
@@ -136,6 +145,29 @@ def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Pa
     assert re.match(rf"action 'recent-half': selector 'my_selector:Mine': .*{re.escape(str(tmp_path))}", refused(run))
     write_module(tmp_path)
     assert worker.generate_document(part, told) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("at_work")
+def test_a_worker_generates_all_laws_of_a_document(tmp_path: Path) -> None:
+    several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]")
+    runs = [run_of(study, tmp_path / "store") for study in load_studies(write_study(tmp_path, several))]
+    for run in runs:
+        stages.prepare(run)
+    work = of_all_laws([(run.study, pending_development(run.store, run.material)) for run in runs])
+    _, told = assigned(runs[0])
+    told = replace(told, known={key: identity for run in runs for key, identity in known_of(run).items()})
+    for one in work:
+        assert worker.generate_document(named([one]), told) == 2 * 3
+    check_stored(runs[0].store, runs[0].study, work)
+    alone = [run_of(run.study, tmp_path / run.study.name) for run in runs]
+    for run in alone:
+        stages.prepare(run)
+        stages.develop(run)
+        events = runs[0].store.read("events")
+        own = events.filter(pc.equal(events["study"], run.study.name))
+        order = [(name, "ascending") for name in ("doc", "action", "replicate", "t")]
+        assert own.sort_by(order).equals(run.store.read("events").sort_by(order))
 
 
 @pytest.mark.usefixtures("at_work")

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,8 +33,9 @@ from flows.generation.pending import pending_development
 from flows.generation.storing import storing
 from flows.material import gather_material
 from flows.study_run import StudyRun
-from generator.generation import PendingUnit
+from generator.generation import PendingUnit, StudyLaw
 from generator.identity import NUMERICS_VERSION, GpuKinds
+from generator.service import dispatch
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
 from generator.service.dispatch import EndpointPool
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
@@ -42,8 +43,9 @@ from generator.service.server import requested_work
 from generator.service.token_certificate import token_certificate
 from kvdrift.command import main
 from schema.errors import InputError, OperationError
+from schema.sampling import SamplingLaw
 from schema.store.store import Store, Unit
-from schema.study import Study
+from schema.study import Study, load_studies
 from schema.tables import EVENTS, SCHEMA_VERSION
 
 TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone
@@ -182,8 +184,8 @@ def events_and_units(location: Path) -> Tables:
     events, units = (
         store.read(table).sort_by([(name, "ascending") for name in keys])
         for table, keys in (
-            ("events", ("doc", "action", "kind", "replicate", "t")),
-            ("units", ("doc", "action", "estimator", "first_replicate")),
+            ("events", ("study", "doc", "action", "kind", "replicate", "t")),
+            ("units", ("study", "doc", "action", "estimator", "first_replicate")),
         )
     )
     return events, units.drop_columns(MEASURED)
@@ -233,6 +235,21 @@ class TestEvents:
             made = developed(study, tmp_path / name, EndpointPool(endpoints, [study], said.append))
             assert made == here
         assert said == []
+
+    def test_laws_of_one_request_share_a_prefill(self, servers: Servers, tmp_path: Path) -> None:
+        several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
+        studies = load_studies(write_study(tmp_path, several, ("[plan]", '[plan]\nestimator = "swrb"')))
+        pool = EndpointPool([servers.secured.endpoint()], studies, print)
+        made = []
+        for name, generate in (("there", pool.generate), ("here", LocalGenerator())):
+            runs = [StudyRun(study, str(tmp_path / name), storing(generate)) for study in studies]
+            for run in runs:
+                stages.prepare(run)
+            pool.check()
+            stages.develop(*runs)
+            made.append(events_and_units(tmp_path / name))
+        assert made[0] == made[1]
+        assert set(made[0][0]["study"].to_pylist()) == {"small-t0", "small-t0.7"}
 
     def test_one_that_hangs_and_one_that_dies(
         self, servers: Servers, study: Study, here: Tables, tmp_path: Path
@@ -468,7 +485,10 @@ class TestProtocol:
         identity = identity_for(study)
         for document in material.of_split("development"):
             pending = [
-                PendingUnit(action, 3, 2, estimator) for action in material.actions for estimator in ("plain", "swrb")
+                PendingUnit(action, 3, 2, estimator, of=of)
+                for action in material.actions
+                for estimator in ("plain", "swrb")
+                for of in (None, StudyLaw("small-t0.7", SamplingLaw(0.7, 0.9, 20)))
             ]
             request = GenerationRequest.of(other, identity, document, pending)
             decoded = GenerationRequest.decoded(request.encoded())
@@ -476,6 +496,17 @@ class TestProtocol:
             read, units = requested_work(decoded)
             assert units == pending
             assert (read.doc, read.tokens, read.stratum) == (document.doc, document.tokens, document.stratum)
+
+
+def test_units_that_are_too_many_for_one_request_are_one_for_each_law(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, pending = pending_work_of(study)[0]
+    laws = [StudyLaw(name, SamplingLaw(temperature)) for name, temperature in (("a", 0.0), ("b", 0.5))]
+    several = [replace(unit, of=of) for of in laws for unit in pending]
+    assert dispatch._requests(several, 12) == [several]
+    monkeypatch.setattr(dispatch, "MAX_EVENTS", 2 * 12 * len(several) - 1)
+    assert dispatch._requests(several, 12) == [several[: len(pending)], several[len(pending) :]]
 
 
 def identity_for(study: Study, **changes: object) -> Identity:

@@ -1,0 +1,140 @@
+"""Divergence against temperature: studies of a comparison that differ in the temperature of their law alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from report.printing.canvas import action_styles, new_figure
+from report.printing.strokes import WIDTH, action_legend, errors, round_ticks
+from report.printing.tables import (
+    Column,
+    PrintedTable,
+    estimate_cells,
+    label_column,
+    marks,
+    status_note,
+    table_row,
+)
+from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
+from report.side_by_side.content import Comparison, Entry
+from stats.quantities import ALL_QUANTITIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROOM = 0.05  # beside the lowest and the highest temperature
+_QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure")
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Studies of one model and the same documents, the lowest temperature first; no two have the same one."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def actions(self) -> list[str]:
+        """The actions of any of them."""
+        return list(dict.fromkeys(action for entry in self.entries for action in entry.content.actions))
+
+    def of(self, action: str, quantity: str) -> list[tuple[float, Estimate]]:
+        """A quantity of an action by temperature, where it is estimated."""
+        found = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
+        return [(temperature, estimate) for temperature, estimate in found if estimate.estimate is not None]
+
+
+def temperature_of(entry: Entry) -> float:
+    """The temperature of a study whose law is recorded."""
+    law = entry.content.facts.law
+    if law is None:
+        raise ValueError(entry.name)  # ``by_temperature`` leaves it out
+    return law.temperature
+
+
+def by_temperature(comparison: Comparison) -> list[Temperatures]:
+    """Return the studies that differ in temperature alone, wherever there are several.
+
+    They have model, horizon, truncation of the law, and documents in common. A greedy law has no truncation, and goes
+    with any.
+    """
+    groups: dict[tuple[tuple[object, ...], float | None, int | None], list[Entry]] = {}
+    greedy: list[Entry] = []
+    for entry in comparison.entries:
+        law = entry.content.facts.law
+        if law is not None and law.greedy:
+            greedy.append(entry)
+        elif law is not None:
+            groups.setdefault((_in_common(entry), law.top_p, law.top_k), []).append(entry)
+    for (common, *_), entries in groups.items():
+        entries += [entry for entry in greedy if _in_common(entry) == common]
+    ordered = [sorted(entries, key=temperature_of) for entries in groups.values()]
+    distinct = [tuple(next(same) for _, same in groupby(entries, temperature_of)) for entries in ordered]
+    return [Temperatures(entries) for entries in distinct if len(entries) > 1]
+
+
+def _in_common(entry: Entry) -> tuple[object, ...]:
+    documents = frozenset((doc, row["prompt_sha256"]) for doc, row in entry.documents.items())
+    return entry.model, entry.content.windows.horizon, entry.content.split, documents
+
+
+def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
+    """A row for each action and temperature, with intervals under the numbers."""
+    places = [(action, entry) for action in shown.actions for entry in shown.entries if action in entry.content.actions]
+    found = {
+        quantity: [entry.content.estimates.get(quantity, action) for action, entry in places]
+        for quantity in _QUANTITIES
+    }
+    listed = [row for column in found.values() for row in column]
+    mark = marks(listed)
+    cells = [estimate_cells(rows, ALL_QUANTITIES[quantity].scale, mark) for quantity, rows in found.items()]
+    rows = [
+        table_row(f"{temperature_of(entry):.12g}", *own, group=action)
+        for (action, entry), *own in zip(places, *cells, strict=True)
+    ]
+    columns = (
+        label_column("temperature"),
+        *(Column(ALL_QUANTITIES[one].label, ALL_QUANTITIES[one].scale.sign, ALL_QUANTITIES[one].meaning)
+          for one in _QUANTITIES),
+    )  # fmt: skip
+    records = tuple(
+        {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)}
+        | {column: getattr(estimate, column) for column in ESTIMATE_COLUMNS}
+        for quantity in _QUANTITIES
+        for (_, entry), estimate in zip(places, found[quantity], strict=True)
+    )
+    title = f"By temperature, {shown.entries[0].model}"
+    return PrintedTable(name, title, columns, tuple(rows), status_note(listed), records)
+
+
+def temperatures_figure(shown: Temperatures) -> Figure:
+    """Four panels over the temperature, one for each quantity: a line for each action, with intervals."""
+    styles = action_styles(shown.actions)
+    figure = new_figure(WIDTH, 6.0)
+    for axes, letter, quantity in zip(figure.subplots(2, 2).flat, "abcd", _QUANTITIES, strict=True):
+        known = ALL_QUANTITIES[quantity]
+        for action, style in styles.items():
+            points = shown.of(action, quantity)
+            values = [known.scale.factor * (row.estimate or 0.0) for _, row in points]
+            axes.plot([place for place, _ in points], values, color=style.colour, linestyle=style.dashes,
+                      marker=style.marker, markersize=4.5, linewidth=1.2)  # fmt: skip
+            _bars(axes, points, known.scale.factor, style.colour)
+        axes.set(title=f"{letter}  {known.label}", xlabel="temperature", ylabel=known.scale.sign)
+        axes.set_ylim(bottom=0)
+        round_ticks(axes.yaxis)
+        places = [temperature_of(entry) for entry in shown.entries]
+        room = _ROOM * (places[-1] - places[0])
+        axes.set(xlim=(places[0] - room, places[-1] + room))
+        axes.set_xticks(places)
+    action_legend(figure, styles, marker=True)
+    return figure
+
+
+def _bars(axes: Axes, points: Sequence[tuple[float, Estimate]], factor: float, colour: str) -> None:
+    for place, row in points:
+        if row.has_interval:
+            value = factor * (row.estimate or 0.0)
+            axes.errorbar([place], [value], yerr=errors(row, factor), color=colour, linewidth=1.2, capsize=3)

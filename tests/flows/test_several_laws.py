@@ -1,0 +1,197 @@
+"""A study of several temperatures: the events of studies of one temperature each, from one prefill of each document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.small_study import write_study
+from fixtures.stored_rows import OF_THE_RUN
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.frozen_plan import require_plan
+from flows.generation.laws import of_all_laws
+from flows.generation.local import LocalGenerator
+from flows.generation.named_work import named, with_actions
+from flows.generation.pending import pending_development
+from flows.generation.storing import storing
+from flows.study_file.options import default_location
+from flows.study_run import DocumentLimit, StudyRun
+from generator.transformer.prompt import PrefilledPrompt
+from schema.errors import InputError
+from schema.sampling import SamplingLaw
+from schema.store.store import Store
+from schema.study import Study, load_studies
+
+SEVERAL = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
+SMALL = [
+    ("replicates = 5", "replicates_between = [2, 4]"),
+    ("development_replicates = 4", "development_replicates = 3"),
+    ("horizon = 12", "horizon = 8"),
+]
+BOTH = ("[plan]", '[plan]\nestimator = "swrb"')
+
+
+def runs_of(studies: Sequence[Study], location: Path, limit: int | None = None) -> list[StudyRun]:
+    local, shared = LocalGenerator(), DocumentLimit(limit)
+    return [StudyRun(study, str(location), storing(local), limit=shared) for study in studies]
+
+
+def develop(runs: Sequence[StudyRun]) -> None:
+    for run in runs:
+        stages.prepare(run)
+    stages.develop(*runs)
+
+
+def evaluate(runs: Sequence[StudyRun]) -> None:
+    """What a run of a file does until its events are there."""
+    develop(runs)
+    stages.derive(runs[0])
+    for run in runs:
+        stages.plan(run)
+    stages.evaluate(*runs)
+
+
+def made(location: Path, study: str, table: str) -> pa.Table:
+    """A study's rows in order, without what was measured."""
+    found = Store.open(location).read(table)
+    found = found.filter(pc.equal(found["study"], study))
+    found = found.drop_columns([name for name in found.column_names if name in OF_THE_RUN])
+    keys = [name for name in found.column_names if not pa.types.is_nested(found[name].type)]
+    return found.sort_by([(name, "ascending") for name in keys])
+
+
+def test_a_list_is_a_study_of_each_temperature(tmp_path: Path) -> None:
+    listed = ("seed = 3", "seed = 3\ntemperature = [0, 0.7, 1.0]\ntop_p = 0.9\ntop_k = 20")
+    studies = load_studies(write_study(tmp_path, listed))
+    assert [study.name for study in studies] == ["small-t0", "small-t0.7", "small-t1"]
+    assert [study.law for study in studies] == [
+        SamplingLaw(0.0), SamplingLaw(0.7, 0.9, 20), SamplingLaw(1.0, 0.9, 20)
+    ]  # fmt: skip
+    assert {study.name_in_file for study in studies} == {"small"}
+    assert default_location(studies) == "stores/small"
+    alone = load_study(write_study(tmp_path, ('"small"', '"small-t0.7"'), ("seed = 3", _alone("0.7"))))
+    assert alone.settings == studies[1].settings
+    models = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "one"\n\n[[model]]\nid = "other"')
+    both = load_studies(write_study(tmp_path, SEVERAL, models))
+    assert [(study.model.id, study.name) for study in both] == [
+        (model, name) for model in ("one", "other") for name in ("small-t0", "small-t0.7")
+    ]
+
+
+def _alone(temperature: str) -> str:
+    return f"seed = 3\ntemperature = {temperature}\ntop_p = 0.9\ntop_k = 20"
+
+
+@pytest.mark.parametrize(
+    ("written", "line"),
+    [
+        ("[]", r"study.temperature = \[\]: has no temperature; write one, or several as in \[0.0, 0.7, 1.0\]"),
+        ("[1, 0.7, 1.0]", "study.temperature: 1 is given 2 times; give each temperature once"),
+        ("[1.0, -0.5]", "study.temperature = -0.5: should be greater than or equal to 0"),
+        ("[1.0, inf]", "study.temperature = inf: should be a finite number"),
+        ('[1.0, "warm"]', "study.temperature = 'warm': should be a valid number"),
+        ("[0.7, true]", "study.temperature = True: should be a valid number"),
+        ("[[1.0]]", r"study.temperature = \[1.0\]: should be a valid number"),
+    ],
+)
+def test_what_is_no_list_of_temperatures_is_refused(tmp_path: Path, written: str, line: str) -> None:
+    with pytest.raises(InputError, match=f"{line}$"):
+        load_studies(write_study(tmp_path, ("seed = 3", f"seed = 3\ntemperature = {written}")))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The store of both temperatures with both estimators, and how many prompts were prefilled."""
+    folder, prefilled = tmp_path_factory.mktemp("together"), []
+    init = PrefilledPrompt.__init__
+
+    def counting(self: PrefilledPrompt, *given: object) -> None:
+        prefilled.append(given[1])
+        init(self, *given)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrefilledPrompt, "__init__", counting)
+        evaluate(runs_of(load_studies(write_study(folder, SEVERAL, BOTH, *SMALL)), folder / "store"))
+    return folder / "store", len(prefilled)
+
+
+@pytest.mark.slow
+def test_events_are_those_of_a_study_of_one_temperature(together: tuple[Path, int], tmp_path: Path) -> None:
+    """Bit for bit, under plans of their own: a greedy law takes one replicate."""
+    location, prefilled = together
+    assert prefilled == 4 + 2 * 3, "each document once, for both laws"
+    replicates = []
+    for name, law in (("small-t0", "temperature = 0.0"), ("small-t0.7", "temperature = 0.7\ntop_p = 0.9")):
+        folder = tmp_path / name
+        folder.mkdir()
+        one = ("seed = 3", f"seed = 3\n{law}")
+        (run,) = runs_of([load_study(write_study(folder, ('"small"', f'"{name}"'), one, BOTH, *SMALL))], folder / "s")
+        evaluate([run])
+        for table in ("events", "units", "studies", "documents", "actions", "identities"):
+            assert made(location, name, table).equals(made(folder / "s", name, table)), table
+        replicates.append(require_plan(Store.open(location), run.study).replicates)
+    assert replicates == [1, 4]
+
+
+@pytest.mark.slow
+def test_laws_share_the_seconds_of_prefill_and_have_their_own_of_decoding(together: tuple[Path, int]) -> None:
+    """Both laws' units of a document and action carry the same share, so that all units have the whole time once."""
+    units = Store.open(together[0]).units().to_pylist()
+    of_one: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for unit in units:
+        of_one.setdefault((unit["doc"], unit["action"]), {}).setdefault(unit["study"], []).append(
+            unit["prefill_seconds"]
+        )
+    for laws in of_one.values():
+        assert len({seconds for own in laws.values() for seconds in own}) == 1
+    assert all(unit["decode_seconds"] > 0 for unit in units)
+
+
+@pytest.mark.slow
+def test_plans_are_made_before_any_law_is_evaluated(together: tuple[Path, int], tmp_path: Path) -> None:
+    """So that none has seen the documents of another; a temperature that is added afterwards has."""
+    store = Store.open(together[0])
+    studies = load_studies(write_study(tmp_path, SEVERAL, BOTH, *SMALL))
+    assert [require_plan(store, study).seen for study in studies] == [False, False]
+
+
+@pytest.mark.slow
+def test_a_limit_counts_a_document_of_all_laws_once(tmp_path: Path, together: tuple[Path, int]) -> None:
+    """What is stopped at it, or killed between two documents, goes on to the same events."""
+    studies = load_studies(write_study(tmp_path, SEVERAL, BOTH, *SMALL))
+    limited = runs_of(studies, tmp_path / "store", 1)
+    for run in limited:
+        stages.prepare(run)
+    assert stages.develop(*limited) == 2 * (2 * 2 + 1)  # laws by units: two actions under two estimators, the control
+    assert limited[0].limit.left_over == 3
+    evaluate(runs_of(studies, tmp_path / "store"))
+    for study in studies:
+        assert made(tmp_path / "store", study.name, "events").equals(made(together[0], study.name, "events"))
+
+
+def test_another_process_is_given_the_laws_too(tmp_path: Path) -> None:
+    runs = runs_of(load_studies(write_study(tmp_path, SEVERAL)), tmp_path / "store")
+    for run in runs:
+        stages.prepare(run)
+    work = of_all_laws([(run.study, pending_development(run.store, run.material)) for run in runs])
+    assert len(work) == 4
+    assert {unit.of.study for _, pending in work for unit in pending if unit.of} == {"small-t0", "small-t0.7"}
+    assert [(document, list(units)) for document, units in with_actions(runs[0].study, named(work))] == work
+
+
+def test_systems_have_tables_of_each_law(tmp_path: Path) -> None:
+    several = ("seed = 24", "seed = 24\ntemperature = [0.5, 1.0]")
+    location = tmp_path / "store"
+    develop(runs_of(load_studies(write_finite_study(tmp_path, several)), location))
+    for name, temperature in (("finite-t0.5", "0.5"), ("finite-t1", "1.0")):
+        one = ("seed = 24", f"seed = 24\ntemperature = {temperature}")
+        study = load_study(write_finite_study(tmp_path, ('"finite"', f'"{name}"'), one))
+        develop(runs_of([study], tmp_path / name))
+        for table in ("events", "units", "exact_values", "identities"):
+            assert made(location, name, table).equals(made(tmp_path / name, name, table)), table
