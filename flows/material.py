@@ -16,7 +16,7 @@ from generator.documents.source import document_of
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
-from generator.transformer.configuration import position_limit
+from generator.transformer.configuration import head_size, position_limit
 from generator.transformer.decoder import check_positions
 from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.tokenizer import load_tokenizer
@@ -91,7 +91,7 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct((document.doc, document.stratum) for split in SPLITS for document in material.of_split(split))
     if study.model.kind != FINITE_STATE:
-        _check_lengths(material, offline=offline)
+        _check_with_model(material, offline=offline)
     return material
 
 
@@ -114,11 +114,13 @@ class SharedMaterial:
         return known if known.study is study else replace(known, study=study, actions=checked_actions(study))
 
 
-def _check_lengths(material: Material, *, offline: bool) -> None:
-    """Refuse prompts that are too long for the model, or too short for what an action must keep."""
+def _check_with_model(material: Material, *, offline: bool) -> None:
+    """Refuse heads that a codec cannot code, and prompts too long for the model or too short for an action."""
     location, revision, limit = model_location(material.study.model), material.study.model.revision, None
     if not offline or local_configuration(location, revision) is not None:
         limit = position_limit(location, revision=revision)
+        for action in (action for action in material.actions if action.codec is not None):
+            action.check_heads(head_size(location, revision=revision))
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
             check_positions(document.doc, document.prompt_tokens, material.study.study.horizon, limit)

@@ -11,6 +11,7 @@ from typing import Any
 
 from generator.attention.holding import AsComputed, Holding
 from generator.codecs import CODECS, Codec
+from generator.codecs.generated import GeneratedEntries
 from generator.selectors import Full, Numerics, Selector, build_selector
 from generator.selectors.own.building import build
 from generator.selectors.own.families import Family
@@ -20,13 +21,16 @@ from schema.errors import InputError
 from schema.retention import Retention
 from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
+GENERATED = "generated"  # the key of every codec by which it codes generated entries, too
+
 CODEC_FAMILY: Family[Codec] = Family(
     noun="codec",
     base=Codec,
     derive="Codec of generator.codecs.codec",
     says="how it stores entries",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None"}),
-    keys=("name",),
+    keys=("name", GENERATED),
+    common=MappingProxyType({GENERATED: False}),
 )
 
 
@@ -35,7 +39,7 @@ class Action:
     """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one.
 
     With a decode-time policy the selector keeps everything, and the retention says m: how many entries a step reads at
-    most.
+    most. A codec may code what is generated, too.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Action:
     codec: Codec | None = None
     policy_name: str | None = None
     policy: Policy | None = None
+    generated: GeneratedEntries | None = None
 
     @property
     def control(self) -> bool:
@@ -53,11 +58,18 @@ class Action:
         return self.name == CONTROL_ACTION
 
     @property
-    def parts(self) -> tuple[Selector, *tuple[Codec | Policy, ...]]:
+    def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]:
         """What the action is made of, its selector first, or a policy's first cut: what its identity covers."""
         if self.policy is not None:
             return (self.chooser, self.policy)
-        return (self.selector,) if self.codec is None else (self.selector, self.codec)
+        return (self.selector, *(part for part in (self.codec, self.generated) if part is not None))
+
+    @property
+    def codec_parameters(self) -> dict[str, Any] | None:
+        """Parameters of the codec, by name; None where there is none. Without ``generated`` it is not among them."""
+        if self.codec is None:
+            return None
+        return self.codec.parameters | (self.generated.parameters if self.generated is not None else {})
 
     @property
     def told(self) -> str:
@@ -116,6 +128,18 @@ class Action:
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
         return self.retention.kept(entries) if scores else 0
 
+    def check_heads(self, size: int) -> None:
+        """Check that the codec can code heads of ``size`` channels.
+
+        Raises:
+            InputError: It cannot.
+        """
+        try:
+            if self.codec is not None:
+                self.codec.check(size)
+        except InputError as error:
+            raise InputError(f"action '{self.name}': codec '{self.codec_name}': {error}") from None
+
     def kept_entries(self, entries: int, where: str) -> int:
         """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above.
 
@@ -148,7 +172,7 @@ class Action:
             "position_mode": "continued from the prompt's true length", "control": self.control,
             "prespecified": prespecified, "parameters": _as_json(parameters),
             "action_revision": revision, "dropped": False, "codec": self.codec_name,
-            "codec_parameters": None if self.codec is None else _as_json(self.codec.parameters),
+            "codec_parameters": _as_json(self.codec_parameters or {}),
             "policy": self.policy_name,
             "policy_parameters": None if self.policy is None else _as_json(self.policy.parameters),
             **identity,
@@ -165,14 +189,16 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     Raises:
         InputError: An unknown selector, codec, policy or parameter, or a value that it does not take.
     """
-    codec = None
+    codec = generated = None
     try:
         if section.policy_name is not None:
             policy = build_policy(section.policy_name, section.policy_parameters)
             return Action(section.name, "full", Full(), section.retention, None, None, section.policy_name, policy)
         selector = build_selector(section.selector, section.parameters, folder)
         if section.codec_name is not None:
-            codec = build_codec(section.codec_name, section.codec_parameters, folder)
+            parameters = section.codec_parameters
+            codec = build_codec(section.codec_name, parameters, folder)
+            generated = GeneratedEntries(codec) if parameters.get(GENERATED) else None
     except InputError as error:
         raise InputError(f"action '{section.name}': {error}") from error.__cause__
     if isinstance(selector, Full) and section.retention.rule is not None:
@@ -181,7 +207,9 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     if isinstance(selector, Numerics) and codec is not None:
         line = f"action '{section.name}': '{section.selector}' is the noise floor, where nothing is compressed"
         raise InputError(f"{line}; leave codec or selector out")
-    return Action(section.name, section.selector, selector, section.retention, section.codec_name, codec)
+    return Action(
+        section.name, section.selector, selector, section.retention, section.codec_name, codec, generated=generated
+    )
 
 
 def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:
@@ -189,7 +217,7 @@ def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None 
 
     Args:
         name: One of ``CODECS``, an entry point's name, or ``module:Class``.
-        parameters: Those that differ from the defaults.
+        parameters: Those that differ from the defaults; ``generated`` is checked, but is not the codec's own.
         folder: Where a module is looked for before installed ones, if anywhere.
 
     Raises:

@@ -23,6 +23,7 @@ from schema.study import ModelSection
 
 if TYPE_CHECKING:
     from generator.codecs.codec import Codec  # which imports torch
+    from generator.codecs.generated import GeneratedEntries
     from generator.selectors.policies.policy import Policy
     from generator.selectors.selector import Selector
 
@@ -75,7 +76,7 @@ class ModelIdentity:
     weights_sha256: str | None
     tokenizer_sha256: str | None
 
-    def of(self, parts: tuple[Selector, *tuple[Codec | Policy, ...]]) -> ActionIdentity:
+    def of(self, parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> ActionIdentity:
         """Return the identity of the units that the model makes with the parts of an action, its selector first.
 
         Raises:
@@ -132,7 +133,7 @@ class GpuKinds:
             raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
 
 
-def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy, ...]]) -> str:
+def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
     """SHA-256, in hexadecimal, of what an action is made of, its selector first; of a selector alone, the selector's.
 
     Raises:
@@ -142,8 +143,12 @@ def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy, ...]]) -> str:
     own = selector_sha256(selector)
     if not others:
         return own
-    said = [own, *([type(part).__qualname__, source_of(type(part)), part.parameters] for part in others)]
+    said = [own, *([type(part).__qualname__, _source_of_part(part), part.parameters] for part in others)]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _source_of_part(part: Codec | Policy | GeneratedEntries) -> tuple[tuple[str, str], ...]:
+    return source_of(type(part))  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
 
 
 def selector_sha256(selector: Selector) -> str:
@@ -166,8 +171,8 @@ def selector_sha256(selector: Selector) -> str:
 
 
 @functools.cache
-def source_of(kind: type[Selector | Codec | Policy]) -> tuple[tuple[str, str], ...]:
-    """Return the files that a class of selectors, codecs or policies is defined by: names with SHA-256, sorted.
+def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the files that the class of a part of an action is defined by: names with SHA-256, sorted.
 
     Raises:
         InputError: A module's source cannot be read.
@@ -178,11 +183,11 @@ def source_of(kind: type[Selector | Codec | Policy]) -> tuple[tuple[str, str], .
     from generator.selectors.policies.policy import Policy  # noqa: PLC0415
     from generator.selectors.selector import Selector  # noqa: PLC0415
 
-    roots = (Selector, Codec, Policy)
+    roots = (Selector, Codec, Policy)  # what is derived from none of them is defined by its own module
     texts = source_texts(kind)
     waiting: list[_Source] = []
     found: dict[Path, tuple[str, str]] = {}
-    for base in (base for base in kind.__mro__ if issubclass(base, roots) and base not in roots):
+    for base in [base for base in kind.__mro__ if issubclass(base, roots) and base not in roots] or [kind]:
         module = sys.modules.get(base.__module__)
         imported = getattr(module, base.__name__, None) is base and not is_held(module)
         if base.__module__ in texts and not imported:  # loaded from a study's folder: what was loaded counts

@@ -70,7 +70,7 @@ class TriedSteps:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cover(self, sizes: Sequence[int], find_deviation: Callable[[], float]) -> None:
-        """Try steps of some sizes (entries, horizon, streams, rules), unless none is larger than what was tried."""
+        """Try steps of some sizes (entries, horizon, streams, kinds of rules), unless larger ones were tried."""
         with self._lock:
             if any(all(mine <= theirs for mine, theirs in zip(sizes, tried, strict=True)) for tried in self._tried):
                 return

@@ -180,6 +180,30 @@ def _after_a_selector(subject: CodecSubject) -> str:
     return f"its kept sets, and a control of exactly 0; delta up to {alone:.2f} alone, {with_selector:.2f} after it"
 
 
+def _generated_entries(subject: CodecSubject) -> str:
+    """With short windows and groups, where the codec has such, so that both end within a few tokens."""
+    short: dict[str, Any] = {"group": 4, "residual": 2}
+    try:
+        own = subject.action(**{name: short[name] for name in short if name in subject.part.parameters}, generated=True)
+    except InputError as error:
+        require("codes prompt entries alone" in str(error), str(error))
+        return "prompt entries alone are coded"
+    beside, document = _selecting("beside", "snapkv"), random_document("coded", _PROMPT + 1)
+    control = Action("full", "full", Full(), Retention(None))
+
+    def units(*pending: PendingUnit) -> list[Unit]:
+        return generate_units(random_model("qwen2"), "study", document, pending, 12, 7)
+
+    alone, kept = units(PendingUnit(own, 0, 4), PendingUnit(control, 0, 2))
+    moved = sum(row["delta"] != 0 or row["f"] != 0 for row in kept.events.to_pylist())
+    require(moved == 0, f"the control beside it: delta or f is not 0 in {moved} of {kept.events.num_rows} events")
+    parts = [*units(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)), *units(PendingUnit(own, 1, 3))]
+    rows = [row for unit in parts for row in unit.events.to_pylist() if row["action"] == own.name]
+    require(rows == alone.events.to_pylist(), "the events are others beside another action, or replicate by replicate")
+    most = max(row["delta"] for row in rows)
+    return f"the same events alone, beside another action and in parts; delta up to {most:.2f}"
+
+
 def _embedded_model(subject: CodecSubject) -> str:
     return same_events(subject.action(), _selecting("beside", "recent"), embedded_document())
 
@@ -192,5 +216,6 @@ CODEC_CHECKS = (
     Check("identity", "each parameter changed", _identity),
     Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),
     Check("after a selector", "half of the entries, beside that selector and the control", _after_a_selector),
+    Check("generated entries", "4 pairs of 12 tokens with generated = true", _generated_entries),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

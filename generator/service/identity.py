@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from generator.codecs import CODECS
+from generator.codecs.generated import GeneratedEntries
 from generator.generation.events import versions_on
 from generator.identity import NUMERICS_VERSION, source_of
 from generator.selectors import SELECTORS
@@ -24,7 +25,7 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     """
     if model.files.weights_sha256 is None:
         raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")
-    for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values()):
+    for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values(), GeneratedEntries):
         source_of(kind)
     return Identity(
         protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,

@@ -54,6 +54,18 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
     return stated if type(stated) is int else int(read_configuration(model_id, revision).max_position_embeddings)
 
 
+def head_size(model_id: str, *, revision: str | None = None) -> int:
+    """Return how many channels a head has, by the model's configuration.
+
+    Raises:
+        InputError: There is no such model, or its configuration cannot be read.
+    """
+    stated = local_configuration(model_id, revision) or {}
+    if not {"hidden_size", "num_attention_heads"} <= set(stated):
+        stated = read_configuration(model_id, revision).to_dict()
+    return int(stated.get("head_dim") or stated["hidden_size"] // stated["num_attention_heads"])
+
+
 def check_supported(config: Any, model_id: str) -> None:
     """Refuse architectures other than the known ones, and attention that is not plain causal.
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.statistics import Statistic
+from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, SharedScores, evict
@@ -154,6 +156,9 @@ class PrefilledPrompt:
         compact = evict(layers, self._scores.of(action.chooser), kept, action.holding)
         most = action.most_entries(self._entries, self._horizon)
         budget = action.budget(self._entries, self._horizon)
+        if action.generated is not None:
+            rule = action.generated.rule(layers, compact.indices, compact.layers, self._horizon)
+            return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
         return PreparedCache(compact, most, 0, action.policy.rule(layers, compact.indices, budget))
@@ -175,7 +180,8 @@ class PreparedCache:
         entries: What its bytes are counted of, per KV head and layer: the kept entries, and with a decode-time policy
             the most that a step reads.
         tile: How many rows read it at once, at most; 0 for the usual number.
-        rule: What a decode-time policy does with the entries, unless m is never too few.
+        rule: What a decode-time policy does with the entries, unless m is never too few; or a codec, with those that
+            are generated.
     """
 
     compact: CompactCache
@@ -221,17 +227,24 @@ class PreparedPrompt:
         more = 1 << (streams - 1).bit_length()  # the next ones may be a few more
         if more * self._horizon * self._model.shape.entry_bytes <= _LITTLE:
             streams = more
-        rules = [cache.rule for cache in self._caches if cache.rule is not None]
-        rule = max(rules, key=lambda one: one.scores, default=None)
-        self._model.steps.cover(
-            (entries, self._horizon, streams, int(rule is not None)),
-            lambda: self._step_deviation(entries, streams, savings, rule),
-        )
+        rules: Sequence[CacheRule | None] = self._rules_to_try() or [None]
+        for rule in rules:
+            of_codec = isinstance(rule, CodedStreams)
+            self._model.steps.cover(
+                (entries, self._horizon, streams, int(rule is not None and not of_codec), int(of_codec)),
+                partial(self._step_deviation, entries, streams, savings, rule),
+            )
+
+    def _rules_to_try(self) -> list[CacheRule]:
+        """Of rules that ever attend one of a policy, and one of a codec."""
+        rules = [cache.rule for cache in self._caches if cache.rule and not cache.rule.passes(self._horizon - 1)]
+        kinds = [[rule for rule in rules if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
+        return [max(some, key=lambda one: one.scores) for some in kinds if some]
 
     def _step_deviation(self, entries: int, streams: int, savings: Savings, rule: CacheRule | None = None) -> float:
         """``step_deviation`` with a prompt of random keys and values, the same ones in all layers.
 
-        The last cache has such a rule as a policy's.
+        The last cache has such a rule as a policy's or a codec's.
         """
         layers = [layer.key for layer in self._prompt.layers]
         kv_heads, _, size = layers[0].shape

@@ -109,7 +109,8 @@ def _codecs() -> str:
     return (
         "### Codecs and their parameters\n\nParameters stand in the codec's own table, as in "
         '`codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the formulas, and\n'
-        "[adding-a-codec.md](adding-a-codec.md) codecs of your own.\n\n"
+        "[adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table takes\n"
+        "`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.\n\n"
         + _table(("codec", "how it stores entries", "parameters"), rows)
     )
 

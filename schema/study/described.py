@@ -69,6 +69,8 @@ def _named(name: str | None, parameters: str | None) -> str:
 def _parameter(key: str, value: Any) -> str:
     if key == "group":
         return f"groups of {value}"
+    if key == "generated":
+        return "generated entries too" if value else ""
     if key == "residual":
         return f"the last {value} exact" if value else ""
     return f"{key} {value}"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fixtures.command import call
+from fixtures.command import call, mistake
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
@@ -352,3 +352,16 @@ def test_too_little_memory_is_said(
     out = dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
     assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
     assert "time: not measured; there is too little memory" in out
+
+
+def test_heads_that_a_codec_cannot_code_are_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    action = '[[actions]]\nname = "rotated"\ncodec = "rotated-int4"\n\n[plan]\nbaseline'
+    study, store = write_study(tmp_path, ("[plan]\nbaseline", action)), tmp_path / "store"
+    monkeypatch.setattr("flows.material.head_size", lambda *_, **__: 24)
+    for options in (["--dry-run"], []):
+        line = mistake(capsys, "run", study, "--store", store, *options)
+        says = "action 'rotated': codec 'rotated-int4': heads of 24 channels have no Hadamard transform here"
+        assert says in line
+    assert not store.exists()

@@ -6,9 +6,9 @@ loops over positions; nothing is shared between streams, and nothing is masked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -115,11 +115,31 @@ class PlainPairs:
     y_eos: NDArray[np.bool_]
 
 
+class Stream(Protocol):
+    """One cache followed along one history."""
+
+    first_law: NDArray[np.float64]
+
+    def advance(self, token: int) -> NDArray[np.float64]:
+        """Feed a token and return the next law."""
+
+
 def plain_policy_rollout(
     network: Any, tokens: Sequence[int], policy: PlainPolicy, *, seed: int, document: str, action: str,
     replicates: Sequence[int], horizon: int, eos_tokens: Sequence[int],
 ) -> PlainPairs:  # fmt: skip
     """Generate one policy's coupled rollout of one document."""
+    return plain_streams_rollout(
+        lambda: PlainStream(network, tokens, None), lambda: PlainStream(network, tokens, policy), seed=seed,
+        document=document, action=action, replicates=replicates, horizon=horizon, eos_tokens=eos_tokens,
+    )  # fmt: skip
+
+
+def plain_streams_rollout(
+    whole: Callable[[], Stream], smaller: Callable[[], Stream], *, seed: int, document: str, action: str,
+    replicates: Sequence[int], horizon: int, eos_tokens: Sequence[int],
+) -> PlainPairs:  # fmt: skip
+    """Generate one action's coupled rollout, with a stream of the whole cache and two of the smaller one for each pair."""
     count = len(replicates)
     u_x = uniform_table(seed, document, None, replicates, horizon, 1)
     u_y = uniform_table(seed, document, action, replicates, horizon, 2)
@@ -127,7 +147,7 @@ def plain_policy_rollout(
     delta, f = np.zeros((2, count, horizon))
     x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
     for k in range(count):
-        reference, on_y, on_x = (PlainStream(network, tokens, which) for which in (None, policy, policy))
+        reference, on_y, on_x = whole(), smaller(), smaller()
         x[k, 0] = y[k, 0] = inverse_cdf(reference.first_law, u_x[k, 0, 0])
         x_eos[k, 0] = y_eos[k, 0] = x[k, 0] in eos_tokens
         end = np.zeros(len(reference.first_law))

@@ -40,12 +40,12 @@ def build(
 
 
 def _with_parameters(family: Family[Kind], kind: type[Kind], name: str, parameters: Mapping[str, Value]) -> Kind:
-    defaults = default_parameters(kind)
+    defaults = {**default_parameters(kind), **family.common}
     for parameter in parameters:
         if parameter not in defaults:
             raise InputError(_unknown(family, name, parameter, defaults))
     check_types(parameters, defaults)
-    return made(kind, parameters, family)
+    return made(kind, {key: value for key, value in parameters.items() if key not in family.common}, family)
 
 
 def _unknown(family: Family[Kind], name: str, parameter: str, known: Collection[str]) -> str:

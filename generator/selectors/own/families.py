@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ class Family(Generic[Kind]):
         class_variables: What is no parameter, each with its annotation.
         keys: Names that no parameter may have, since they are keys beside the parameters.
         counts: Properties that must be numbers of positions.
+        common: Parameters that each of them takes beside its own, with their defaults; they are not its fields.
     """
 
     noun: str
@@ -33,6 +34,7 @@ class Family(Generic[Kind]):
     class_variables: Mapping[str, str]
     keys: tuple[str, ...]
     counts: tuple[str, ...] = ()
+    common: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def group(self) -> str:

@@ -22,7 +22,7 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
-from generator.transformer.configuration import position_limit, read_configuration
+from generator.transformer.configuration import head_size, position_limit, read_configuration
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import has_local_weights, local_configuration
 from generator.transformer.model_checks import check_model
@@ -172,6 +172,17 @@ def test_a_document_too_long_for_the_model(folder: Path) -> None:
         "document 'long': a prompt of 89 tokens and a horizon of 12 exceed the 100 positions of the model "
         "(max_position_embeddings)"
     )
+
+
+def test_the_size_of_heads_is_known_without_weights(folder: Path) -> None:
+    """As the configuration states it, or else by the width; what it lacks is transformers' default."""
+    assert head_size(str(folder)) == 16
+    edit_config(folder, head_dim=24)
+    assert head_size(str(folder)) == 24
+    edit_config(folder, head_dim=None, num_attention_heads=8)
+    assert head_size(str(folder)) == 8
+    edit_config(folder, num_attention_heads=...)
+    assert head_size(str(folder)) == 64 // LlamaConfig().num_attention_heads
 
 
 # --- Weights must fill the model -------------------------------------------------------------------------------------

@@ -1,0 +1,191 @@
+"""Streams whose entries are coded as they leave the residual window, whatever the codec: what is coded, and when.
+
+Prompt entries are the same for all streams of a cache, and so is what becomes of them, but for one group of keys: that
+which begins in the prompt and ends in the suffixes. Its entries stay as they are, and are read back anew in every step.
+All others are coded once, where they lie.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule, StreamEntries
+from generator.attention.parts import attend_part, attend_prompt, join_parts
+from generator.attention.shared_prefix import PrefixLayer
+
+
+class EntryCoding(ABC):
+    """How consecutive entries are stored and read back by themselves, without those before and after them."""
+
+    @abstractmethod
+    def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Read entries of some layers back.
+
+        Args:
+            keys: [layers, R, KV heads, entries, size], in the model's dtype: whole groups, or no entry at all.
+            values: Likewise, as many as there are.
+            layers: The numbers of the layers, which are on one device.
+
+        Returns:
+            Keys and values, of the same shapes and dtype.
+        """
+
+
+@dataclass(frozen=True)
+class CodedLayer:
+    """One layer of a cache.
+
+    Attributes:
+        entries: m.
+        begun: How many of them, at the end, are in a group of keys that the suffixes complete.
+        coded_keys: How many keys are coded before the first token is fed.
+        coded_values: How many values.
+        exact: Copies of the keys and values after these, [KV heads, entries, size] each.
+    """
+
+    entries: int
+    begun: int
+    coded_keys: int
+    coded_values: int
+    exact: PrefixLayer
+
+    @classmethod
+    def of(cls, held: PrefixLayer, window: int, together: int) -> CodedLayer:
+        """What is coded and what is exact of a layer that a codec holds."""
+        entries = held.key.shape[1]
+        values = max(entries - window, 0)
+        keys = values - values % together
+        exact = PrefixLayer(held.key[:, keys:].clone(), held.value[:, values:].clone())
+        return cls(entries, entries % together, keys, values, exact)
+
+
+class CodedStreams(CacheRule):
+    """Codes what leaves the window before each step, and attends where a group began in the prompt.
+
+    Args:
+        coding: How entries are read back.
+        window: How many of the last entries are exact, besides that of the token being fed.
+        together: How many consecutive keys are coded together, counted from the first kept entry.
+        layers: Of each layer, what is coded of it already.
+        horizon: H.
+    """
+
+    def __init__(
+        self, coding: EntryCoding, window: int, together: int, layers: Sequence[CodedLayer], horizon: int
+    ) -> None:
+        self._coding, self._window, self._together, self._layers = coding, window, together, layers
+        # Streams of H - 1 tokens: where none of these is ever coded, what a stream was before is a cut of what it is.
+        self.cuts_back = horizon - 2 <= window
+        self._length = 0  # L for which the prompt's entries are coded
+        self._coded = {number: (one.coded_keys, one.coded_values) for number, one in enumerate(layers)}
+        kinds = [(one.exact.key.device, one.exact.key.shape, one.entries) for one in layers]
+        self._alike = [[n for n, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+
+    def over(self, entries: int, kv_heads: int) -> CacheRule:  # noqa: ARG002
+        """Without a window, and as if the first token that is fed completed a group."""
+        begun = min(self._together - 1, entries)
+        layers = [
+            replace(
+                one, entries=entries, begun=begun, coded_keys=entries - begun, coded_values=entries,
+                exact=PrefixLayer(one.exact.key[:, :0], one.exact.value[:, :0]),
+            )
+            for one in self._layers
+        ]  # fmt: skip
+        return CodedStreams(self._coding, 0, begun + 1, layers, horizon=0)
+
+    def before_step(
+        self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
+        length: int,
+    ) -> None:  # fmt: skip
+        """Code what has left the window: at most one entry of the suffixes, and a group of keys that it completes."""
+        if length < self._length:
+            self._restore(prompt)
+        self._length, left = length, self._left(length)
+        for layers in self._alike:
+            one = self._layers[layers[0]]
+            self._code_prompt(prompt, layers, one.entries + left)
+            if left > 0:
+                grouped = left >= self._together and (one.begun + left) % self._together == 0
+                key, value = slice(left - self._together if grouped else left, left), slice(left - 1, left)
+                parts = [0, 1] if grouped else [1]
+                own = [
+                    [_taken(suffixes[layer][part][:, :, span], slots[layer]) for layer in layers]
+                    for part, span in enumerate((key, value))
+                ]
+                read = self._read_back(own, layers)
+                for part in parts:
+                    for layer, numbers in zip(layers, read[part], strict=True):
+                        suffixes[layer][part][:, :, (key, value)[part]].index_copy_(0, slots[layer], numbers)
+
+    def passes(self, length: int) -> bool:
+        """Whether no group that began in the prompt is coded."""
+        return not self.replaces(length)
+
+    def replaces(self, length: int) -> bool:
+        """Whether a group that began in the prompt is coded, in any layer."""
+        return any(self._completed(one, length) for one in self._layers)
+
+    def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the prompt, and to each stream's suffix with the keys of the group that began in the prompt."""
+        query, key, value = entries.query, entries.suffix_key, entries.suffix_value
+        rows, kv_heads, group, size = query.shape
+        one, shared = self._layers[entries.layer], entries.prompt_key.shape[1]
+        if self._completed(one, key.shape[2]):
+            shared -= one.begun
+            first, its_values = (
+                part[:, shared:].expand(rows, -1, -1, -1) for part in (entries.prompt_key, entries.prompt_value)
+            )
+            inside = self._together - one.begun
+            begun = torch.cat([first, key[:, :, :inside]], 2)
+            (read,), _ = self._coding.read_back(begun[None], begun[None, :, :, :0], [entries.layer])
+            key, value = torch.cat([read, key[:, :, inside:]], 2), torch.cat([its_values, value], 2)
+        joint = attend_part(query, key, value, entries.scaling)
+        if shared:
+            packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
+            prompt_key, prompt_value = entries.prompt_key[:, :shared], entries.prompt_value[:, :shared]
+            output, mass = attend_prompt(packed, prompt_key, prompt_value, entries.scaling)
+            by_rows = output.view(kv_heads, rows, group, size).transpose(0, 1)
+            joint = join_parts(joint, (by_rows, mass.view(kv_heads, rows, group).transpose(0, 1)))
+        return joint[0].to(query.dtype), scores
+
+    def _left(self, length: int) -> int:
+        """How many generated entries have left the window at L; below 0, how many of the prompt's have not."""
+        return length - 1 - self._window
+
+    def _completed(self, one: CodedLayer, length: int) -> bool:
+        """Whether all entries of the group that began in a layer's prompt have left the window."""
+        return one.begun > 0 and one.begun + self._left(length) >= self._together
+
+    def _restore(self, prompt: Sequence[Sequence[Tensor]]) -> None:
+        """Go back to the end of the prompt."""
+        for number, one in enumerate(self._layers):
+            key, value = prompt[number]
+            key[:, one.coded_keys :], value[:, one.coded_values :] = one.exact.key, one.exact.value
+            self._coded[number] = one.coded_keys, one.coded_values
+
+    def _code_prompt(self, prompt: Sequence[Sequence[Tensor]], layers: Sequence[int], before: int) -> None:
+        """Code what has left the window of some layers with as many entries, ``before`` of which are before it."""
+        one, (keys, values) = self._layers[layers[0]], self._coded[layers[0]]
+        whole = min(before - before % self._together, one.entries - one.begun)
+        key, value = slice(keys, max(whole, keys)), slice(values, max(min(before, one.entries), values))
+        if key.stop == keys and value.stop == values:
+            return
+        own = [[prompt[layer][part][None, :, span] for layer in layers] for part, span in enumerate((key, value))]
+        for numbers, read in zip(own, self._read_back(own, layers), strict=True):
+            for there, back in zip(numbers, read, strict=True):
+                there.copy_(back)
+        self._coded |= dict.fromkeys(layers, (key.stop, value.stop))
+
+    def _read_back(self, own: Sequence[Sequence[Tensor]], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        keys, values = (torch.stack(list(numbers)) for numbers in own)
+        return self._coding.read_back(keys, values, layers)
+
+
+def _taken(numbers: Tensor, slots: Tensor) -> Tensor:
+    """The rows of some slots, [R, KV heads, entries, size]."""
+    return numbers.index_select(0, slots) if numbers.shape[2] else numbers[: len(slots)]

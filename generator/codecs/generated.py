@@ -1,0 +1,136 @@
+"""Codecs of generated entries: with ``generated = true``, entries are coded as they leave the residual window.
+
+Before a token is fed, a cache has N entries: m kept ones of the prompt, and then generated ones. What it reads is what
+the codec reads back of all N as it does of a prompt's: the last ``residual`` are exact, values before them are coded,
+and so are keys of the groups that are full before them, counted from the first kept entry. So the tail of the prompt is
+coded in its turn, and a group of keys may begin in the prompt and end in what is generated. The entry of the token that
+is fed is exact in its own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.affine import float16_above
+from generator.codecs.codec import Codec
+from generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
+from generator.codecs.fp8 import FP8
+from generator.codecs.grouped import GroupedCodec
+from generator.codecs.identity import Identity
+from generator.codecs.kivi import KIVI
+from generator.codecs.rotated import RotatedInt4
+from schema.errors import InputError
+
+_LARGEST = 448.0  # of e4m3
+
+
+@dataclass(frozen=True)
+class GeneratedEntries:
+    """The part of an action that has its codec code what is generated, too.
+
+    Args:
+        codec: What stores the prompt's entries.
+
+    Raises:
+        InputError: It is not known how the codec codes entries after others.
+    """
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, KIVI | RotatedInt4 | FP8 | Identity):
+            raise InputError(
+                f"generated = true: codec {type(self.codec).__name__} codes prompt entries alone; "
+                "leave it out, or derive the codec from a class of generator.codecs"
+            )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What a study sets, by name."""
+        return {"generated": True}
+
+    def rule(
+        self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], held: Sequence[PrefixLayer], horizon: int
+    ) -> CacheRule:
+        """What codes the entries of a prompt's streams.
+
+        Args:
+            prompt: Of each layer, keys and values of the whole prompt.
+            kept: Of each layer, the positions that are kept, int32 [KV heads, m].
+            held: Of each layer, what is read of them; it is coded on in place.
+            horizon: H.
+        """
+        codec, window, together = self.codec, 0, 1
+        coding: EntryCoding
+        if isinstance(codec, FP8):
+            coding = _AtPromptScales.of(prompt, kept)
+        elif isinstance(codec, GroupedCodec):
+            window, together = codec.residual, codec.group if isinstance(codec, KIVI) else 1
+            coding = _RoundTrip(replace(codec, residual=0))
+        else:
+            coding = _RoundTrip(codec)
+        layers = [CodedLayer.of(layer, window, together) for layer in held]
+        return CodedStreams(coding, window, together, layers, horizon)
+
+
+@dataclass(frozen=True)
+class _RoundTrip(EntryCoding):
+    """The round trip of a codec without a window, whose scales belong to an entry or to a group."""
+
+    codec: Codec
+
+    def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Return what the codec holds of them."""
+        first, second = keys.flatten(0, 2), values.flatten(0, 2)  # [layers x R x KV heads, entries, size]
+        if first.shape == second.shape:
+            back = self.codec.hold(PrefixLayer(first, second))
+        else:
+            key = self.codec.hold(PrefixLayer(first, first)).key if first.shape[1] else first
+            value = self.codec.hold(PrefixLayer(second, second)).value if second.shape[1] else second
+            back = PrefixLayer(key, value)
+        return back.key.view(keys.shape), back.value.view(values.shape)
+
+
+@dataclass(frozen=True)
+class _AtPromptScales(EntryCoding):
+    """e4m3 at the scales of the prompt's entries, which a cache has stored; what is larger becomes the largest number.
+
+    Attributes:
+        keys: Of each layer, the scale of each KV head's keys, float32 [KV heads, 1, 1].
+        values: Likewise.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, prompt: Sequence[PromptLayer], kept: Sequence[Tensor]) -> _AtPromptScales:
+        """Find the scales of what is kept of a prompt."""
+        return cls(*(
+            [_scale(part, positions) for part, positions in zip(parts, kept, strict=True)]
+            for parts in ([layer.key for layer in prompt], [layer.value for layer in prompt])
+        ))  # fmt: skip
+
+    def read_back(self, keys: Tensor, values: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the numbers, each rounded to e4m3."""
+        return _at_scales(keys, self.keys, layers), _at_scales(values, self.values, layers)
+
+
+def _scale(numbers: Tensor, positions: Tensor) -> Tensor:
+    """The scale of entries at ``positions`` [KV heads, m] of [KV heads, n, size], as ``FP8`` has it."""
+    largest = numbers.abs().amax(2).gather(1, positions.long()).amax(1)
+    return float16_above(largest.float() / _LARGEST)[:, None, None]
+
+
+def _at_scales(numbers: Tensor, scales: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
+    scale = torch.stack([scales[layer] for layer in layers])[:, None]  # [layers, 1, KV heads, 1, 1]
+    scaled = (numbers.float() / scale.where(scale > 0, 1)).clamp(-_LARGEST, _LARGEST)
+    return (scaled.to(torch.float8_e4m3fn).float() * scale).to(numbers.dtype)

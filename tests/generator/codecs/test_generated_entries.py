@@ -1,0 +1,360 @@
+"""Codecs of generated entries: against a real cache for every stream, and to the bit whatever is shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_RECENT, assert_like_plain, assert_near, steps_of
+from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from fixtures.refusals import refused
+from oracles.plain_generated import CodedStream, PlainCoder
+from oracles.plain_generator import load_eager
+from oracles.plain_policies import plain_streams_rollout
+
+from generator.actions import Action, build_action
+from generator.attention.cache_rules import StreamEntries
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer
+from generator.attention.weights import attend_with_weights
+from generator.codecs import CODECS, Codec
+from generator.codecs.fp8 import FP8
+from generator.codecs.generated import GeneratedEntries
+from generator.codecs.kivi import KIVI
+from generator.coupling.streams import ALL_SAVINGS, Savings
+from generator.generation import PendingUnit, generate_units
+from generator.identity import parts_sha256
+from generator.transformer.eviction import evict
+from generator.transformer.prompt import Prompt
+from schema.errors import InputError
+from schema.store.store import Unit
+from schema.study import ActionSection
+from schema.study.described import described_action
+from schema.tables import PLAIN, SWRB
+
+HORIZON, LENGTH, SEED = 28, 45, 3
+# Of 45 entries in groups of 8, five begin a group that three generated ones complete; of 32, thirteen and nineteen. One
+# window is longer than the prompt.
+CASES: dict[str, dict[str, int]] = {
+    "int8": {"group": 8, "residual": 7}, "int4": {"group": 8, "residual": 0}, "int2": {"group": 32, "residual": 3},
+    "int4-late": {"group": 4, "residual": 50}, "rotated-int4": {"residual": 0}, "rotated-int4-late": {"residual": 5},
+    "fp8": {},
+}  # fmt: skip
+SMOOTH: dict[str, dict[str, int]] = {
+    "blurred": {"group": 8, "residual": 7}, "blurred-late": {"group": 32, "residual": 0},
+}  # fmt: skip
+NAMES = pytest.mark.parametrize("name", CASES)
+
+
+@dataclass(frozen=True)
+class Blurred(KIVI):
+    """Halfway to the mean of the group: what is near by comes back near by, so that no rounding shows."""
+
+    summary: ClassVar[str] = "for tests"
+    bits: ClassVar[int] = 8
+
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        before = max(layer.key.shape[1] - self.residual, 0)
+        keys = before - before % self.group
+        key, value = layer.key.clone(), layer.value.clone()
+        groups = key[:, :keys].unflatten(1, (-1, self.group)) if keys else key[:, None, :0]
+        key[:, :keys] = ((groups + groups.mean(2, keepdim=True)) / 2).flatten(1, 2) if keys else key[:, :0]
+        for some in torch.split(value[:, :before], self.group, dim=-1):
+            some.add_(some.mean(-1, keepdim=True)).div_(2)
+        return PrefixLayer(key, value)
+
+
+def codec_of(name: str) -> str:
+    return name.removesuffix("-late")
+
+
+def action_of(name: str, **selection: Any) -> Action:
+    codec = {"name": codec_of(name), **CASES.get(name, {}), "generated": True}
+    if name not in SMOOTH:
+        return build_action(ActionSection(name=f"{name}{len(selection)}", codec=codec, **selection))
+    own = Blurred(**SMOOTH[name])
+    action = build_action(ActionSection(name=f"{name}{len(selection)}", codec="int8", **selection))
+    return replace(action, codec=own, generated=GeneratedEntries(own))
+
+
+@cache
+def network() -> Any:
+    """Transformers' own model of the same random weights, with grouped queries."""
+    with TemporaryDirectory() as folder:
+        return load_eager(save_random_model(Path(folder), "llama"))
+
+
+def generate(
+    actions: list[Action], savings: Savings = ALL_SAVINGS, count: int = 6, estimator: str = PLAIN
+) -> list[Unit]:
+    pending = [PendingUnit(action, 0, count, estimator) for action in actions]
+    return generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED, savings)
+
+
+def document() -> Any:
+    return random_document(f"d{LENGTH}", LENGTH)
+
+
+@cache
+def stream_of(name: str | None, selector: str | None = None) -> CodedStream:
+    """A plain stream at the end of the prompt; what a selector keeps is the generator's own choice."""
+    kept = None
+    if selector is not None:
+        action = action_of(str(name), selector=selector, keep="1/2", window=4)
+        layers = Prompt(random_model("llama"), document().tokens, 4, action.selector.statistics).layers
+        kept = evict(layers, action.selector, action.retention.kept(LENGTH)).indices
+    coder = None if name is None else PlainCoder(codec_of(name), **{"residual": 0, **(CASES | SMOOTH)[name]})
+    return CodedStream(network(), document().tokens, coder, kept)
+
+
+def test_every_codec_but_the_control_has_a_case() -> None:
+    assert {codec_of(name) for name in CASES} == set(CODECS) - {"identity"}
+
+
+# --- Against a real cache ----------------------------------------------------------------------------------------------
+
+
+def rolled_out(name: str, count: int, **chosen: Any) -> tuple[Unit, Any]:
+    """A unit, and what real caches draw."""
+    action = action_of(name, **chosen)
+    (unit,) = generate([action], count=count)
+    plain = plain_streams_rollout(
+        stream_of(None).fork, stream_of(name, chosen.get("selector")).fork, seed=SEED, document=document().doc,
+        action=action.name, replicates=range(count), horizon=HORIZON, eos_tokens=EOS_TOKENS,
+    )  # fmt: skip
+    return unit, plain
+
+
+@pytest.mark.parametrize(
+    ("name", "selector"), [("blurred", None), ("blurred-late", None), ("blurred", "snapkv"), ("blurred", "pyramidkv")]
+)
+def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, selector: str | None) -> None:
+    """As the plain twin of evictions: tokens are equal, and delta and f part by less than 1e-5."""
+    chosen = {} if selector is None else {"selector": selector, "keep": "1/2", "window": 4}
+    unit, plain = rolled_out(name, 2, **chosen)
+    assert_like_plain(unit, plain)
+    (prompt_alone,) = generate([replace(action_of(name, **chosen), generated=None)], count=2)
+    assert np.abs(steps_of(unit)["f"] - steps_of(prompt_alone)["f"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if codec_of(name) == name])
+def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> None:
+    """Tokens are equal, and most distances part by less than 1e-5.
+
+    Keys and values of the two differ by some 1e-6, so that a few numbers are rounded to another side of a tie, which
+    shows where attention is on their entry alone.
+    """
+    unit, plain = rolled_out(name, 1)
+    steps = steps_of(unit)
+    assert np.array_equal(steps["x_token"], plain.x_token)
+    assert np.array_equal(steps["y_token"], plain.y_token)
+    apart = np.abs(steps["delta"] - plain.delta)
+    assert (apart < 1e-5).mean() > 0.8
+    assert apart.max() < 2e-3
+    (prompt_alone,) = generate([replace(action_of(name), generated=None)], count=1)
+    assert np.abs(steps["f"] - steps_of(prompt_alone)["f"]).max() > 2e-3
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_branches_start_from_what_a_stream_was_at_the_branch(name: str) -> None:
+    """Residual branching: distances of scan and branch are those of real caches along the same histories."""
+    (unit,) = generate([action_of(name)], estimator=SWRB, count=3)
+    rows = unit.events.to_pylist()
+    early = 0
+    for replicate in range(3):
+        scan = [row for row in rows if row["replicate"] == replicate and row["kind"] == "scan"]
+        branch = [row for row in rows if row["replicate"] == replicate and row["kind"] == "branch"]
+        tokens = [row["x_token"] for row in scan if not row["x_eos"]]
+        assert_distances(name, tokens, tokens, [row["delta"] for row in scan[: len(tokens) + 1]], 0)
+        if not branch:
+            continue
+        start = branch[0]["t"] - 1
+        early += len(tokens) > start + 1
+        x, y = (tokens[:start] + [row[side] for row in branch] for side in ("x_token", "y_token"))
+        until = next((at for at, row in enumerate(branch) if row["x_eos"] or row["y_eos"]), len(branch))
+        assert_distances(name, x, y, [row["delta"] for row in branch][: until + 1], start)
+    assert early, "a scan went on after its branch, whose state must then be the earlier one"
+
+
+def assert_distances(name: str, x: list[int], y: list[int], wanted: list[float], start: int) -> None:
+    """Distances at positions ``start``, ... (from 0) of two histories."""
+    reference, compressed = stream_of(None).fork(), stream_of(name).fork()
+    p, q = reference.first_law, compressed.first_law
+    for at in range(start + len(wanted)):
+        if at:
+            p, q = reference.advance(x[at - 1]), compressed.advance(y[at - 1])
+        if at >= start:
+            assert abs(0.5 * np.abs(p - q).sum() - wanted[at - start]) < 1e-5, at
+
+
+@NAMES
+def test_a_step_reads_what_the_codec_reads_back_of_the_whole_cache(name: str) -> None:
+    """Prompt and suffix as if they were a prompt, to float32's last bits; then once more from the end of the prompt."""
+    action = action_of(name)
+    codec, group = action.codec, 2  # query heads of a KV head
+    assert codec is not None
+    assert action.generated is not None
+    generator = torch.Generator().manual_seed(5)
+    prompt = [
+        PromptLayer(*torch.randn(2, 2, entries, 16, generator=generator), torch.empty(0), 1.0) for entries in (45, 38)
+    ]
+    held = [codec.hold(PrefixLayer(layer.key, layer.value)) for layer in prompt]
+    rule = action.generated.rule(prompt, [everything(layer) for layer in prompt], held, HORIZON)
+    caches = [(layer.key, layer.value) for layer in held]
+    exact = torch.randn(2, 2, 3, 2, HORIZON, 16, generator=generator)  # [layers, keys or values, streams, ...]
+    queries = torch.randn(HORIZON, 3, 2, group, 16, generator=generator)
+    slots = torch.tensor([2, 0])
+    for last in (11, HORIZON - 1):
+        suffixes = [[part.clone() for part in layer] for layer in exact]
+        for length in range(1, last + 1):
+            for own, there in zip(exact, suffixes, strict=True):
+                for part in (0, 1):
+                    there[part][:, :, length - 1] = own[part][:, :, length - 1]
+            rule.before_step(caches, suffixes, [slots, slots], length)
+            for number, (layer, own) in enumerate(zip(prompt, exact, strict=True)):
+                entries = entries_of(number, queries[length], caches[number], suffixes[number], length, slots)
+                for row, slot in enumerate(slots):
+                    wanted = plainly(codec, layer, own[:, slot], queries[length, slot], length)
+                    found = rule.attend(entries, torch.empty(0))[0] if rule.replaces(length) else usually(entries)
+                    assert torch.allclose(found[row], wanted, atol=1e-5), (length, number)
+
+
+def everything(layer: PromptLayer) -> torch.Tensor:
+    return torch.arange(layer.key.shape[1]).expand(2, -1)
+
+
+def entries_of(number: int, query: Any, prompt: Any, suffix: Any, length: int, slots: Any) -> StreamEntries:
+    own = (part[slots][:, :, :length] for part in suffix)
+    return StreamEntries(number, query[slots], *prompt, *own, 0.25)
+
+
+def usually(entries: StreamEntries) -> torch.Tensor:
+    return attend_with_weights(entries, torch.zeros(1, 1, 1))[0]
+
+
+def plainly(codec: Codec, layer: PromptLayer, own: torch.Tensor, query: torch.Tensor, length: int) -> torch.Tensor:
+    """Attention to what a codec reads back of a prompt and a suffix but for its last entry, [KV heads, group, size]."""
+    before = PrefixLayer(*(
+        torch.cat([part, more[:, : length - 1]], 1) for part, more in zip((layer.key, layer.value), own, strict=True)
+    ))  # fmt: skip
+    if isinstance(codec, FP8):  # at the scales of the prompt: the prompt's largest numbers stand for what is above
+        bounds = [part.abs().amax((1, 2), keepdim=True) for part in (layer.key, layer.value)]
+        before = PrefixLayer(
+            *(part.clamp(-most, most) for part, most in zip((before.key, before.value), bounds, strict=True))
+        )
+    back = codec.hold(before)
+    key, value = (
+        torch.cat([part, more[:, length - 1 : length]], 1)
+        for part, more in zip((back.key, back.value), own, strict=True)
+    )
+    return (query @ key.transpose(1, 2) * 0.25).softmax(-1) @ value
+
+
+def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
+    """fp8: a cache has stored one scale; what the prompt has is read back as the codec reads it."""
+    layer = Prompt(random_model("llama"), document().tokens, 1).layers[0]
+    codec, kept = CODECS["fp8"](), torch.arange(0, LENGTH, 2).expand(2, -1)
+    own = PrefixLayer(layer.key[:, ::2], layer.value[:, ::2])
+    coding: Any = GeneratedEntries(codec).rule([layer], [kept], [codec.hold(own)], HORIZON)._coding  # type: ignore[attr-defined]
+    key, value = coding.read_back(own.key[None, None], own.value[None, None], [0])
+    assert torch.equal(key[0, 0], codec.hold(own).key)
+    assert torch.equal(value[0, 0], codec.hold(own).value)
+    large, _ = coding.read_back(own.key[None, None] * 9, own.value[None, None], [0])
+    assert torch.equal(large[0, 0].abs().amax((1, 2)), key[0, 0].abs().amax((1, 2)))
+
+
+# --- What holds to the bit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
+    """What is coded follows streams that fork, move, are shared or parked, and a prompt is exact again for the next."""
+    actions = [action_of(name) for name in ("int8", "int2", "rotated-int4-late", "fp8")] + [HALF_RECENT, CONTROL]
+    whole = generate(actions, estimator=estimator, count=3)
+    nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
+    for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=3), strict=True):
+        assert unit.record["batch_deviation"] == 0.0
+        assert unit.events.equals(twin.events)
+    assert not any(whole[-1].events["delta"].to_pylist())
+    for action, unit in list(zip(actions, whole, strict=True))[:-2:2]:
+        (alone,) = generate([action], estimator=estimator, count=2)
+        assert alone.events.equals(unit.events.slice(0, len(alone.events)))
+
+
+def test_both_estimators_of_one_action_share_its_cache() -> None:
+    """Coupled rollouts are decoded first; branches then start from a prompt that was coded to its end."""
+    action = action_of("int8")
+    pending = [PendingUnit(action, 0, 2, estimator) for estimator in (PLAIN, SWRB)]
+    both = generate_units(random_model("llama"), "s", document(), pending, HORIZON, SEED)
+    for unit in both:
+        (alone,) = generate([action], count=2, estimator=unit.record["estimator"])
+        assert alone.events.equals(unit.events)
+
+
+def test_beside_fused_operations_tokens_are_the_same() -> None:
+    actions = [action_of(name) for name in CASES] + [HALF_RECENT, CONTROL]
+    for unit, fused in zip(generate(actions), generate(actions, Savings(fused=True)), strict=True):
+        assert_near(unit, fused)
+
+
+def test_the_control_of_codecs_is_exactly_zero() -> None:
+    (unit,) = generate([action_of("identity")])
+    assert not steps_of(unit)["delta"].any()
+    assert not steps_of(unit)["f"].any()
+
+
+def test_bytes_are_those_of_the_prompt() -> None:
+    actions = [action_of(name) for name in CASES]
+    units = generate([*actions, *(replace(one, name=f"{one.name}-prompt", generated=None) for one in actions)], count=1)
+    for coded, prompt_alone in zip(units[: len(CASES)], units[len(CASES) :], strict=True):
+        for column in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes"):
+            assert coded.record[column] == prompt_alone.record[column], column
+
+
+# --- What a study names, and what is recorded ------------------------------------------------------------------------
+
+
+def test_generated_is_part_of_the_identity_only_where_it_is_set() -> None:
+    plain, said, generated = (
+        build_action(ActionSection(name="a", codec={"name": "int4", **more}))
+        for more in ({}, {"generated": False}, {"generated": True})
+    )
+    assert plain == said
+    assert parts_sha256(plain.parts) == parts_sha256(said.parts) != parts_sha256(generated.parts)
+    rows = [action.row("s", prespecified=True) for action in (said, generated)]
+    assert [row["codec_parameters"] for row in rows] == [
+        '{"group": 32, "residual": 128}', '{"generated": true, "group": 32, "residual": 128}'
+    ]  # fmt: skip
+    assert described_action(rows[1]) == "int4 (generated entries too, groups of 32, the last 128 exact)"
+    assert plain.decides_bytes(9, 9, 2) == generated.decides_bytes(9, 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("codec", "line"),
+    [
+        ({"name": "int4", "generated": 1}, "action 'a': generated = 1: should be true or false"),
+        ({"name": "int4", "genrated": True}, "action 'a': genrated: unknown key; did you mean 'generated'?"),
+    ],
+)
+def test_what_cannot_be_is_refused(codec: Any, line: str) -> None:
+    assert refused(build_action, ActionSection(name="a", codec=codec)) == line
+
+
+def test_a_codec_of_ones_own_must_be_derived_from_one_that_can(tmp_path: Path) -> None:
+    text = "from dataclasses import dataclass\nfrom generator.codecs.{module} import {base}\n@dataclass(frozen=True)\n"
+    for module, base in (("kivi", "Int4"), ("codec", "Codec")):
+        body = "    summary = 'mine'\n    def round_trip(self, layer):\n        return layer\n"
+        body += "    def stored_bytes(self, layer):\n        return None\n"
+        (tmp_path / f"of_{module}.py").write_text(
+            text.format(module=module, base=base) + f"class Mine({base}):\n{body}"
+        )
+    section = {"name": "of_kivi:Mine", "generated": True}
+    assert build_action(ActionSection(name="a", codec=section), tmp_path).generated is not None
+    with pytest.raises(InputError, match="generated = true: codec Mine codes prompt entries alone; leave it out"):
+        build_action(ActionSection(name="a", codec={**section, "name": "of_codec:Mine"}), tmp_path)
