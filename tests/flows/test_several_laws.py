@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
+from fixtures.house import ROOT
+from fixtures.processes import Command
+from fixtures.report_views import check
 from fixtures.small_study import write_study
 from fixtures.stored_rows import OF_THE_RUN
 from fixtures.study_files import load_study
@@ -27,6 +34,7 @@ from schema.errors import InputError
 from schema.sampling import SamplingLaw
 from schema.store.store import Store
 from schema.study import Study, load_studies
+from sql.catalog import open_views
 
 SEVERAL = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
 SMALL = [
@@ -195,3 +203,102 @@ def test_systems_have_tables_of_each_law(tmp_path: Path) -> None:
         develop(runs_of([study], tmp_path / name))
         for table in ("events", "units", "exact_values", "identities"):
             assert made(location, name, table).equals(made(tmp_path / name, name, table)), table
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A study of systems at three temperatures, run to its pages by the command: the study file and the store."""
+    folder = tmp_path_factory.mktemp("systems")
+    several = ("seed = 24", "seed = 24\ntemperature = [1.0, 0.0, 0.5]")
+    file = write_finite_study(folder, several)
+    command = Command("run", file, "--store", folder / "store")
+    code, _, err = command.end()
+    assert code == 0, err
+    return file, folder / "store"
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_page_of_each_law_and_one_of_all(
+    systems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is finished then; the page is written anew where it is lost."""
+    file, store = systems
+    code, out, _ = call(capsys, "run", file, "--store", store)
+    assert code == 0
+    assert out.startswith("study 'finite' is finished: nothing to do\n")
+    pages = [
+        store / "report" / name / "index.html" for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-laws")
+    ]
+    assert out.splitlines()[2:] == [f"report: {page}" for page in pages]
+    check(pages[-1].read_text(encoding="utf-8"))
+    again = store / "again"
+    assert call(capsys, "report", store, "--side-by-side", "-o", again)[:2] == (0, f"report: {again / 'index.html'}\n")
+    assert (again / "index.html").read_text() == pages[-1].read_text()
+    with (again / "tables" / "by_temperature_1.csv").open() as file_of_rows:
+        rows = list(csv.DictReader(file_of_rows))
+    with open_views(Store.open(store)) as views:
+        stored = views.rows("decomposition", split="evaluation", stratum="pooled").to_pylist()
+    known = {(row["study"], row["action"]): row for row in stored}
+    assert [row["temperature"] for row in rows if row["quantity"] == "mismatch"] == ["0.0", "0.5", "1.0"]
+    for row in rows:
+        value = known[row["study"], row["action"]][row["quantity"]]
+        assert row["estimate"] == "" if value is None else float(row["estimate"]) == pytest.approx(value)
+
+
+@pytest.mark.slow
+def test_commands_name_the_law(systems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = systems
+    _, out, _ = call(capsys, "status", store)
+    assert [line for line in out.splitlines() if line.startswith("study ")] == [
+        f"study {name}, model binary:" for name in ("finite-t0", "finite-t0.5", "finite-t1")
+    ]
+    _, out, _ = call(capsys, "run", file, "--store", store, "--dry-run")
+    assert [line.partition("; ")[0] for line in out.splitlines() if line.startswith("study ")] == [
+        "study 'finite-t1' on binary, H = 4",
+        "study 'finite-t0' on binary, H = 4, greedy",
+        "study 'finite-t0.5' on binary, H = 4, temperature 0.5, full softmax",
+    ]
+    _, out, _ = call(capsys, "run", file, "--store", store, "--plan-only")
+    plans = [f"plan of study '{name}', model binary" for name in ("finite-t1", "finite-t0", "finite-t0.5")]
+    assert [line for line in out.splitlines() if line.startswith("plan of")] == plans
+    line = mistake(capsys, "show", store, "system-1", "mixture")
+    assert "give --study, one of finite-t0, finite-t0.5, finite-t1" in line
+    _, out, _ = call(capsys, "show", store, "system-1", "mixture", "--study", "finite-t0.5")
+    assert out.startswith("finite-t0.5, binary: system-1")
+
+
+@pytest.mark.slow
+def test_the_cookbook_s_query_has_each_temperature(systems: tuple[Path, Path]) -> None:
+    page = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
+    found = re.search(r"### 21\. How does temperature.*?```sql\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    store = Store.open(systems[1])
+    with open_views(store) as views:
+        rows = [row for row in views.table(found[1]).to_pylist() if row["action"] == "mixture"]
+    assert [(row["temperature"], row["study"]) for row in rows] == [
+        (0.0, "finite-t0"), (0.5, "finite-t0.5"), (1.0, "finite-t1")
+    ]  # fmt: skip
+    evaluated = {row["doc"] for row in store.read("documents").to_pylist() if row["split"] == "evaluation"}
+    events = store.read("events").to_pylist()
+    for row in rows:
+        unlike = [
+            event["x_token"] != event["y_token"] for event in events
+            if (event["study"], event["action"]) == (row["study"], "mixture") and event["doc"] in evaluated
+        ]  # fmt: skip
+        assert row["mismatch"] == pytest.approx(sum(unlike) / len(unlike)), "documents have equally many replicates"
+
+
+@pytest.mark.slow
+def test_a_temperature_that_is_added_is_generated_alone_and_planned_as_seen(
+    systems: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, store = systems
+    copied = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns(".prefect"))
+    before = Store.open(copied).read("events").num_rows
+    more = tmp_path / "finite.toml"
+    more.write_text(file.read_text().replace("[1.0, 0.0, 0.5]", "[1.0, 0.0, 0.5, 2.0]"))
+    studies = load_studies(more)
+    runs = runs_of(studies, copied)
+    evaluate(runs)
+    assert Store.open(copied).read("events").num_rows * 3 == before * 4
+    assert [require_plan(Store.open(copied), study).seen for study in studies] == [False, False, False, True]

@@ -19,6 +19,8 @@ from kvdrift.command import main
 from report.side_by_side.content import Comparison, Entry
 from report.side_by_side.differences import obstacles
 from report.side_by_side.leaderboard import leaderboard
+from report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
+from schema.sampling import SamplingLaw
 from schema.store.store import Store
 from schema.windows import Windows
 from stats.moments import DocumentMoments
@@ -156,6 +158,25 @@ def test_documents_of_unlike_models_are_matched_by_name_and_the_page_says_so(mea
     assert (found.documents, found.by_name) == (12, True)
     (said,) = obstacles(Comparison((found.first, found.other), (found,)))
     assert "matched by name, stratum and cluster" in said
+
+
+def test_studies_that_differ_in_temperature_alone_are_found(measured: list[Measured]) -> None:
+    """The lowest first. A greedy law goes with any truncation; other documents and other truncations stand apart."""
+    (first, _), (fewer, _) = measured
+
+    def under(entry: Entry, law: SamplingLaw) -> Entry:
+        return replace(entry, content=replace(entry.content, facts=replace(entry.content.facts, law=law)))
+
+    laws = [SamplingLaw(), SamplingLaw(0.0), SamplingLaw(0.5), SamplingLaw(0.7, 0.9)]
+    assert by_temperature(Comparison((first, fewer), ())) == [], "their laws are not recorded"
+    entries = [under(first, law) for law in laws]
+    whole, truncated = by_temperature(Comparison((*entries, under(fewer, SamplingLaw(0.6))), ()))
+    assert [temperature_of(entry) for entry in whole.entries] == [0.0, 0.5, 1.0]
+    assert [temperature_of(entry) for entry in truncated.entries] == [0.0, 0.7]
+    assert whole.actions == ["half", "third"]
+    table = temperatures_table(whole, "by_temperature_1")
+    assert [row.cells[0].text for row in table.rows] == ["0", "0.5", "1"] * 2
+    assert by_temperature(Comparison((entries[0], under(fewer, laws[2])), ())) == []
 
 
 def test_the_leaderboard_has_the_least_r_first(stores: dict[str, Path], measured: list[Measured]) -> None:

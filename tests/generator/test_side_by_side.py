@@ -117,14 +117,14 @@ def test_where_memory_is_short_half_as_many_replicates_are_decoded_at_once(
     monkeypatch.setattr(generation, "join_replicates", lambda parts: list(chain.from_iterable(parts)))
     group = [Prepared(items=ITEMS, document=WORK[1][0])]
     if most:
-        decoded, _ = generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+        decoded, _ = generation._decode(group, None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
         assert list(decoded.values()) == [replicates_of(item) for item in ITEMS]
         assert tried == [6, 3, 1, 1, 1, 1, 1, 1]
     else:
         with pytest.raises(
             OperationError, match=r"document 'b': the memory is too small for one replicate of 3 actions"
         ):
-            generation._decode(group, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
+            generation._decode(group, None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[arg-type]
         assert tried == [6, 3, 1]
 
 
@@ -157,7 +157,7 @@ def test_another_error_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(generation, "_coupling", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        generation._decode([Prepared(ITEMS, WORK[1][0])], PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[list-item]
+        generation._decode([Prepared(ITEMS, WORK[1][0])], None, PLAIN, HORIZON, ALL_SAVINGS)  # type: ignore[list-item]
     assert tried == [1]
 
 

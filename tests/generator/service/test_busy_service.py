@@ -86,7 +86,7 @@ class Running:
             "document": {"doc": doc, "stratum": "", "cluster": "", "task": "", "source": "", "tokens": [1]},
             "pending": [{
                 "action": action, "selector_sha256": selector_sha256(Recent()), "first": 0, "count": 1,
-                "estimator": "plain", "revision": 0,
+                "estimator": "plain", "revision": 0, "of": None,
             }],
         })  # fmt: skip
         return client.do_get(flight.Ticket(request.encoded()))
