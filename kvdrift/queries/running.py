@@ -1,18 +1,23 @@
-"""A query that Ctrl-C ends: DuckDB itself looks at no signal while it computes."""
+"""A query that Ctrl-C ends, which DuckDB by itself does not; ``describe VIEW`` has what the columns mean."""
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from sql.contracts import contracts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sql.catalog import Views
 
+_DESCRIBE = re.compile(r'\s*desc(?:ribe)?\s+(?:main\.|internal\.)?"?(\w+)"?\s*;?\s*', re.IGNORECASE)
+
 
 def rows_of(views: Views, query: str) -> pa.Table:
-    """Return the rows of a query.
+    """Return the rows of a query; those of ``describe VIEW`` say what its columns mean, which DuckDB's own do not.
 
     Raises:
         InputError: DuckDB cannot parse, bind or compute the query.
@@ -21,10 +26,22 @@ def rows_of(views: Views, query: str) -> pa.Table:
 
     """
     with ThreadPoolExecutor(1, "query") as thread:
-        answer = thread.submit(views.table, query)
+        answer = thread.submit(views.table, _with_meanings(query))
         try:
             return answer.result()
         except KeyboardInterrupt:
             views.connection.interrupt()
             answer.exception()  # the connection is free again once the query has ended
             raise
+
+
+def _with_meanings(query: str) -> str:
+    """The query, or in place of ``describe VIEW`` one that has the comments on the view's columns."""
+    described = _DESCRIBE.fullmatch(query)
+    view = contracts().get(described[1]) if described else None
+    if view is None:
+        return query
+    return (
+        "select column_name, data_type as column_type, comment as meaning from duckdb_columns() "  # noqa: S608 - our names
+        f"where schema_name = '{view.schema}' and table_name = '{view.view}' order by column_index"
+    )

@@ -43,7 +43,7 @@ def views() -> Iterator[Views]:
 
 
 def test_the_prompt_answers_queries_and_commands(store: str) -> None:
-    lines = "select 40 +\n2 as answer;\n.views\n.schema decompositon\n.schema decomposition\n.tabels\n.help\nselec;\n"
+    lines = "select 40 +\n2 as answer;\n.views\n.schema decompositon\n.schema decomposition\n.tabels\n.help\nselec;\ndescribe summary;\n"
     done = subprocess.run(
         [sys.executable, "-m", "kvdrift", "sql", store], input=f"{lines}select 7 as seven;\nquit\nselect 8 as unread;\n",
         capture_output=True, text=True, check=False,
@@ -52,6 +52,7 @@ def test_the_prompt_answers_queries_and_commands(store: str) -> None:
     assert "42" in done.stdout
     assert all(f"\n{one.view}" in done.stdout and one.description in done.stdout for one in describe_views())
     assert "M(tau 1{tau <= H})" in done.stdout  # what mean_entry means
+    assert "mean tau of the pairs that part; null without divergence [tokens]" in done.stdout
     assert ".schema VIEW" in done.stdout
     assert "seven" in done.stdout
     assert "unread" not in done.stdout
