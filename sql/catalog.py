@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
-from schema.location import is_local
+from schema.location import is_local, join
 from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.carried_tables import fill_catalog, keep_views
@@ -24,8 +24,8 @@ from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
 from sql.stored_moments import NO_MOMENTS, stored_moments
-from sql.stored_tables import create_stored_view, parquet_sources
-from sql.view_texts import view_texts
+from sql.stored_tables import create_stored_view, parquet_sources, stored_rows
+from sql.view_texts import stored_text, view_texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -59,6 +59,10 @@ PINNING = (
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 
+_OF_UNITS = ("events", "trajectories", "steps")  # the tables whose files are those of units, by the same paths
+
+_MANY_FILES = 100  # of fewer it costs less to read all than to find out which
+
 _HELD_BYTES = 1 << 25  # of a table behind a URL, compressed as its files are; in memory it is a few times as much
 
 
@@ -70,12 +74,14 @@ class Views:
         connection: the DuckDB connection that has them.
         versions: the Delta versions that its stored tables are read at.
         kept: the views that are tables in memory, in the order of their grain.
+        store: the store that they read; None where there is none, or where its files are not to be told apart.
 
     """
 
     connection: duckdb.DuckDBPyConnection
     versions: Mapping[str, int]
     kept: Collection[str] = ()
+    store: Store | None = None
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """The relation of one query, lazily evaluated (``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
@@ -123,11 +129,30 @@ class Views:
         conditions = " and ".join(f"{quoted(name)} {tests[isinstance(equal[name], list)]}" for name in equal)
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
-        query = f"select {selected} from {promised.relation} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
+        relation = self._of_documents(promised, equal["doc"]) if "doc" in equal else promised.relation
+        query = f"select {selected} from {relation} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
         try:
             return _fetch(self.connection.sql(query, params=list(equal.values())))
         except duckdb.Error as error:
             raise one_line(error) from error
+
+    def _of_documents(self, promised: Contract, doc: Any) -> str:
+        """What stands after ``from`` for a view of which only rows of some documents are wanted.
+
+        Of a table with a file for each unit it leaves out the files of other documents: DuckDB opens every file for
+        each query. A file that ``units`` does not name, such as a compacted one, may have any document.
+        """
+        table, store = promised.view, self.store
+        if table not in _OF_UNITS or store is None or not is_local(store.location):
+            return promised.relation
+        version = self.versions[table]
+        if len(store.paths(table, version)) < _MANY_FILES:
+            return promised.relation
+        wanted = [name for name in (doc if isinstance(doc, list) else [doc]) if name is not None]
+        query = "select path from stored.units group by path having not bool_or(doc in (select unnest(?)))"
+        others = {join(store.location, table, path) for (path,) in self.connection.execute(query, [wanted]).fetchall()}
+        files = {file for file in store.files(table, version) if file not in others}
+        return f"({stored_text(table, f'({stored_rows(table, parquet_sources(store, table, version, files))})')})"
 
     def close(self) -> None:
         """Close the connection; relations made from it end with it."""
@@ -204,7 +229,7 @@ def open_views(
     except KvdriftError:
         connection.close()
         raise
-    return Views(connection, pinned, kept)
+    return Views(connection, pinned, kept, store)
 
 
 def write_catalog(store: Store) -> Path:

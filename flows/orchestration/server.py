@@ -17,9 +17,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.orchestration.new_database import copy_kept, keep
 from schema.errors import OperationError, first_line
+
+if TYPE_CHECKING:
+    import uvicorn
 
 _QUIET = {
     "DO_NOT_TRACK": "1",
@@ -206,19 +210,28 @@ def _own_server(home: Path | None) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         configuration = uvicorn.Config(create_app(ephemeral=True), log_level="critical", log_config=None)
         server = uvicorn.Server(configuration)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name="prefect server")
         made_here = home is not None and not copy_kept(home)
+        thread = threading.Thread(target=_serve, args=(server, listener), daemon=True, name="prefect server")
         thread.start()
-        _wait_for(server, thread)
-        if home is not None and made_here:
-            keep(home)
         try:
+            _wait_for(server, thread)
+            if home is not None and made_here:
+                keep(home)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
             # Events that find no server any more would be tried again at the end of the process, for minutes.
             EventsWorker.drain_all(timeout=_STOP_SECONDS, at_exit=False)
             server.should_exit = True
-            thread.join(timeout=_STOP_SECONDS)
+            thread.join(timeout=_STOP_SECONDS if server.started else 0)  # who interrupts its start does not wait for it
+
+
+def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Run the server in its thread; one that is left while it starts finds its socket closed, and says nothing."""
+    try:
+        server.run(sockets=[listener])
+    except OSError:
+        if not server.should_exit:
+            raise
 
 
 def _wait_for(server: object, thread: threading.Thread) -> None:

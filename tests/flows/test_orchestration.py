@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ def test_the_environment_is_as_before(home: Path, monkeypatch: pytest.MonkeyPatc
     assert dict(os.environ) == before
     assert get_current_settings().home != home
     assert get_current_settings().api.url is None
+
+
+@pytest.mark.slow
+def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread finds its socket closed, and ends."""
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    said, begun = list[threading.ExceptHookArgs](), list[threading.Thread]()
+    monkeypatch.setattr("threading.excepthook", said.append)
+
+    def interrupted(_server: object, thread: threading.Thread) -> None:
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.orchestration.server._wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt), orchestration(home):
+        pass
+    (thread,) = begun
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert said == []
 
 
 def test_no_two_servers_share_a_database(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from schema.store.store import Store, Unit
 from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
 from sql.contracts import contracts
+from transforms.compaction import compact
 from transforms.derivation import derive_trajectories
 
 if TYPE_CHECKING:
@@ -91,6 +93,29 @@ def test_pooled_means_do_not_depend_on_the_order_of_rows(store: Store) -> None:
             found.append([opened.rows(view) for view in views])
     assert found[0][1].num_rows > 0
     assert all(rows == found[0] for rows in found)
+
+
+def test_rows_of_some_documents_leave_the_files_of_others_unread(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a table has a file for each unit; what was compacted may have any document, and is read."""
+    append_document(store, DOCS[1])
+    wanted = [{"doc": DOCS[1]}, {"doc": [DOCS[1], "none"], "replicate": 0}, {"doc": DOCS}, {"doc": "none"}]
+    with open_views(store) as views:
+        plain = [views.rows(table, **equal) for table in ("events", "trajectories", "steps") for equal in wanted]
+    monkeypatch.setattr("sql.catalog._MANY_FILES", 0)
+    with open_views(store) as views:
+        docs = {file: pq.read_table(file, columns=["doc"])["doc"][0].as_py() for file in store.files("steps")}
+        moved = next(file for file, doc in docs.items() if doc == DOCS[0])
+        os.rename(moved, f"{moved}.aside")  # noqa: PTH104 - a path as the store gives it
+        assert views.rows("steps", doc=DOCS[1]).equals(plain[8])
+        with pytest.raises(OperationError):
+            views.rows("steps", doc=DOCS[0])
+        os.rename(f"{moved}.aside", moved)  # noqa: PTH104 - as above
+    for stage in ("a file each", "compacted"):
+        if stage == "compacted":
+            compact(store)
+        with open_views(store) as views:
+            narrow = [views.rows(table, **equal) for table in ("events", "trajectories", "steps") for equal in wanted]
+        assert [rows.equals(other) for rows, other in zip(narrow, plain, strict=True)] == [True] * len(plain), stage
 
 
 def test_more_threads_give_the_same_rows(store: Store) -> None:
