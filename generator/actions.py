@@ -25,6 +25,7 @@ GENERATED = "generated"  # the key of every codec by which it codes generated en
 
 CODEC_FAMILY: Family[Codec] = Family(
     noun="codec",
+    plural="codecs",
     base=Codec,
     derive="Codec of generator.codecs.codec",
     says="how it stores entries",
@@ -111,6 +112,13 @@ class Action:
         """What chooses the prompt entries that are kept after prefill."""
         return self.selector if self.policy is None else self.policy.first_cut
 
+    @property
+    def least_budget(self) -> int:
+        """The smallest m of a policy: what it needs, and what its first cut does; 0 without a policy."""
+        if self.policy is None:
+            return 0
+        return max(self.policy.least, self.chooser.window + self.chooser.sinks)
+
     def budget(self, entries: int, horizon: int) -> int | None:
         """M of a policy, if it is ever too few for n prompt entries and those of H - 1 fed tokens; else None."""
         budget = None if self.policy is None else self.retention.count(entries)
@@ -146,7 +154,7 @@ class Action:
         Raises:
             InputError: m cannot hold the selector's window and sinks, or is below what the policy needs.
         """
-        if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.policy.least):
+        if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.least_budget):
             raise InputError(
                 f"action '{self.name}', {where}: keep = {self.retention} lets a step read {budget} entries; "
                 f"policy {self.policy_name} needs at least {least}"
@@ -192,7 +200,7 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     codec = generated = None
     try:
         if section.policy_name is not None:
-            policy = build_policy(section.policy_name, section.policy_parameters)
+            policy = build_policy(section.policy_name, section.policy_parameters, folder)
             return Action(section.name, "full", Full(), section.retention, None, None, section.policy_name, policy)
         selector = build_selector(section.selector, section.parameters, folder)
         if section.codec_name is not None:

@@ -227,7 +227,7 @@ class _Source:
         name = kind.__module__
         path = getattr(sys.modules.get(name), "__file__", None)
         if path is None:
-            raise InputError(f"selector class '{kind.__qualname__}': module '{name}' has no source file; put it in one")
+            raise InputError(f"class '{kind.__qualname__}': module '{name}' has no source file; put it in one")
         file = Path(path).resolve()
         parts = name.split(".")
         place = (file.parent if file.stem == "__init__" else file.with_suffix("")).parts
@@ -253,7 +253,7 @@ class _Source:
             with tokenize.open(self.file) as opened:
                 return opened.read()
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.file}: the source of a selector cannot be read ({error})") from None
+            raise InputError(f"{self.file}: the source of a class cannot be read ({error})") from None
 
     def imported(self, text: str) -> list[_Source]:
         """The modules beside it that it imports, anywhere in its text."""

@@ -1,4 +1,4 @@
-"""kvdrift: when, and for how long, KV-cache eviction makes a language model diverge from itself.
+"""kvdrift: when, and for how long, a smaller KV cache makes a language model diverge from itself.
 
 ``kvdrift.open(store).sql("select * from decomposition")`` gives a DuckDB relation over a store's views;
 ``kvdrift.run("study.toml")`` runs a study and returns the path of its report.

@@ -37,7 +37,7 @@ _INTERRUPTED = 130  # as of a program that SIGINT ended
 
 app = typer.Typer(
     name="kvdrift",
-    help="When, and for how long, KV-cache eviction makes a language model diverge from itself.",
+    help="When, and for how long, a smaller KV cache makes a language model diverge from itself.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

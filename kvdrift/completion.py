@@ -63,11 +63,12 @@ def views(incomplete: str) -> list[str]:
 
 
 def checked(incomplete: str) -> list[str]:
-    """Return the names of selectors and codecs."""
+    """Return the names of selectors, codecs and policies."""
     from generator.codecs import CODECS
     from generator.selectors import SELECTORS
+    from generator.selectors.policies import POLICIES
 
-    return _starting([*SELECTORS, *CODECS], incomplete)
+    return _starting([*SELECTORS, *CODECS, *POLICIES], incomplete)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -45,8 +45,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compact": ("kvdrift compact stores/quickstart", "kvdrift compact stores/quickstart --vacuum"),
     "drop": ("kvdrift drop stores/my-study --action recent-quarter",),
     "confirm": ("kvdrift confirm my-study.toml --action recent-quarter",),
-    "check": ("kvdrift check snapkv", "kvdrift check my_module:MySelector --parameter sign=-1"),
-    "list": ("kvdrift list selectors", "kvdrift list codecs", "kvdrift list views"),
+    "check": (
+        "kvdrift check snapkv",
+        "kvdrift check my_module:MySelector --parameter sign=-1",
+        "kvdrift check h2o --kind policy",
+    ),
+    "list": ("kvdrift list selectors", "kvdrift list policies", "kvdrift list views"),
 }
 
 

@@ -1,1 +1,1 @@
-"""What every selector and codec must hold: ``kvdrift check`` runs it on one's own, the tests on ours."""
+"""What every selector, codec and policy must hold: ``kvdrift check`` runs it on one's own, the tests on ours."""

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from generator.selectors.own.failures import failure_of
 from schema.errors import KvdriftError, OperationError
 
 
-class Tried(Protocol):
-    """What checks try: a selector or codec, as a study names it."""
+class HasPart(Protocol):
+    """What checks try: ``generator.checks.tried``."""
 
     @property
     def part(self) -> object:
-        """The selector or codec."""
+        """The selector, codec or policy."""
 
 
-SomeTried = TypeVar("SomeTried", bound=Tried)
+Subject = TypeVar("Subject", bound=HasPart)
 
 
 @dataclass(frozen=True)
-class Check(Generic[SomeTried]):
-    """One thing that every selector, or every codec, must hold.
+class Check(Generic[Subject]):
+    """One thing that every selector, codec or policy must hold.
 
     Attributes:
         name: A word or two.
@@ -33,9 +33,9 @@ class Check(Generic[SomeTried]):
 
     name: str
     tried: str
-    function: Callable[[SomeTried], str]
+    function: Callable[[Subject], str]
 
-    def __call__(self, subject: SomeTried) -> Finding:
+    def __call__(self, subject: Subject) -> Finding:
         """Try it; whatever the part raises is what was found."""
         try:
             return Finding(holds=True, found=self.function(subject))
@@ -61,15 +61,3 @@ def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert ta
     """
     if not holds:
         raise OperationError(otherwise)
-
-
-def other_values(value: Any) -> Iterator[Any]:
-    """Values that a parameter might take beside its own; none for a text."""
-    if isinstance(value, bool):
-        yield not value
-    elif value is None:
-        yield 2
-    elif isinstance(value, int | float):
-        yield from (value + 2, value + 1, value - 1)
-        if isinstance(value, float):
-            yield from (value / 2, value + 0.125)

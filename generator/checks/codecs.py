@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +11,14 @@ import torch
 from generator.actions import Action, build_action
 from generator.attention.holding import DTYPES, AsComputed
 from generator.attention.shared_prefix import PrefixLayer
-from generator.checks.check import Check, other_values, require
+from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.random_models import random_document, random_model
+from generator.checks.tried import Tried, identity_found
 from generator.codecs import Codec
 from generator.generation import PendingUnit, generate_units
-from generator.identity import parts_sha256
 from generator.selectors import Full
-from generator.selectors.parameters import Value
-from schema.errors import InputError, KvdriftError
+from schema.errors import InputError
 from schema.retention import Retention
 from schema.store.store import Unit
 from schema.study import ActionSection
@@ -33,28 +30,16 @@ _PROMPT = 200
 
 
 @dataclass(frozen=True, eq=False)
-class CodecSubject:
-    """A codec as a study names it.
+class CodecSubject(Tried[Codec]):
+    """A codec."""
 
-    Args:
-        name: The codec's name in a study file.
-        parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+    @staticmethod
+    def part_of(action: Action) -> Codec:
+        """The codec."""
+        assert action.codec is not None  # noqa: S101 - an action of this class has one
+        return action.codec
 
-    Raises:
-        InputError: It cannot be made.
-    """
-
-    name: str
-    parameters: Mapping[str, Value] = field(default_factory=dict)
-    folder: Path | None = None
-    part: Codec = field(init=False)
-    _generated: list[Unit] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "part", self.action().codec)
-
-    def action(self, name: str = "own", selector: str | None = None, **changes: Value) -> Action:
+    def action(self, name: str = "own", selector: str | None = None, **changes: Any) -> Action:
         """An action of the codec, after a selector that keeps half of the entries where one is named."""
         chosen: dict[str, Any] = {} if selector is None else {"selector": selector, "keep": "1/2"}
         codec = {**self.parameters, **changes, "name": self.name}
@@ -74,19 +59,16 @@ class CodecSubject:
                 where = f"{heads} KV heads, {entries} entries of {size} channels, {dtype}"
                 yield where, PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
 
-    def generated(self) -> list[Unit]:
+    def generate(self) -> list[Unit]:
         """Units of one prompt: of the codec alone, of it after a selector, of the selector, and of the control."""
-        if not self._generated:
-            actions = [
-                self.action(),
-                self.action("after", "snapkv"),
-                _selecting("half", "snapkv"),
-                Action("full", "full", Full(), Retention(None)),
-            ]
-            pending = [PendingUnit(action, 0, 8) for action in actions]
-            model, document = random_model("qwen2"), random_document("coded", _PROMPT)
-            self._generated.extend(generate_units(model, "study", document, pending, 3, 7))
-        return self._generated
+        actions = [
+            self.action(),
+            self.action("after", "snapkv"),
+            _selecting("half", "snapkv"),
+            Action("full", "full", Full(), Retention(None)),
+        ]
+        pending = [PendingUnit(action, 0, 8) for action in actions]
+        return generate_units(random_model("qwen2"), "study", random_document("coded", _PROMPT), pending, 3, 7)
 
 
 def _selecting(name: str, selector: str) -> Action:
@@ -133,32 +115,6 @@ def _repetition(subject: CodecSubject) -> str:
             require(same, f"{where}: a second round trip, or a twin's, reads other numbers")
     require(torch.equal(torch.get_rng_state(), state), "numbers are drawn from torch's own state; seed a generator")
     return "the same numbers, and no draw from torch's state"
-
-
-def _identity(subject: CodecSubject) -> str:
-    rows, hashes, changed = set(), set(), []
-    for name, value in [("", None), *subject.part.parameters.items()]:
-        action = _changed(subject, name, value) if name else subject.action()
-        if action is None:
-            continue
-        rows.add(json.dumps(action.row("study", prespecified=True)))
-        hashes.add(parts_sha256(action.parts))
-        changed.append(name)
-        alike = min(len(rows), len(hashes)) < len(changed)
-        require(not alike, f"{name} is no part of the identity: two values have one row or one hash")
-    alone = parts_sha256(subject.action().parts[:1])
-    require(alone not in hashes, "the codec is no part of the identity")
-    return ", ".join(changed[1:]) or "no parameter"
-
-
-def _changed(subject: CodecSubject, name: str, value: Any) -> Action | None:
-    """The action with another value of a parameter, or None where none was accepted; texts are not guessed."""
-    for other in other_values(value):
-        try:
-            return subject.action(**{name: other})
-        except KvdriftError:
-            continue
-    return None
 
 
 def _first_token(subject: CodecSubject) -> str:
@@ -213,7 +169,7 @@ CODEC_CHECKS = (
     Check("shapes", _SIZES, _shapes),
     Check("bytes", _SIZES, _bytes),
     Check("repetition", "a second round trip, and a twin's", _repetition),
-    Check("identity", "each parameter changed", _identity),
+    Check("identity", "each parameter changed", identity_found),
     Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),
     Check("after a selector", "half of the entries, beside that selector and the control", _after_a_selector),
     Check("generated entries", "4 pairs of 12 tokens with generated = true", _generated_entries),

@@ -1,8 +1,9 @@
-"""What a name stands for, a selector or a codec, with the checks of it."""
+"""What a name stands for, a selector, a codec or a policy, with the checks of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,43 +11,79 @@ from typing import Any
 from generator.actions import CODEC_FAMILY
 from generator.checks.check import Check, Finding
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.policies import POLICY_CHECKS, PolicySubject
 from generator.checks.selectors import CHECKS
 from generator.checks.subject import Subject
+from generator.checks.tried import Tried
 from generator.codecs import CODECS
 from generator.selectors import SELECTORS
+from generator.selectors.own.families import SELECTOR_FAMILY, Family
 from generator.selectors.own.names import entry_point_names, own_class
 from generator.selectors.parameters import Value
-from schema.errors import InputError
+from generator.selectors.policies import POLICIES, POLICY_FAMILY
+from schema.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A family, the package's classes of it, and how one of it is tried."""
+
+    family: Family[Any]
+    known: Mapping[str, type[Any]]
+    subject: type[Tried[Any]]
+    checks: tuple[Check[Any], ...]
+
+    def has(self, name: str) -> bool:
+        """Whether a class of the package or an entry point has the name."""
+        return name in self.known or name in entry_point_names(self.family)
+
+    def finds(self, name: str, folder: Path) -> bool:
+        """Whether a name stands for a class of one's own that is of this family."""
+        try:
+            own_class(self.family, name, folder, self.known)
+        except InputError:
+            return False
+        return True
+
+
+_FAMILIES = {
+    "selector": _Checked(SELECTOR_FAMILY, SELECTORS, Subject, CHECKS),
+    "codec": _Checked(CODEC_FAMILY, CODECS, CodecSubject, CODEC_CHECKS),
+    "policy": _Checked(POLICY_FAMILY, POLICIES, PolicySubject, POLICY_CHECKS),
+}
 
 
 def checks_of(
-    name: str, parameters: Mapping[str, Value], folder: Path
+    name: str, parameters: Mapping[str, Value], folder: Path, kind: str | None = None
 ) -> list[tuple[Check[Any], Callable[[], Finding]]]:
-    """Return the checks of a selector or codec, each with what makes it.
+    """Return the checks of a selector, codec or policy, each with what makes it.
 
     Args:
         name: Of one of the package, an entry point's, or ``module:Class``.
         parameters: Those that differ from the defaults.
         folder: Where a module is looked for before installed ones.
+        kind: "selector", "codec" or "policy", where the name stands for several; None for the one that it stands for.
 
     Raises:
-        InputError: There is no such selector or codec, or it cannot be made.
+        InputError: There is nothing of the name, or it cannot be made; or it stands for several.
     """
-    if _is_codec(name, folder):
-        coded = CodecSubject(name, parameters, folder)
-        return [(check, partial(check, coded)) for check in CODEC_CHECKS]
-    subject = Subject(name, parameters, folder)
-    return [(check, partial(check, subject)) for check in CHECKS]
+    one = _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)]
+    subject = one.subject(name, parameters, folder)
+    return [(check, partial(check, subject)) for check in one.checks]
 
 
-def _is_codec(name: str, folder: Path) -> bool:
-    """Whether a codec has the name; what neither a selector nor a codec has is refused as a selector's."""
-    if name in SELECTORS:
-        return False
-    if name in CODECS or name in entry_point_names(CODEC_FAMILY):
-        return True
-    try:
-        own_class(CODEC_FAMILY, name, folder, CODECS)
-    except InputError:
-        return False
-    return True
+def _known(kind: str) -> str:
+    if kind not in _FAMILIES:
+        raise InputError(f"--kind {kind}: {nearest(kind, _FAMILIES)}")
+    return kind
+
+
+def _kind_of(name: str, folder: Path) -> str:
+    """What a name stands for; what nothing has is refused as a selector's."""
+    having = [kind for kind, one in _FAMILIES.items() if one.has(name)]
+    if len(having) > 1:
+        ways = " or ".join(f"--kind {kind}" for kind in having)
+        raise InputError(f"'{name}' is the name of a {' and of a '.join(having)}; write {ways}")
+    if not having:
+        having = [kind for kind, one in _FAMILIES.items() if kind != "selector" and one.finds(name, folder)]
+    return having[0] if having else "selector"

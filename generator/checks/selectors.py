@@ -12,14 +12,13 @@ import torch
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
-from generator.checks.check import Check, other_values, require
+from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.random_models import random_document
 from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
 from generator.selectors import Recent, Selector, build_selector
 from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.prompt import Prompt
-from schema.errors import KvdriftError
 from schema.retention import Retention
 from schema.tables import ACTIONS
 
@@ -173,11 +172,11 @@ def _identity(subject: Subject) -> str:
     require(action == twin and hash(action.selector) == hash(twin.selector), "equal parameters make unequal selectors")
     rows, changed, skipped = {json.dumps(row)}, [], []
     for name, value in options_of(action.selector).items():
-        if (other := _changed(subject, name, value)) is None:
+        if (other := subject.changed(name, value)) is None:
             skipped.append(name)
             continue
         changed.append(name)
-        rows.add(json.dumps(other))
+        rows.add(json.dumps(other.row("study", prespecified=True)))
         require(len(rows) == 1 + len(changed), f"{name} is no part of identity(): two values have one row")
     left = f"; no other value tried of {', '.join(skipped)}" if skipped else ""
     return f"{', '.join(changed) or 'no parameter'}{left}"
@@ -187,16 +186,6 @@ def options_of(selector: Selector) -> dict[str, Any]:
     """What a study may set, with its values."""
     own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
     return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
-
-
-def _changed(subject: Subject, name: str, value: Any) -> dict[str, Any] | None:
-    """The action's row with another value of a parameter, or None where none was accepted; texts are not guessed."""
-    for other in other_values(value):
-        try:
-            return subject.action(**{name: other}).row("study", prespecified=True)
-        except KvdriftError:
-            continue
-    return None
 
 
 def _first_token(subject: Subject) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
 from generator.checks.random_models import random_document, random_model
+from generator.checks.tried import Tried
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Full, Selector
-from generator.selectors.parameters import Value
 from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.prompt import Prompt
 from schema.errors import InputError
@@ -41,37 +39,32 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A selector as a study names it.
-
-    Args:
-        name: The selector's name in a study file.
-        parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+class Subject(Tried[Selector]):
+    """A selector.
 
     Raises:
         InputError: It cannot be made, or window and sinks are more than the checks have prompts for.
     """
 
-    name: str
-    parameters: Mapping[str, Value] = field(default_factory=dict)
-    folder: Path | None = None
-    selector: Selector = field(init=False)
     _prompts: dict[tuple[Kind, int], Prompt] = field(init=False, default_factory=dict)
-    _generated: list[Unit] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "selector", self.action().selector)
+        super().__post_init__()
         if self._needed > _ROOM:
             raise InputError(
                 f"window ({self.selector.window}) and sinks ({self.selector.sinks}) are more than the {_ROOM} that the "
                 "checks have prompts for; make them smaller with --parameter"
             )
 
-    @property
-    def part(self) -> Selector:
+    @staticmethod
+    def part_of(action: Action) -> Selector:
         """The selector."""
-        return self.selector
+        return action.selector
+
+    @property
+    def selector(self) -> Selector:
+        """What is tried."""
+        return self.part
 
     @property
     def whole(self) -> bool:
@@ -93,7 +86,7 @@ class Subject:
         """By how much prompts are longer than usual, so that m can hold window and sinks and leaves a choice."""
         return max(0, self._needed + 16 - _SHORT[1])
 
-    def action(self, name: str = "own", keep: str | None = None, **changes: Value) -> Action:
+    def action(self, name: str = "own", keep: str | None = None, **changes: Any) -> Action:
         """An action of the selector, by default at half of the entries, with some parameters changed."""
         keep = keep or ("all" if issubclass(SELECTORS.get(self.name, Selector), Full) else "1/2")
         parameters: dict[str, Any] = {**self.parameters, **changes}
@@ -124,17 +117,15 @@ class Subject:
                 gathered[statistic] = statistic.update(gathered.get(statistic), part)
         return replace(layer, statistics=gathered)
 
-    def generated(self) -> list[Unit]:
+    def generate(self) -> list[Unit]:
         """Units of one short prompt: of the selector, of the selector where it keeps everything, and of the control."""
-        if not self._generated:
-            entries, kept = (size + self._extra for size in _SHORT)
-            some = replace(self.action("some"), retention=Retention(None if self.whole else kept))
-            actions = [some, replace(some, name="all", retention=Retention(None))]
-            actions.append(Action("full", "full", Full(), Retention(None)))
-            pending = [PendingUnit(action, 0, 8) for action in actions]
-            model, document = model_of(Kind("qwen2")), random_document("first", entries)
-            self._generated.extend(generate_units(model, "study", document, pending, 3, 7))
-        return self._generated
+        entries, kept = (size + self._extra for size in _SHORT)
+        some = replace(self.action("some"), retention=Retention(None if self.whole else kept))
+        actions = [some, replace(some, name="all", retention=Retention(None))]
+        actions.append(Action("full", "full", Full(), Retention(None)))
+        pending = [PendingUnit(action, 0, 8) for action in actions]
+        model, document = model_of(Kind("qwen2")), random_document("first", entries)
+        return generate_units(model, "study", document, pending, 3, 7)
 
 
 def model_of(kind: Kind) -> Any:

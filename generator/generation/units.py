@@ -239,7 +239,7 @@ def _decode(
             decode = begin(group, batch, horizon, savings)
             began = time.perf_counter()
             decoded = decode()
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, OperationError) as error:  # the last one of a policy of one's own
             if not is_memory_shortage(error):
                 raise
             if min(at_once, len(numbers)) == 1:

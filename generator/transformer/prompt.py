@@ -22,6 +22,7 @@ from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.statistics import Statistic
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
+from generator.selectors.policies.guarded import rule_of
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, SharedScores, evict
 from generator.transformer.fused.head import Head
@@ -128,7 +129,7 @@ class PrefilledPrompt:
             raise InputError(
                 f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "
                 f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free; "
-                "give shorter prompts or another selector"
+                f"give shorter prompts or another {'selector' if action.policy is None else 'policy'}"
             )
 
     def evict(self) -> PreparedPrompt:
@@ -161,7 +162,7 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
-        return PreparedCache(compact, most, 0, action.policy.rule(layers, compact.indices, budget))
+        return PreparedCache(compact, most, 0, rule_of(action.policy, layers, compact.indices, budget))
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
@@ -298,6 +299,6 @@ class PreparedPrompt:
             "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
             "payload_bytes": payload, "scale_bytes": compact.scale_bytes, "index_bytes": index,
             "metadata_bytes": compact.metadata_bytes,
-            "resident_bytes": payload + compact.scale_bytes + index + compact.metadata_bytes + suffix * streams,
+            "resident_bytes": compact.stored_bytes + suffix * streams,
             "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""``kvdrift check``: a selector or codec under the matrix that every one of the package passes."""
+"""``kvdrift check``: a selector, codec or policy under the matrix that every one of the package passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector or codec as in a study file: my_module:MySelector, or another name.",
+            help="A selector, codec or policy as in a study file: my_module:MySelector, or another name.",
             autocompletion=completion.checked,
         ),
     ],
@@ -27,8 +27,15 @@ def check(
         list[str] | None,
         typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of it; repeat it for several."),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="selector|codec|policy",
+            help="Which of them, where several have the name, as of h2o and tova a selector and a policy.",
+        ),
+    ] = None,
 ) -> None:
-    """Check a selector or codec on small models: what it keeps or stores, and what is generated with it.
+    """Check a selector, codec or policy on small models: what it keeps, stores or reads, and what is generated with it.
 
     A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
     """
@@ -36,7 +43,7 @@ def check(
 
     from generator.checks.families import checks_of
 
-    checks = checks_of(name, dict(map(_parameter, parameter or [])), Path.cwd())
+    checks = checks_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
     width, failed = max(len(one.name) for one, _ in checks), 0
     for one, find in checks:
         finding = find()

@@ -57,9 +57,9 @@ def _codecs() -> list[tuple[str, str]]:
 
 
 def _policies() -> list[tuple[str, str]]:
-    from generator.selectors.policies import POLICIES
+    from generator.selectors.policies import POLICIES, POLICY_FAMILY
 
-    return [(name, _described(kind)) for name, kind in POLICIES.items()]
+    return _of_family(POLICY_FAMILY, POLICIES)
 
 
 def _of_family(family: Family[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:

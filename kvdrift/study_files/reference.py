@@ -24,8 +24,8 @@ A study file is [TOML](https://toml.io). `kvdrift init` writes one with a commen
 `kvdrift run STUDY.toml --dry-run` says what it would do. A key that is not below is an error that names the nearest.
 
 Paths begin at the study file's folder, wherever the command runs: files of prompts, a model's folder, modules of your
-own selectors. `~` is your home folder. A store knows a model by its `id` as the file has it, so keep that when you move
-the file; the paths of prompts and tables may change, since a store knows prompts and laws by what is in them. Commands
+own. `~` is your home folder. A store knows a model by its `id` as the file has it, so keep that when you move the file;
+the paths of prompts and tables may change, since a store knows prompts and laws by what is in them. Commands
 over a store alone, such as `kvdrift report`, look for a model's tokenizer from the working folder on.
 
 What decides events is fixed with the first of them: `[study]`, `[model]`, and in `[[documents]]` all but the counts,
@@ -120,7 +120,9 @@ def _policies() -> str:
     return (
         "### Decode-time policies and their parameters\n\nParameters stand in the policy's own table, as in "
         '`policy = { name = "sliding", sinks = 8 }`; `keep` is then the most\nentries that a step reads. '
-        "[policies.md](policies.md) has the formulas.\n\n" + _table(("policy", "what it reads", "parameters"), rows)
+        "[policies.md](policies.md) has the formulas, and\n"
+        "[adding-a-policy.md](adding-a-policy.md) policies of your own.\n\n"
+        + _table(("policy", "what it reads", "parameters"), rows)
     )
 
 

@@ -41,8 +41,8 @@ class ActionSection(Section):
     selector: Annotated[
         str,
         meaning(
-            "The policy that chooses what is kept: one of `kvdrift list selectors`, or `module:Class` of your own; it "
-            "may be left out where there is a codec or a policy.",
+            "What chooses the entries to keep: one of `kvdrift list selectors`, or `module:Class` of your own; it may "
+            "be left out where there is a codec or a policy.",
             example="snapkv",
             needed=True,
         ),
@@ -70,8 +70,9 @@ class ActionSection(Section):
     policy: Annotated[
         Named | None,
         meaning(
-            "A policy that bounds what every step reads, in place of a selector: one of `kvdrift list policies`, or a "
-            'table of a `name` and parameters, as in `{ name = "sliding", sinks = 8 }`.',
+            "A policy that bounds what every step reads, in place of a selector: one of `kvdrift list policies`, "
+            "`module:Class` of your own, or a table of a `name` and parameters, as in "
+            '`{ name = "sliding", sinks = 8 }`.',
             example="sliding",
         ),
     ] = None

@@ -42,7 +42,7 @@ class Study(Section):
     actions: Annotated[
         list[ActionSection],
         Field(min_length=1),
-        meaning("An eviction policy and how much it keeps; one such section for each."),
+        meaning("A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each."),
     ]
     plan: Annotated[PlanSection, meaning("What the study must answer, and what fixes its size.")]
     windows: Annotated[

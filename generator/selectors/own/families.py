@@ -18,16 +18,18 @@ class Family(Generic[Kind]):
 
     Attributes:
         noun: What one of them is called.
+        plural: What several of them are called.
         base: What all of them are derived from.
         derive: What to derive one from, and of which module, for error lines.
         says: What its summary says.
         class_variables: What is no parameter, each with its annotation.
         keys: Names that no parameter may have, since they are keys beside the parameters.
-        counts: Properties that must be numbers of positions.
+        counts: Properties that must be numbers of positions or entries.
         common: Parameters that each of them takes beside its own, with their defaults; they are not its fields.
     """
 
     noun: str
+    plural: str
     base: type[Any]
     derive: str
     says: str
@@ -39,11 +41,12 @@ class Family(Generic[Kind]):
     @property
     def group(self) -> str:
         """The entry-point group whose names stand beside those of the package."""
-        return f"kvdrift.{self.noun}s"
+        return f"kvdrift.{self.plural}"
 
 
 SELECTOR_FAMILY: Family[Selector] = Family(
     noun="selector",
+    plural="selectors",
     base=Selector,
     derive="ScoringSelector or Selector of generator.selectors.selector",
     says="what it keeps",

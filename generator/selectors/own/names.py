@@ -106,6 +106,12 @@ def source_texts(kind: type[Any]) -> dict[str, bytes]:
     return dict(_TEXTS.get(kind, {}))
 
 
+def share_texts(kind: type[Any], owner: type[Any]) -> None:
+    """Let a class of the modules that another one was loaded with have that one's texts: it is made by it."""
+    if kind.__module__ in (texts := source_texts(owner)):
+        _TEXTS.setdefault(kind, texts)
+
+
 def _module(name: str, folder: Path | None, where: str) -> tuple[ModuleType, dict[str, bytes]]:
     """Load a module from the folder or, if it has none of the name, from what is installed."""
     source = None if folder is None else source_folder(folder.absolute())

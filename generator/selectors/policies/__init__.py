@@ -3,33 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 
-from generator.selectors.own.classes import default_parameters
-from generator.selectors.parameters import Value, check_types
+from generator.selectors.own.building import build
+from generator.selectors.own.failures import failure_of
+from generator.selectors.own.families import Family
+from generator.selectors.own.names import share_texts
+from generator.selectors.parameters import Value
 from generator.selectors.policies.h2o import H2O
 from generator.selectors.policies.policy import Policy
+from generator.selectors.policies.scores import ScoringPolicy
 from generator.selectors.policies.sliding import Sliding
 from generator.selectors.policies.tova import TOVA
-from schema.errors import InputError, nearest
+from generator.selectors.selector import Selector
+from schema.errors import InputError, KvdriftError
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
-__all__ = ["POLICIES", "Policy", "build_policy"]
+POLICY_FAMILY: Family[Policy] = Family(
+    noun="policy",
+    plural="policies",
+    base=Policy,
+    derive="ScoringPolicy of generator.selectors.policies, or Policy",
+    says="what it reads",
+    class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "keeps_scores": "bool"}),
+    keys=("name",),
+    counts=("least",),
+)
+
+__all__ = ["POLICIES", "POLICY_FAMILY", "Policy", "ScoringPolicy", "build_policy"]
 
 
-def build_policy(name: str, parameters: Mapping[str, Value]) -> Policy:
-    """Make a policy, one of ``POLICIES``, with the parameters that differ from the defaults.
+def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Policy:
+    """Make a policy.
+
+    Args:
+        name: One of ``POLICIES``, an entry point's name, or ``module:Class``.
+        parameters: Those that differ from the defaults.
+        folder: Where a module is looked for before installed ones, if anywhere.
 
     Raises:
-        InputError: An unknown name or parameter, or a value that the policy does not take.
+        InputError: An unknown name or parameter, a value that the policy does not take, a module or class that cannot
+            be used, or a first cut that is no selector.
     """
-    if name not in POLICIES:
-        raise InputError(f"policy = '{name}': {nearest(name, POLICIES)}")
-    defaults = default_parameters(POLICIES[name])
-    for parameter in parameters:
-        if parameter not in defaults:
-            raise InputError(
-                f"policy.{parameter}: {nearest(parameter, defaults) if defaults else f'{name} takes no parameters'}"
-            )
-    check_types(parameters, defaults)
-    return POLICIES[name](**parameters)
+    policy = build(POLICY_FAMILY, name, parameters, POLICIES, folder)
+    try:
+        cut: object = policy.first_cut
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise InputError(f"policy {type(policy).__name__}: {failure_of(error, policy)}") from error
+    if not isinstance(cut, Selector):
+        raise InputError(
+            f"policy {type(policy).__name__}: first_cut is of type {type(cut).__name__}; it should be a selector, such "
+            "as Recent() of generator.selectors"
+        )
+    share_texts(type(cut), type(policy))
+    return policy

@@ -1,0 +1,98 @@
+"""What checks try: a selector, codec or policy, as a study names it."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from generator.actions import Action
+from generator.checks.check import require
+from generator.identity import parts_sha256
+from generator.selectors.parameters import Value
+from schema.errors import KvdriftError
+from schema.store.store import Unit
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, eq=False)
+class Tried(ABC, Generic[Part]):
+    """A part of an action.
+
+    Args:
+        name: Its name in a study file.
+        parameters: Those that differ from the defaults.
+        folder: Where a module is looked for before installed ones, if anywhere.
+
+    Raises:
+        InputError: It cannot be made.
+    """
+
+    name: str
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    folder: Path | None = None
+    part: Part = field(init=False)
+    _units: list[Unit] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "part", self.part_of(self.action()))
+
+    @staticmethod
+    @abstractmethod
+    def part_of(action: Action) -> Part:
+        """What is tried of an action."""
+
+    @abstractmethod
+    def action(self, name: str = "own", **changes: Any) -> Action:
+        """An action with the part, some of its parameters changed."""
+
+    @abstractmethod
+    def generate(self) -> list[Unit]:
+        """Generate units that several checks look at."""
+
+    def generated(self) -> list[Unit]:
+        """What ``generate`` has returned, once."""
+        if not self._units:
+            self._units.extend(self.generate())
+        return self._units
+
+    def changed(self, name: str, value: Any) -> Action | None:
+        """The action with another value of a parameter, or None where none was accepted; texts are not guessed."""
+        for other in _other_values(value):
+            try:
+                return self.action(**{name: other})
+            except KvdriftError:
+                continue
+        return None
+
+
+def identity_found(tried: Tried[Any]) -> str:
+    """Check that a codec or policy and each of its parameters are part of the identity; return what was changed."""
+    rows, hashes, changed = set(), set(), []
+    for name, value in [("", None), *tried.part.parameters.items()]:
+        action = tried.changed(name, value) if name else tried.action()
+        if action is None:
+            continue
+        rows.add(json.dumps(action.row("study", prespecified=True)))
+        hashes.add(parts_sha256(action.parts))
+        changed.append(name)
+        alike = min(len(rows), len(hashes)) < len(changed)
+        require(not alike, f"{name} is no part of the identity: two values have one row or one hash")
+    require(parts_sha256(tried.action().parts[:1]) not in hashes, "the class is no part of the identity")
+    return ", ".join(changed[1:]) or "no parameter"
+
+
+def _other_values(value: Any) -> Iterator[Any]:
+    """Values that a parameter might take beside its own; none for a text."""
+    if isinstance(value, bool):
+        yield not value
+    elif value is None:
+        yield 2
+    elif isinstance(value, int | float):
+        yield from (value + 2, value + 1, value - 1)
+        if isinstance(value, float):
+            yield from (value / 2, value + 0.125)

@@ -1,0 +1,126 @@
+"""Policies of one's own: found as selectors are, one line for a mistake, and an identity that follows their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.own_policies import MODULE
+from fixtures.own_selectors import write_distribution, write_module
+from fixtures.random_models import random_document, random_model
+from fixtures.refusals import refused
+
+from generator.actions import Action, build_action
+from generator.generation import PendingUnit, generate_units
+from generator.identity import parts_sha256
+from generator.selectors.policies import build_policy
+from schema.errors import OperationError
+from schema.study import ActionSection
+
+NAME = "my_policy:Mine"
+
+
+def made(folder: Path, *changes: tuple[str, str], keep: int | str = 20, **parameters: float) -> Action:
+    """An action of a module's policy, some of its text replaced."""
+    write_module(folder, *changes, name="my_policy", text=MODULE)
+    return build_action(ActionSection(name="own", policy={"name": NAME, **parameters}, keep=keep), folder)
+
+
+def test_a_study_finds_a_policy_and_its_first_cut(tmp_path: Path) -> None:
+    action = made(tmp_path, share=0.5)
+    row = action.row("s", prespecified=True)
+    assert (row["selector"], row["policy"], row["policy_parameters"]) == ("full", NAME, '{"share": 0.5}')
+    assert action == made(tmp_path, share=0.5) != made(tmp_path)
+
+
+def test_the_identity_follows_the_source_of_policy_and_first_cut(tmp_path: Path) -> None:
+    """Also when modules of another folder have been loaded since."""
+    (other := tmp_path / "other").mkdir()
+    write_module(other, name="my_policy", text=MODULE.replace("extra: int = 1", "extra: int = 3"))
+    hashes = []
+    for change in (("", ""), ("scores / 2", "scores / 3"), ("extra: int = 1", "extra: int = 2")):
+        action = made(tmp_path, change)
+        build_policy(NAME, {}, other)
+        hashes.append(parts_sha256(action.parts))
+        assert parts_sha256(made(tmp_path, change).parts) == hashes[-1]
+    assert len(set(hashes)) == 3
+    assert parts_sha256(made(tmp_path, share=0.5).parts) not in hashes
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("class Mine(ScoringPolicy)", "class Mine"), "class Mine is no Policy; derive it from ScoringPolicy of generator.selectors.policies"),
+        (("def scored", "def score"), "class Mine has no method scored; define it"),
+        (("share: float = 1.0", "name: float = 1.0"), "Mine.name: [[actions]] has a key of this name already"),
+        (("share: float = 1.0", "least: float = 1.0"), "Mine().least is 1.0; it should be a number"),
+        (("return First()", "return 3"), "policy Mine: first_cut is of type int; it should be a selector, such as Recent()"),
+        (("return First()", "return Second()"), "policy Mine: NameError: name 'Second' is not defined ("),
+        (("share: float = 1.0", "share: float = 1.0\n    keeps_scores: bool = True"), "annotate it as ClassVar[bool]"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+    write_module(tmp_path, change, name="my_policy", text=MODULE)
+    line = refused(build_action, ActionSection(name="own", policy=NAME, keep=20), tmp_path)
+    assert line.startswith("action 'own': ")
+    assert str(tmp_path / "my_policy.py") in line or says.startswith("policy Mine: first_cut")
+    assert says in line
+
+
+def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
+    action = made(tmp_path, ("scores / 2", "scores / 2 + self.half"))
+    pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
+    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+    where = (
+        (tmp_path / "my_policy.py")
+        .read_text()
+        .splitlines()
+        .index("        return scores / 2 + self.half + self.share * weights.mean(2)")
+    )
+    assert (
+        line
+        == f"policy Mine: AttributeError: 'Mine' object has no attribute 'half' ({tmp_path}/my_policy.py, line {where + 1})"
+    )
+
+
+def test_a_first_cut_with_unlike_layers_is_refused(tmp_path: Path) -> None:
+    action = made(
+        tmp_path,
+        ("return First()", "from generator.selectors.pyramidkv import PyramidKV\n        return PyramidKV(window=4)"),
+    )
+    pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
+    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+    assert line == "policy Mine: its first cut keeps unlike numbers of entries in the layers"
+
+
+def test_a_budget_must_hold_the_first_cuts_window(tmp_path: Path) -> None:
+    action = made(
+        tmp_path, ("return First()", "from generator.selectors import SnapKV\n        return SnapKV()"), keep=30
+    )
+    line = refused(action.kept_entries, 100, "here")
+    assert line.endswith(f"keep = 30 lets a step read 30 entries; policy {NAME} needs at least 64")
+
+
+def test_entry_points_are_listed_and_checked_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_module(tmp_path, name="pointed_policy", text=MODULE)
+    write_distribution(tmp_path, "good", group="kvdrift.policies", halving="pointed_policy:Mine")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert build_policy("halving", {}) == build_policy("pointed_policy:Mine", {})
+    code, out, _ = call(capsys, "list", "policies")
+    rows = dict(line.split(None, 1) for line in out.splitlines())
+    assert code == 0
+    assert rows["halving"] == "attention that halves; share = 1.0; of good 1.0"
+    assert "MODULE:CLASS" in rows
+    assert "shere: unknown key; did you mean 'share'?" in mistake(capsys, "check", "halving", "--parameter", "shere=1")
+
+
+def test_a_name_of_several_needs_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "check", "h2o")
+    assert "'h2o' is the name of a selector and of a policy; write --kind selector or --kind policy" in line
+    assert "--kind polcy: did you mean 'policy'?" in mistake(capsys, "check", "h2o", "--kind", "polcy")
+    for kind in ("selector", "policy"):
+        line = mistake(capsys, "check", "h2o", "--kind", kind, "--parameter", "zoom=1")
+        assert f"{kind} 'h2o' has no parameter 'zoom'" in line
