@@ -114,7 +114,7 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
         _column(
             "selector_sha256",
             pa.string(),
-            "SHA-256 of source and parameters of the selector or policy",
+            "SHA-256 of source and parameters of selector, codec and policy",
             null=True,
             since=since,
         ),
@@ -196,11 +196,11 @@ DOCUMENTS = _table(
 
 ACTIONS = _table(
     "actions",
-    "one selector with its parameters and retention, and how what it keeps is stored",
+    "what is kept of a prompt's entries, how that is stored, or what every step reads at most",
     ("study", "action", "action_revision"),
     _STUDY,
     _ACTION,
-    _column("selector", pa.string(), "registered selector name"),
+    _column("selector", pa.string(), "registered selector name; full with a codec alone, or a policy"),
     _column(
         "keep",
         pa.string(),
@@ -219,7 +219,13 @@ ACTIONS = _table(
     _column("dropped", pa.bool_(), "true where the action was dropped", since=4, default="false"),
     _column("codec", pa.string(), "codec that stores what is kept; null: as it was computed", null=True, since=9),
     _column("codec_parameters", pa.string(), "the codec's parameters, JSON object", null=True, since=9),
-    _column("policy", pa.string(), "registered name of the decode-time policy", null=True, since=9),
+    _column(
+        "policy",
+        pa.string(),
+        "registered name of the decode-time policy; null: what is kept is all read",
+        null=True,
+        since=9,
+    ),
     _column("policy_parameters", pa.string(), "its parameters, JSON object", null=True, since=9),
 )
 
@@ -245,9 +251,17 @@ UNITS = _table(
     _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
     _column("path", pa.string(), "the Parquet file that the unit was appended as, relative to the events table"),
     _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
-    _column("kept_entries", pa.int32(), "kept prompt entries m per KV head and layer", "entries", null=True),
-    _column("payload_bytes", pa.int64(), "kept prompt keys and values as they are stored", "bytes", null=True),
-    _column("index_bytes", pa.int64(), "kept indices", "bytes", null=True),
+    _column(
+        "kept_entries", pa.int32(), "prompt entries m per KV head and layer, kept after prefill", "entries", null=True
+    ),
+    _column(
+        "payload_bytes",
+        pa.int64(),
+        "kept prompt keys and values as they are stored; with a policy, the most that a step reads",
+        "bytes",
+        null=True,
+    ),
+    _column("index_bytes", pa.int64(), "indices of the same entries", "bytes", null=True),
     _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
     _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
     _column(

@@ -660,7 +660,7 @@ def superseded(_: Analysis) -> list[Row]:
     return []
 
 
-_OF_ACTION = ("selector", "keep", "parameters", "codec", "codec_parameters")
+_OF_ACTION = ("selector", "keep", "parameters", "codec", "codec_parameters", "policy", "policy_parameters")
 
 
 def revisions(analysis: Analysis) -> list[Row]:

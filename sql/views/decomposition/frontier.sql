@@ -3,21 +3,23 @@
 -- null where a document does not say. Moments are read once: where none are stored they are computed from steps.
 with
 
-strata as materialized (
+strata as (
     select
         study, model, split, stratum, action,
-        list(doc) as docs,
         count(*) as documents,
         cast(sum(replicates) as bigint) as trajectories,
         avg(mismatch order by doc) as mismatch,
         avg(exposure order by doc) as exposure,
         avg(diverged order by doc) as diverged,
-        avg(entry order by doc) as entry
+        avg(entry order by doc) as entry,
+        case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
+        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
     from main.moments
+    left join internal.document_bytes using (study, model, doc, action)
     group by study, model, split, stratum, action
 ),
 
-divergence as (
+pooled as (
     select
         study, model, split,
         coalesce(stratum, 'pooled') as stratum,
@@ -27,40 +29,11 @@ divergence as (
         avg(mismatch order by stratum) as mismatch,
         avg(exposure order by stratum) as exposure,
         avg(diverged order by stratum) as diverged,
-        avg(entry order by stratum) as entry
-    from strata
-    group by study, model, split, rollup (stratum), action
-),
-
-documents as (
-    select study, model, split, stratum, action, unnest(docs) as doc
-    from strata
-),
-
-strata_caches as (
-    select
-        study, model, split, stratum, action,
+        avg(entry order by stratum) as entry,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
-    from documents
-    left join internal.document_bytes using (study, model, doc, action)
-    group by study, model, split, stratum, action
-),
-
-caches as (
-    select
-        study, model, split,
-        coalesce(stratum, 'pooled') as stratum,
-        action,
-        case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
-        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
-    from strata_caches
+    from strata
     group by study, model, split, rollup (stratum), action
-),
-
-answered as (
-    select study, model, split, stratum, action, accuracy
-    from main.answers
 )
 
 select
@@ -70,6 +43,6 @@ select
     entry / nullif(diverged, 0) as mean_entry,
     accuracy, trajectories,
     diverged as divergence_probability
-from divergence
-inner join caches using (study, model, split, stratum, action)
-left join answered using (study, model, split, stratum, action)
+from pooled
+left join (select study, model, split, stratum, action, accuracy from main.answers) as answered
+    using (study, model, split, stratum, action)

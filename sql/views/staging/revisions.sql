@@ -39,6 +39,8 @@ select
     actions.parameters,
     actions.codec,
     actions.codec_parameters,
+    actions.policy,
+    actions.policy_parameters,
     identities.weights_sha256,
     identities.tokenizer_sha256,
     identities.selector_sha256,
