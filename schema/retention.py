@@ -1,4 +1,4 @@
-"""How many prompt entries an action keeps: an integer, an exact fraction of n, or all (definitions, "Selectors")."""
+"""How many entries an action keeps of a prompt, or a policy lets a step read: an integer, a fraction of n, or all."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TEMPLATE = """
 {% if facts.finite %}
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
 {% else %}
-<p>Each document’s prompt is prefilled once. The reference X continues with the full key–value cache, and the compressed model Y with what an action makes of it: fewer entries, entries in fewer bits, or both. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
+<p>Each document’s prompt is prefilled once. The reference X continues with the full key–value cache, and the compressed model Y with what an action makes of it: fewer entries, entries in fewer bits, or both, or at most so many entries in every step. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% endif %}
 {{ facts_list(rows) }}
 {% if content.estimates.have_published or content.published.verdicts %}
@@ -61,7 +61,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         floor = [NOISE_FLOOR] if action["action"] in facts.noise_floors else []
         what = ", ".join([*floor, *([added] if added else [])])
         stored = facts.storage.get(action["action"])
-        held = _held(stored) if stored else [MISSING] * 7
+        held = _held(stored, within=action["policy"] is not None) if stored else [MISSING] * 7
         rows.append(
             table_row(
                 Cell(action["action"], what),
@@ -72,35 +72,36 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     columns = (
         label_column("action"),
         label_column("what it does"),
-        Column("entries m", "", "kept prompt entries per KV head and layer"),
-        Column("keys, values", "", "mean bytes of kept keys and values per document, as they are stored"),
+        Column("entries m", "", "prompt entries kept after prefill, per KV head and layer"),
+        Column("keys, values", "", "mean bytes of keys and values per document, as they are stored"),
         Column(
             "scales, index, metadata" if coded else "index, metadata",
             "",
             f"mean bytes of {'a codec’s scales, ' if coded else ''}indices, lengths and positions per document",
         ),
-        Column("prompt cache", "", "the two together: stored once a document, and read by all of its replicates"),
+        Column(facts.cache, "", "the two together: stored once a document, and read by all of its replicates"),
         Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
         Column("K", "", "replicates per document"),
-        Column("time to measure", "", "prefill and decoding of all units, by this program: no cost of the policy"),
+        Column("time to measure", "", "prefill and decoding of all units, by this program: no cost of the action"),
     )
     note = (
         "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
-        "took, which grows with K and with documents; it says nothing of how fast a policy serves."
+        "took, which grows with K and with documents; it says nothing of how fast an action serves."
     )
     if any(action["policy"] is not None for action in facts.actions):
         note += (
-            " A policy that goes on while decoding keeps m entries after prefill, and its bytes are those of the most "
-            "entries that a step reads: what is generated is within them, not on top."
+            " A decode-time policy keeps m entries after prefill. Its bytes are those of the most entries that a step "
+            "reads; generated ones are within them, and they may be more than the prompt has."
         )
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 
 
-def _held(stored: Storage) -> list[Cell | str]:
+def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
+    """Cells of what an action holds; ``within`` says whether its bytes count what is generated."""
     payload, *others = map(stored.mean_bytes, range(4))
-    parts = payload, total(others), stored.mean_prompt_cache, mean(stored.per_replicate.values())
-    held = map(size, parts)
-    return [count_range(stored.kept_entries), *held, _replicates(stored), duration(stored.seconds)]
+    held = map(size, (payload, total(others), stored.mean_prompt_cache))
+    added = Cell(MISSING, "within") if within else size(mean(stored.per_replicate.values()))
+    return [count_range(stored.kept_entries), *held, added, _replicates(stored), duration(stored.seconds)]
 
 
 def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
@@ -155,7 +156,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
 def _equal_bytes(facts: Facts, actions: list[str]) -> str:
     return "; ".join(
         f"{action} and {other} hold the same bytes on all {count(shared)} documents "
-        f"({size(facts.storage[action].mean_prompt_cache)} of prompt cache)"
+        f"({size(facts.storage[action].mean_prompt_cache)} of {facts.cache})"
         for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ _SAME = 0.005  # bytes that differ by less count as the same budget
 
 @dataclass(frozen=True)
 class Storage:
-    """What one action keeps of the prompts and costs, from its units.
+    """What one action keeps of the prompts and costs, from its units; of a policy, bytes are the most that it holds.
 
     Attributes:
         kept_entries: one value per document.
@@ -145,6 +145,16 @@ class Facts:
     def noise_floors(self) -> list[str]:
         """The actions that leave out nothing and compute the whole cache another way: what numerics alone do."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
+
+    @property
+    def policies(self) -> list[str]:
+        """The actions that bound what a step reads; their bytes count what is generated."""
+        return [row["action"] for row in self.actions if row["policy"] is not None]
+
+    @property
+    def cache(self) -> str:
+        """What the bytes of actions are of."""
+        return "cache" if self.policies else "prompt cache"
 
     @property
     def finite(self) -> bool:

@@ -37,7 +37,8 @@ def leaderboard_figure(places: Sequence[Place]) -> Figure:
                       fontsize=8)  # fmt: skip
     top = max(100 * (place.estimate("mismatch").estimate or 0.0) + errors(place.estimate("mismatch"))[1][0]
               for place in places)  # fmt: skip
-    axes.set(xlim=(0, 104), ylim=(0, 1.1 * top or 1.0), xlabel="prompt cache (% of the full one)")
+    widest = max(100 * (place.share or 0.0) for place in places)  # above 100 where a policy reads more than the prompt
+    axes.set(xlim=(0, max(104, 1.08 * widest)), ylim=(0, 1.1 * top or 1.0), xlabel="cache (% of the full prompt’s)")
     round_ticks(axes.xaxis)
     percent_axis(axes, "R (token): positions that differ (%)")
     handles = [legend_line(f" {name}", linestyle="none", marker=style.marker, color=style.colour)

@@ -107,8 +107,9 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     columns = (
         label_column("action"),
         Column(
-            "prompt cache", "",
-            "mean bytes of the prompt as it is stored, with scales and indices; their share of the full one's",
+            "cache", "",
+            "mean bytes of the prompt as it is stored, with scales and indices, or the most that a decode-time policy "
+            "holds, generated entries included; their share of the full prompt's",
         ),
         *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
           for name in shown),

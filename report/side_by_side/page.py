@@ -36,7 +36,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         (folder / part).mkdir(parents=True, exist_ok=True)
     drawings = []
     if shown := drawn(places):
-        words = "R of every action against its share of the full prompt cache, one colour for each study"
+        words = "R of every action against its bytes as a share of the full prompt's, one colour for each study"
         drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown)))
     temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
     for name, one in temperatures.items():

@@ -9,7 +9,13 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, make_views
 
 from report.parts.verdict.choice import choose
-from report.parts.verdict.frontier import bits_sentences, bytes_figure, frontier_sentence, undominated
+from report.parts.verdict.frontier import (
+    bits_sentences,
+    bytes_figure,
+    frontier_sentence,
+    policies_sentence,
+    undominated,
+)
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.reading.content import PageContent, read_content
@@ -273,3 +279,20 @@ def test_what_fewer_bits_cost_is_said_of_each_family() -> None:
         "Recent-half is not above snapkv-half, and the interval of their difference in R includes 0."
     )
     assert bits_sentences(content_of(make_views(THREE))) == []
+
+
+def test_what_the_bytes_of_a_policy_count_is_said() -> None:
+    views = make_views(documents_each=12)
+    assert policies_sentence(content_of(views)) == ""
+    for row in views.views["actions"]:
+        if row["action"] == "recent-half":
+            row.update(selector="full", policy="sliding", policy_parameters='{"sinks": 4}')
+    content = content_of(views)
+    words = policies_sentence(content)
+    assert words.startswith("The bytes of recent-half are the most that it ever holds, generated entries among them; ")
+    assert "100%" not in words
+    heads = [column.head for column in ranked_table(content, choose(content)).columns]
+    assert "cache" in heads
+    assert "prompt cache" not in heads
+    above = policies_sentence(content_of(bytes_of(views, "recent-half", 4)))
+    assert above.endswith(" recent-half may hold more entries than a prompt has, and so more than 100%.")

@@ -214,4 +214,4 @@ def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:
         return "", ""
     if times == 1:
         return " at about the same bytes", ""
-    return "", f", with {fixed(times, 2)} times the prompt-cache bytes of {baseline},"
+    return "", f", with {fixed(times, 2)} times the {facts.cache.replace(' ', '-')} bytes of {baseline},"

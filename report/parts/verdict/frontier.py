@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.ranking import share_of_whole
 from report.printing.canvas import action_styles, legend_line, library, new_figure
 from report.printing.numbers import in_text, size
 from report.printing.palette import INK, QUIET
@@ -57,6 +58,18 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     return f"{names}. Shares are of the full cache, which holds {size(whole)} a document{numbers}."
 
 
+def policies_sentence(content: PageContent) -> str:
+    """What the bytes of decode-time policies count, and whose exceed the full prompt's; empty without policies."""
+    named = [action for action in content.actions if action in content.facts.policies]
+    if not named:
+        return ""
+    most = "it ever holds" if len(named) == 1 else "they ever hold"
+    counted = f"The bytes of {listed(named)} are the most that {most}, generated entries among them"
+    above = [action for action in named if (share_of_whole(content, action) or 0.0) > 1]
+    over = f" {listed(above)} may hold more entries than a prompt has, and so more than 100%." if above else ""
+    return f"{counted}; what other actions generate comes on top of theirs.{over}"
+
+
 def bits_sentences(content: PageContent) -> list[str]:
     """Of each family of codecs, whether δ rises as bits fall, a sentence each; where it does not, what can be said."""
     return [
@@ -91,7 +104,7 @@ def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
-    """Bytes of the prompt cache and R of the actions of which both are known."""
+    """Bytes and R of the actions of which both are known."""
     found = {}
     for action in actions:
         held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
@@ -107,7 +120,7 @@ def _whole(content: PageContent) -> float | None:
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
-    """R of each action against its prompt cache, with intervals; the frontier's actions are named."""
+    """R of each action against its bytes, with intervals; the frontier's actions are named."""
     points, whole, facts = _points(content, content.actions), _whole(content), content.facts
     figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
     axes = figure.add_subplot()
@@ -154,8 +167,9 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
     top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
     axes.set_ylim(0, 1.08 * top or 1.0)  # set here, because points that are moved aside do not set it
     percent_axis(axes, "R (token): positions that differ (%)")
-    share = f"prompt cache (% of the full one, {size(whole)} a document)" if whole else ""
-    axes.set_xlabel(share or f"prompt cache ({unit} a document, mean)")
+    full = "the full prompt’s" if facts.policies else "the full one"
+    share = f"{facts.cache} (% of {full}, {size(whole)} a document)" if whole else ""
+    axes.set_xlabel(share or f"{facts.cache} ({unit} a document, mean)")
     if choice.recommended:
         handles.append(
             legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)

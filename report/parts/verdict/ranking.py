@@ -68,11 +68,13 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
         held = content.facts.storage.get(action)
         cells[POOLED, action] = Cell(size(held.mean_prompt_cache if held else None), under)
     meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
-    return CellColumn(Column("prompt cache", "", meaning), cells)
+    if content.facts.policies:
+        meaning += "; of a decode-time policy the most that one continuation holds, generated entries included"
+    return CellColumn(Column(content.facts.cache, "", meaning), cells)
 
 
 def share_of_whole(content: PageContent, action: str) -> float | None:
-    """The prompt cache of an action as a share of the full one; None where there is no control."""
+    """The cache of an action as a share of the full prompt's; None where there is no control."""
     controls = content.facts.controls
     return content.facts.times_bytes(action, controls[0].action) if controls else None
 

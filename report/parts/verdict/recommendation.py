@@ -65,7 +65,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
         return _several(content, choice)
     (only,) = taken
     if choice.unfit:
-        return f"Take {only}, which holds {_bytes(content, only)} of prompt cache."
+        return f"Take {only}, which holds {_bytes(content, only)} of {content.facts.cache}."
     others = [action for action in choice.candidates if action != only]
     whole = whole_cache(content)
     if len(others) > 1:
@@ -84,12 +84,12 @@ def _several(content: PageContent, choice: Choice) -> str:
         ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
         return (
             f"The choice is one of bytes: {counted(len(taken), 'action')} can be recommended, "
-            f"from {' down to '.join(ends)} of prompt cache{also_open}."
+            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}."
         )
     if choice.unsettled:
-        at = listed([f"{action} at {_bytes(content, action)} of prompt cache" for action in taken])
+        at = listed([f"{action} at {_bytes(content, action)} of {content.facts.cache}" for action in taken])
         return f"Take {at}{also_open}."
-    first = [f"{action} where {_bytes(content, action)} of prompt cache fit" for action in taken[:-1]]
+    first = [f"{action} where {_bytes(content, action)} of {content.facts.cache} fit" for action in taken[:-1]]
     last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
     return f"The choice is one of bytes: take {listed([*first, last])}."
 

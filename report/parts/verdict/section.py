@@ -6,7 +6,13 @@ from functools import partial
 
 from report.parts.verdict.choice import choose
 from report.parts.verdict.contrasts import sentences
-from report.parts.verdict.frontier import bits_sentences, bytes_figure, frontier_sentence, has_bytes
+from report.parts.verdict.frontier import (
+    bits_sentences,
+    bytes_figure,
+    frontier_sentence,
+    has_bytes,
+    policies_sentence,
+)
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.printing.section import Drawing, Section
@@ -29,7 +35,7 @@ VERDICT = """
 {% endif %}
 {{ table(tables.ranking) }}
 {% if figures.bytes is defined %}
-{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes of the prompt, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% endcall %}
+{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% if policies %} {{ policies }}{% endif %}{% endcall %}
 {% for sentence in bits %}
 <p class="detail">{{ sentence }}</p>
 {% endfor %}
@@ -59,12 +65,13 @@ def section(content: PageContent) -> Section:
     """What to take, and the ranked actions."""
     choice = choose(content)
     tables = (ranked_table(content, choice),)
-    words = "R of each action against the bytes of its prompt cache"
+    words = "R of each action against the bytes of its cache"
     drawn = not content.facts.finite and has_bytes(content)
     drawings = (Drawing("bytes", words, partial(bytes_figure, content, choice)),) if drawn else ()
     values = {
         "said": recommendation(content, choice),
         "frontier": frontier_sentence(content, choice) if drawn else "",
+        "policies": policies_sentence(content),
         "bits": bits_sentences(content),
     }
     return Section("verdict", "Verdict", VERDICT, tables, drawings, values)
