@@ -39,12 +39,16 @@ class KnownAnswers:
     split: str
 
 
-def known_answers(store: ReadableStore, study: str, model: str) -> dict[str, KnownAnswers]:
-    """Return the answers of the documents of a study and model that are scored, by document."""
+def known_answers(
+    store: ReadableStore, study: str, model: str, docs: pa.Array | None = None
+) -> dict[str, KnownAnswers]:
+    """Return answers of the documents of a study and model that are scored, by document; of ``docs`` alone if given."""
     found = {}
     columns = ["study", "model", "doc", "split", "task", "source", "answers", "scoring"]
     documents = store.read("documents", columns=columns)
     own = pc.and_(pc.equal(documents["study"], study), pc.equal(documents["model"], model))
+    if docs is not None:
+        own = pc.and_(own, pc.is_in(documents["doc"], value_set=docs))
     for row in documents.filter(pc.and_(own, pc.greater(pc.list_value_length(documents["answers"]), 0))).to_pylist():
         answers = tuple(answer for answer in row["answers"] if answer)
         if answers:
@@ -95,24 +99,28 @@ class Scoring:
 
     @functools.cached_property
     def answered(self) -> Mapping[str, KnownAnswers]:
-        """The answers of the documents that are scored, by document."""
-        return known_answers(self._store, self._study, self._model) if self.documents else {}
+        """The answers of the documents of ``unscored``, by document."""
+        units = self._lacking
+        return known_answers(self._store, self._study, self._model, units["doc"].unique()) if units.num_rows else {}
 
     @functools.cached_property
     def unscored(self) -> pa.Table:
-        """The current units of coupled pairs of these documents that are not scored yet, sorted by document."""
+        """The current units of coupled pairs that can be scored and are not yet, sorted by document."""
+        units = self._lacking
+        scored = pa.array([*self.answered], pa.string())
+        return units.filter(pc.is_in(units["doc"], value_set=scored)) if units.num_rows else units
+
+    @functools.cached_property
+    def _lacking(self) -> pa.Table:
+        """The current units of coupled pairs that have no scores, sorted by document; none where all are scored."""
         if all(self._scored[of] == count for of, count in self._pairs.items()):  # a pair is scored once
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
-        scorable = pc.and_(
-            pc.equal(units["estimator"], PLAIN),
-            pc.is_in(units["doc"], value_set=pa.array([*self.answered], pa.string())),
-        )
         keys = ["doc", "action", "action_revision", "replicate"]
         scores = self._store.read("scores", columns=["study", "model", *keys])
         own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
         # The pairs of a unit are scored by one commit: the first of them tells.
-        lacking = units.filter(scorable).join(
+        lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
             scores.filter(own).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
         )
         return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])

@@ -3,8 +3,8 @@
 A catalogue of no rows takes 1.8 MB. It grows by some 0.7 KB for each document and action (moments, bytes, answers, a
 unit), and by the other rows of ``CARRIED``; units say a hash for every layer, and a vocabulary of 128,000 tokens takes
 3 MB. Both have a bound, so that writing a catalogue costs the same in a store of any size: a table above ``LARGEST``
-stays in the store's files, and so do means of more than ``MOST_DOCUMENTS``. Trajectories, steps and events always stay
-there, and so does what is computed from them alone.
+stays in the store's files, and so do documents, their units and their means where there are more than
+``MOST_DOCUMENTS``. Trajectories, steps and events always stay there, and so does what is computed from them alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ LARGEST: Final = 1 << 22
 """Bytes of a table's files; a larger one is read from them."""
 
 MOST_DOCUMENTS: Final = 10_000
-"""Documents of a store whose means a catalogue holds; those of more are computed from the store's files."""
+"""Documents of a store that a catalogue holds, with their units and means; more are read from the store's files."""
+
+_OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow by every document
 
 CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
 """The views that a catalogue holds the rows of, beside ``moments``; all that pool documents are computed from these."""
@@ -62,14 +64,16 @@ def fill_catalog(
         condition: What must hold where a client reads files, or raises.
 
     """
+    few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}
+    carried -= frozenset() if few_documents else _OF_DOCUMENTS
     for table, sources in files.items():
         if table in carried:
             fill_stored_table(connection, table, sources)
         else:
             create_stored_view(connection, table, sources)
     moments.insert_waiting(connection)
-    if store.row_count("documents") <= MOST_DOCUMENTS:
+    if few_documents:
         few = moments.stored or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run
         keep_views(connection, (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS)

@@ -20,7 +20,7 @@ from flows.analysis.looks import with_looks
 from flows.analysis.parts import Analysis, Runner, counted, one_by_one
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
-from flows.scores import Scoring
+from flows.scores import Scoring, known_answers
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
@@ -73,7 +73,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         count = 0
         if frozen is not None and not answers_alone:
             count = calibrate_study(store, views, frozen, version, moments, seen)
-        answered = scoring.answered
+        answered = known_answers(store, study, model) if scoring.documents else {}
         rows = []
         for analysis in analyses:
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients

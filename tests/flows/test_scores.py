@@ -138,8 +138,10 @@ def test_where_all_is_scored_no_row_of_units_and_scores_is_read(store: Store, mo
     kept = store.read("scores").slice(1)
     store.withdraw_files("scores", store.paths("scores"))
     store.append_rows("scores", kept)
-    assert scoring_of(store).unscored.num_rows == 1
-    assert scoring_of(store).scored_splits(()) == set()
+    scoring = scoring_of(store)
+    assert scoring.unscored.num_rows == 1
+    assert set(scoring.answered) == set(scoring.unscored["doc"].to_pylist()), "answers of others are not read"
+    assert scoring.scored_splits(()) == set()
 
 
 def test_without_a_tokenizer_one_line_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

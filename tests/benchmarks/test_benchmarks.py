@@ -1,0 +1,37 @@
+"""Every benchmark runs to its table at its smallest sizes. What it measures there says nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDY = ("--strata=2", "--documents=4", "--replicates=4", "--horizon=8")
+SMALLEST = {
+    "analysis": (*STUDY, "--draws=200"),
+    "derivation": STUDY,
+    "freshness": ("--seconds=3", "--no-peer"),
+    "generation": ("--entries=64", "--replicates=2", "--horizon=4", "--repetitions=1"),
+    "scale": ("--events=20e3",),
+    "step_profile": (),
+    "store": ("--units", "50", "100"),
+}
+
+
+def test_all_are_tried() -> None:
+    programs = {path.stem for path in BENCHMARKS.glob("*.py") if "benchmark_parser(" in path.read_text()}
+    assert programs - {"measurement"} == set(SMALLEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_runs(name: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name], "--json"]
+    ended = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout)
+    assert printed.get("rows") or printed["launches"]
