@@ -14,7 +14,7 @@ from fixtures.dask_cluster import DaskCluster, run_on, wait_for
 from fixtures.finite_study import write_finite_study
 from fixtures.processes import forked
 from fixtures.small_study import evaluate, run_of, write_study
-from fixtures.stored_rows import assert_same
+from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -241,10 +241,19 @@ def test_dask_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
         ClusterAddress.parse("local:2")
 
 
-def test_weights_that_are_not_here_are_those_of_a_worker(
+POLICY = '[[actions]]\nname = "tova-half"\npolicy = "tova"\nkeep = "1/2"\n'
+CODED = (
+    'name = "recent-half"\nselector = "recent"\nkeep = "1/2"\n',
+    f'name = "coded"\ncodec = {{ name = "int4", group = 8, residual = 4, generated = true }}\n\n{POLICY}',
+)
+
+
+def test_a_worker_makes_what_this_process_does_and_knows_weights_that_are_not_here(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(write_study(tmp_path))
+    """With an action of a codec, generated entries among what it codes, and one of a policy."""
+    file = write_study(tmp_path, ("horizon = 12", "horizon = 6"), CODED)
+    study = load_study(file)
     (action,) = build_actions(study)[:1]
     expected = LocalGenerator().identify(study, required=True)(action)
     absent = ModelIdentity(None, expected.tokenizer_sha256)
@@ -253,6 +262,19 @@ def test_weights_that_are_not_here_are_those_of_a_worker(
     with run_in(tmp_path, dask_cluster.address) as run:
         assert run.identify(study, required=False)(action).weights_sha256 is None
         assert run.identify(study, required=True)(action) == expected
+    monkeypatch.undo()
+    with run_on(dask_cluster.address, file, tmp_path / "there") as run:
+        for one in (run, run_of(study, tmp_path / "here")):
+            stages.prepare(one)
+            stages.develop(one)
+    for table in ("actions", "identities", "events"):
+        assert content(tmp_path / "there", table).equals(content(tmp_path / "here", table)), table
+    assert content(tmp_path / "there", "events")["action"].unique().to_pylist() == [
+        "coded",
+        "full",
+        "snapkv-half",
+        "tova-half",
+    ]
 
 
 @pytest.mark.parametrize("address", ["8786", "local:0", "local:", "http://there:8786", "tcp://there"])

@@ -1,0 +1,98 @@
+"""Decoding with codecs beside evictions, against evictions alone: seconds of a law.
+
+    python -m benchmarks.interventions --threads 1    # n = 1k and 4k: a quarter of an hour
+    python -m benchmarks.interventions --entries 512 --replicates 4 --horizon 8 --repetitions 1
+
+The model and the prompt are those of ``benchmarks.generation``. Six actions are decoded together: "evicting" keeps half
+of the prompt by six selectors. In the others the last three are int8, int4 and fp8 of the whole prompt ("quantized"),
+of the halves ("evicting and quantized"), and of the whole prompt with generated entries too, without a window of exact
+ones ("generated"). Parts take turns in one process; seconds are those of a law, the
+least of the repetitions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from benchmarks.generation import SEED, Case, random_document, random_model
+from benchmarks.measurement import BenchmarkRow, benchmark_parser, show
+from generator.actions import Action, build_action
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.model import LoadedModel
+from schema.study import ActionSection
+
+_SELECTORS, _OTHERS = ("snapkv", "recent", "knorm"), ("keydiff", "tova", "random")
+_CODECS = ("int8", "int4", "fp8")
+PEER = "evicting"
+PARTS: dict[str, Sequence[dict[str, Any]]] = {
+    PEER: [{"selector": selector, "keep": "1/2"} for selector in _OTHERS],
+    "quantized": [{"codec": codec} for codec in _CODECS],
+    "evicting and quantized": [
+        {"selector": selector, "keep": "1/2", "codec": codec} for selector, codec in zip(_OTHERS, _CODECS, strict=True)
+    ],
+    "generated": [
+        {"codec": {"name": codec, "generated": True, **({} if codec == "fp8" else {"residual": 0})}}
+        for codec in _CODECS
+    ],
+}
+
+
+def actions_of(part: str) -> list[Action]:
+    """Make the six actions of a part."""
+    halves: list[dict[str, Any]] = [{"selector": selector, "keep": "1/2"} for selector in _SELECTORS]
+    return [build_action(ActionSection(name=f"a{n}", **one)) for n, one in enumerate([*halves, *PARTS[part]])]
+
+
+def seconds_of_law(model: LoadedModel, case: Case, part: str) -> float:
+    """Decode the actions of a part, and return the seconds of one law."""
+    pending = [PendingUnit(action, 0, case.replicates) for action in actions_of(part)]
+    units = generate_units(model, "benchmark", random_document(case), pending, case.horizon, SEED)
+    seconds, laws = (sum(unit.record[name] for unit in units) for name in ("decode_seconds", "kernel_evaluations"))
+    return float(seconds / laws)
+
+
+def compare(case: Case, repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+    """Measure one prompt length; returns rows and facts."""
+    model = random_model(case)
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(repetitions):
+        for part, seconds in found.items():
+            seconds.append(seconds_of_law(model, case, part))
+    least = {part: min(seconds) for part, seconds in found.items()}
+    rows = [
+        BenchmarkRow(f"n = {case.entries}: {part}", own, rate=1 / own, peer=PEER, ratio=least[PEER] / own)
+        for part, own in least.items()
+    ]
+    longer = {
+        name: {part: round(of(seconds) / of(found[PEER]), 3) for part, seconds in found.items()}
+        for name, of in (("least", min), ("medians", statistics.median))
+    }
+    return rows, {"times_as_long": longer, "microseconds": {part: round(own * 1e6) for part, own in least.items()}}
+
+
+def main() -> None:
+    """Run the benchmark at the given sizes."""
+    parser = benchmark_parser("interventions", "Measure decoding with codecs, against evictions alone.")
+    parser.add_argument("--entries", type=int, nargs="+", default=(1024, 4096), help="prompt lengths n")
+    parser.add_argument("--replicates", type=int, default=16, help="K")
+    parser.add_argument("--horizon", type=int, default=32, help="H")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
+    parser.add_argument("--repetitions", type=int, default=3)
+    options = parser.parse_args()
+    case = Case(replicates=options.replicates, horizon=options.horizon, threads=options.threads)
+    rows: list[BenchmarkRow] = []
+    facts: dict[str, Any] = {"case": asdict(case) | {"entries": options.entries}}
+    for entries in options.entries:
+        some, about = compare(replace(case, entries=entries), options.repetitions)
+        rows += some
+        facts[f"n_{entries}"] = about
+    show("interventions", rows, "laws", facts, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
