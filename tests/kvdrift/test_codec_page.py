@@ -23,7 +23,8 @@ def test_the_pages_do_as_they_say(tmp_path: Path) -> None:
     written = [text for page in (OWN, THERE) for kind, text in BLOCK.findall(page) if kind == "toml"]
     sections = [ActionSection.model_validate(one) for text in written for one in tomllib.loads(text)["actions"]]
     actions = {section.name: build_action(section, tmp_path) for section in sections}
-    assert list(actions) == ["finer-keys", "finer-keys-16", "int4", "int4-wide", "snapkv-half-int8"]
+    assert list(actions) == ["finer-keys", "finer-keys-16", "int4", "int4-wide", "snapkv-half-int8", "int4-throughout"]
+    assert actions["int4-throughout"].generated is not None
     subject = CodecSubject("my_codec:FinerKeys", folder=tmp_path)
     assert [finding.found for check in CODEC_CHECKS[:4] if not (finding := check(subject)).holds] == []
     assert CODEC_FAMILY.group in OWN
