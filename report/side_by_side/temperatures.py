@@ -58,27 +58,38 @@ def temperature_of(entry: Entry) -> float:
 def by_temperature(comparison: Comparison) -> list[Temperatures]:
     """Return the studies that differ in temperature alone, wherever there are several.
 
-    They have model, horizon, truncation of the law, and documents in common. A greedy law has no truncation, and goes
-    with any.
+    They have model, horizon, split and truncation of the law in common, and share documents, of which the plan of one
+    may take more than that of another. A greedy law has no truncation, and goes with any.
     """
-    groups: dict[tuple[tuple[object, ...], float | None, int | None], list[Entry]] = {}
-    greedy: list[Entry] = []
-    for entry in comparison.entries:
-        law = entry.content.facts.law
-        if law is not None and law.greedy:
-            greedy.append(entry)
-        elif law is not None:
-            groups.setdefault((_in_common(entry), law.top_p, law.top_k), []).append(entry)
-    for (common, *_), entries in groups.items():
-        entries += [entry for entry in greedy if _in_common(entry) == common]
-    ordered = [sorted(entries, key=temperature_of) for entries in groups.values()]
+    laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.law) is not None]
+    groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
+    for entry, law in laws:
+        if not law.greedy:
+            _join(groups.setdefault((law.top_p, law.top_k), []), entry, alone=True)
+    for entry in (entry for entry, law in laws if law.greedy):
+        for alike in groups.values():
+            _join(alike, entry, alone=False)
+    ordered = [sorted(group, key=temperature_of) for alike in groups.values() for group in alike]
     distinct = [tuple(next(same) for _, same in groupby(entries, temperature_of)) for entries in ordered]
     return [Temperatures(entries) for entries in distinct if len(entries) > 1]
 
 
-def _in_common(entry: Entry) -> tuple[object, ...]:
-    documents = frozenset((doc, row["prompt_sha256"]) for doc, row in entry.documents.items())
-    return entry.model, entry.content.windows.horizon, entry.content.split, documents
+def _join(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
+    """Put a study to those that it shares documents with; ``alone`` makes a group of one that shares none."""
+    for group in groups:
+        if all(_alike(entry, other) for other in group):
+            group.append(entry)
+            return
+    if alone:
+        groups.append([entry])
+
+
+def _alike(one: Entry, other: Entry) -> bool:
+    """Whether two studies have model, horizon and split in common, and documents, with the same prompts."""
+    traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (one, other)]
+    shared = one.documents.keys() & other.documents.keys()
+    prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (one, other)]
+    return bool(shared) and traits[0] == traits[1] and prompts[0] == prompts[1]
 
 
 def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
