@@ -23,6 +23,12 @@ def page(tmp_path: Path, undrawn: None) -> Page:  # noqa: ARG001 - by its effect
 
 
 @pytest.fixture
+def undrawn_page(tmp_path: Path) -> Page:
+    """The page of given views, for tests whose views have nothing that figures could fail on: none is made."""
+    return functools.partial(build, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings})
+
+
+@pytest.fixture
 def no_pdf() -> Iterator[None]:
     """For tests that read a page's SVG: its PDF files, most of the work, are not written."""
     with pdf_of_these_alone():

@@ -168,8 +168,8 @@ def test_few_clusters_are_said_where_something_is_asserted() -> None:
     assert "An interval from fewer than 10 clusters in a stratum may be too narrow." in text
 
 
-def test_an_action_added_after_the_plan_is_set_apart(page: Page) -> None:
-    html = page(make_views(("snapkv-half", "recent-10", "recent-half")))
+def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None:
+    html = undrawn_page(make_views(("snapkv-half", "recent-10", "recent-half")))
     planned = html[html.index('id="actions-in-words"') : html.index('<div class="added">')]
     leads = re.findall(r"<p>([^<]*)", planned)
     assert [lead.split(" ")[0] for lead in leads] == ["recent-half"]
@@ -222,25 +222,25 @@ def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
     assert tables["table-generation_gaps"][0] == ["action", "g, –pp", "g, –pp", "g, 1–64pp", "Δgpp"]
 
 
-def test_standing_of_estimates_is_said(page: Page) -> None:
+def test_standing_of_estimates_is_said(undrawn_page: Page) -> None:
     actions = ("snapkv-half", "recent-half", "recent-10")
-    html = page(make_views(actions))
+    html = undrawn_page(make_views(actions))
     tables = check(html).tables
     marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
     assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
     assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
     assert "Actions added after the plan: recent-10." in html
-    without = page(make_views(actions, planned=False))
+    without = undrawn_page(make_views(actions, planned=False))
     assert "†" not in without
     assert "table-primary" not in check(without).ids
     assert "Exploratory, pointwise 95% intervals." in without
 
 
-def test_what_was_seen_before_its_plan_is_not_called_prespecified(page: Page) -> None:
+def test_what_was_seen_before_its_plan_is_not_called_prespecified(undrawn_page: Page) -> None:
     views = make_views()
     for row in views.views["estimates"]:
         row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
-    html = page(views)
+    html = undrawn_page(views)
     tables = check(html).tables
     assert {row[-1] for row in tables["table-primary"][1:]} == {"seen"}
     assert {row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]} == {"§"}
@@ -249,20 +249,20 @@ def test_what_was_seen_before_its_plan_is_not_called_prespecified(page: Page) ->
     )
     assert html.count("prespecified") == 1, "the line that says what each status means"
     views.views["plans"][0]["plan"] = json.dumps(json.loads(views.views["plans"][0]["plan"]) | {"seen": True})
-    assert "another study of this store had evaluated documents of the plan" in page(views)
+    assert "another study of this store had evaluated documents of the plan" in undrawn_page(views)
 
 
-def test_a_later_revision_of_a_plan_is_said_on_the_page(page: Page) -> None:
+def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> None:
     """It names an action that was added after the first one, and came when 12 documents had been evaluated."""
     views = make_views(("snapkv-half", "recent-half", "recent-10"))
     (first,) = views.views["plans"]
-    assert "Actions added after the plan: recent-10" in page(views)
+    assert "Actions added after the plan: recent-10" in undrawn_page(views)
     content = json.loads(first["plan"])
     content |= {"seen": True, "revision": 1, "evaluated_documents": 12, "actions": [*content["actions"], "recent-10"]}
     views.views["plans"].insert(0, first | {"plan_revision": 1, "plan_sha256": "ef" * 32, "plan": json.dumps(content)})
     for row in views.views["estimates"]:
         row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
-    html = page(views)
+    html = undrawn_page(views)
     assert (
         "Revision 1, frozen 2026-03-01 09:30:00 UTC from events version 3, after 12 evaluation documents had been"
         in html
@@ -273,12 +273,12 @@ def test_a_later_revision_of_a_plan_is_said_on_the_page(page: Page) -> None:
     assert "dded after the plan" not in html
 
 
-def test_stale_estimates_are_said(page: Page) -> None:
+def test_stale_estimates_are_said(undrawn_page: Page) -> None:
     views = make_views()
     for row in views.views["decomposition"]:
         if row["action"] == "recent-half":
             row["mismatch"] += 0.01
-    assert "after the last analysis of recent-half;" in page(views)
+    assert "after the last analysis of recent-half;" in undrawn_page(views)
 
 
 def test_one_action_alone(page: Page) -> None:
@@ -356,11 +356,11 @@ def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
     assert [cell[4] for cell in cells] == [""] * 36 + ["s"] + ["z"] * 4
 
 
-def test_control_that_moved_is_a_notice(page: Page) -> None:
+def test_control_that_moved_is_a_notice(undrawn_page: Page) -> None:
     views = make_views(("snapkv-half",))
-    assert "The control full keeps the whole cache" not in page(views)
+    assert "The control full keeps the whole cache" not in undrawn_page(views)
     views.views["controls"][1]["moved_pairs"] = 1
-    html = page(views)
+    html = undrawn_page(views)
     assert "The control full keeps the whole cache" in html
     assert "full: δ and f are NOT 0" in html
 
@@ -378,12 +378,12 @@ def test_development_only_study_says_so(page: Page) -> None:
     assert "the page shows the development documents" in html
 
 
-def test_documents_without_events_are_counted_apart(page: Page) -> None:
+def test_documents_without_events_are_counted_apart(undrawn_page: Page) -> None:
     views = make_views()
     views.views["documents"] += [
         row | {"doc": f"{row['doc']}x", "split": "evaluation"} for row in views.views["documents"][:5]
     ]
-    html = page(views)
+    html = undrawn_page(views)
     assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
 
 
@@ -396,20 +396,20 @@ def test_events_of_another_generator_have_a_page_too(page: Page) -> None:
     assert "Study file SHA-256" not in html
 
 
-def test_wrong_names_are_one_line_errors(page: Page) -> None:
+def test_wrong_names_are_one_line_errors(undrawn_page: Page) -> None:
     views = make_views()
     with pytest.raises(InputError, match="half-cache / kvdrift/tiny"):
-        page(views, "kvdrift/tin")
+        undrawn_page(views, "kvdrift/tin")
     with pytest.raises(InputError, match="did you mean 'recent-half'"):
-        page(views, baseline="recent-hal")
+        undrawn_page(views, baseline="recent-hal")
     whole = views.views["decomposition"]
     views.views["decomposition"] = []
     with pytest.raises(InputError, match="no derived trajectories yet"):
-        page(views)
+        undrawn_page(views)
     views.views["decomposition"] = whole
     views.views["actions"] = [row for row in views.views["actions"] if row["control"]]
     with pytest.raises(InputError, match="nothing to report"):
-        page(views)
+        undrawn_page(views)
 
 
 @pytest.mark.parametrize(
@@ -586,8 +586,8 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
         (Windows.of(128, saturation_threshold=0.9), "the default windows"),
     ],
 )
-def test_published_numbers_of_other_windows_are_not_compared(page: Page, windows: Windows, named: str) -> None:
-    html = page(paper_views(windows), LLAMA)
+def test_published_numbers_of_other_windows_are_not_compared(undrawn_page: Page, windows: Windows, named: str) -> None:
+    html = undrawn_page(paper_views(windows), LLAMA)
     assert f"measured with {named} and a horizon of 128 tokens" in html
     assert "published</small>" not in html
     assert "published 2" not in html
@@ -596,22 +596,22 @@ def test_published_numbers_of_other_windows_are_not_compared(page: Page, windows
 @pytest.mark.parametrize(
     ("law", "words"), [(SamplingLaw(0.0), "greedy"), (SamplingLaw(0.7, 0.9), "temperature 0.7, top-p 0.9")]
 )
-def test_a_page_says_its_law_and_compares_it_with_no_other(page: Page, law: SamplingLaw, words: str) -> None:
+def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, law: SamplingLaw, words: str) -> None:
     views = paper_views(law=law)
     assert views.views["published_comparison"] == [] != paper_views().views["published_comparison"]
-    html = page(views, LLAMA)
+    html = undrawn_page(views, LLAMA)
     assert f"{LLAMA} · {words}</span></h1>" in html
     assert f"as tokens are drawn by them: {words}." in html
     assert "measured with temperature 1, full softmax. Its numbers are not shown" in html
     assert "published</small>" not in html
     assert ("δ and f are 0 or 1" in html) == law.greedy
-    assert "as tokens are drawn by them" not in page(paper_views(), LLAMA)
+    assert "as tokens are drawn by them" not in undrawn_page(paper_views(), LLAMA)
 
 
-def test_studies_unlike_the_paper_show_nothing_published(page: Page) -> None:
+def test_studies_unlike_the_paper_show_nothing_published(undrawn_page: Page) -> None:
     views = make_views()
     views.views["published"] = PAPER
-    assert "published" not in re.sub(r"<style>.*?</style>", "", page(views), flags=re.DOTALL)
+    assert "published" not in re.sub(r"<style>.*?</style>", "", undrawn_page(views), flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(

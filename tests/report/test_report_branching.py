@@ -183,12 +183,12 @@ def test_without_an_analysis_points_decide_nothing(page: Page) -> None:
     assert "Residual branching pays" not in html
 
 
-def test_times_that_nobody_recorded_are_said(page: Page) -> None:
+def test_times_that_nobody_recorded_are_said(undrawn_page: Page) -> None:
     views = branched_views()
     for row in views.views["estimates"]:
         if "second" in row["quantity"]:
             row["estimate"] = row["low"] = row["high"] = None
-    html = page(views)
+    html = undrawn_page(views)
     assert "Decoding times are not recorded" in html
     assert check(html).tables["table-swrb_efficiency"][1][4] == MISSING
 
