@@ -223,7 +223,7 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     assert (cells["full"]["R (token)"].text, cells["full"]["R (token)"].under) == ("0", "exactly")
     assert (cells["recent-half"]["verdict"].text, cells["recent-half"]["verdict"].under) == (
         "ruled out",
-        "by snapkv-half",
+        "by snapkv-half, exploratory",
     )
     (record, *_) = table.records
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
