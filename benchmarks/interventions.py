@@ -6,8 +6,7 @@
 The model and the prompt are those of ``benchmarks.generation``. Six actions are decoded together: "evicting" keeps half
 of the prompt by six selectors. In the others the last three are int8, int4 and fp8 of the whole prompt ("quantized"),
 of the halves ("evicting and quantized"), and of the whole prompt with generated entries too, without a window of exact
-ones ("generated"). Parts take turns in one process; seconds are those of a law, the
-least of the repetitions.
+ones ("generated"). Parts take turns in one process; seconds are those of a law, the least of the repetitions.
 """
 
 from __future__ import annotations
