@@ -46,9 +46,9 @@ class GuardedRule(CacheRule):
         self.scores, self.cuts_back = rule.scores, rule.cuts_back
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """The same of a rule over other entries, as many as there are."""
+        """That of the rule, whose scores are not counted: steps are tried from the middle, with nothing dropped yet."""
         with _told(self._policy):
-            return GuardedRule(self._policy, self._rule.over(entries, kv_heads), entries)
+            return self._rule.over(entries, kv_heads)
 
     def first_scores(self, layer: int) -> Tensor:
         """Those of the rule."""

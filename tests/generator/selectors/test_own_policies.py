@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fixtures.random_models import random_document, random_model
 from fixtures.refusals import refused
 
 from generator.actions import Action, build_action
+from generator.attention.row_invariance import TriedSteps
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256
 from generator.selectors.policies import build_policy
@@ -82,6 +84,13 @@ def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
         line
         == f"policy Mine: AttributeError: 'Mine' object has no attribute 'half' ({tmp_path}/my_policy.py, line {where + 1})"
     )
+
+
+def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:
+    """Whole steps are tried with its rule first, from the middle of a continuation on."""
+    fresh = replace(random_model("llama"), steps=TriedSteps())
+    (unit,) = generate_units(fresh, "s", random_document("own", 40), [PendingUnit(made(tmp_path), 0, 1)], 4, 3)
+    assert unit.record["batch_deviation"] == 0.0
 
 
 def test_a_first_cut_with_unlike_layers_is_refused(tmp_path: Path) -> None:
