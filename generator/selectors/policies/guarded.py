@@ -39,16 +39,16 @@ def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor
 
 
 class GuardedRule(CacheRule):
-    """Another rule, of a policy of one's own with m = ``budget``."""
+    """Another rule, of a policy of one's own with m = ``budget``; None where it is not known what is left."""
 
-    def __init__(self, policy: Policy, rule: CacheRule, budget: int) -> None:
+    def __init__(self, policy: Policy, rule: CacheRule, budget: int | None) -> None:
         self._policy, self._rule, self._budget = policy, rule, budget
         self.scores, self.cuts_back = rule.scores, rule.cuts_back
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """That of the rule, whose scores are not counted: steps are tried from the middle, with nothing dropped yet."""
+        """The same of that rule; steps are tried from the middle, where nothing is dropped: scores are not counted."""
         with _told(self._policy):
-            return self._rule.over(entries, kv_heads)
+            return GuardedRule(self._policy, self._rule.over(entries, kv_heads), None)
 
     def first_scores(self, layer: int) -> Tensor:
         """Those of the rule."""
@@ -96,7 +96,7 @@ class GuardedRule(CacheRule):
         if not self.scores:
             return
         sound = scores.shape == torch.Size(shape)
-        if sound and isinstance(self._policy, ScoringPolicy):
+        if sound and isinstance(self._policy, ScoringPolicy) and self._budget is not None:
             left = min(self.scores + length, self._budget - 1)  # a place is free for the next token's entry
             sound = bool((((scores >= 0) & scores.isfinite()).sum(-1) == left).all())
         if not sound:
