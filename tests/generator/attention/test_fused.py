@@ -65,7 +65,7 @@ def test_events_are_those_of_the_other_path() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 64 entries are joined there, the operations take one device's tensors, and the control is zero."""
-    model, document = random_model("llama", dtype), random_document("d197", 197)
+    model, document = random_model("llama", dtype), random_document("e197", 197)
     pending = [PendingUnit(HALF_SNAPKV, 0, 3, estimator) for estimator in (PLAIN, SWRB)] + [PendingUnit(CONTROL, 0, 2)]
     whole = generate_units(model, "s", document, pending, 6, 3)
     network = copy.deepcopy(model.network)

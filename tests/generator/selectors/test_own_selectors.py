@@ -165,6 +165,7 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
         count=1,
         estimator="plain",
         revision=0,
+        of=None,
     )
     request = GenerationRequest.model_construct(document=document_message(), pending=[pending])
     line = refused(requested_work, request)
