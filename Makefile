@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults kvpress check docs site clean
+.PHONY: venv study test slow scheduling faults kvpress quantizers check docs site clean
 
 venv: $(STAMP)
 
@@ -46,6 +46,11 @@ kvpress: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kvpress]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps kvpress
 	$(BIN)/python -m pytest -m kvpress
+
+# hqq as an optional source of codecs, as transformers' quantized cache uses it, and its checks.
+quantizers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantizers]'
+	$(BIN)/python -m pytest -m quantizers
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from generator.codecs.codec import Codec
 from generator.codecs.fp8 import FP8
+from generator.codecs.hqq import HQQInt2, HQQInt4, HQQInt8
 from generator.codecs.identity import Identity
 from generator.codecs.kivi import Int2, Int4, Int8
 from generator.codecs.rotated import RotatedInt4
@@ -15,6 +16,9 @@ CODECS: dict[str, type[Codec]] = {
     "int4": Int4,
     "int2": Int2,
     "rotated-int4": RotatedInt4,
+    "hqq-int8": HQQInt8,
+    "hqq-int4": HQQInt4,
+    "hqq-int2": HQQInt2,
 }
 
 __all__ = ["CODECS", "Codec"]

@@ -1,0 +1,209 @@
+"""Codecs of libraries against transformers' quantized cache itself, and the line where the library is missing.
+
+Tests marked ``quantizers`` need hqq; ``make quantizers`` installs it and runs them.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of, write_study
+from fixtures.stored_rows import content
+from fixtures.study_files import load_study
+from torch import Tensor
+from transformers import LlamaConfig
+
+from generator.actions import Action, build_action
+from generator.attention.holding import DTYPES
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs import CODECS, quantized_cache
+from generator.codecs.hqq import HQQ
+from generator.codecs.quantized_cache import QuantizedCacheCodec
+from generator.identity import parts_sha256
+from schema.study import ActionSection
+
+needs_quantizers = pytest.mark.quantizers
+NAMES = [name for name, kind in CODECS.items() if issubclass(kind, QuantizedCacheCodec)]
+
+
+def action(name: str, **parameters: Any) -> Action:
+    return build_action(ActionSection(name="mine", codec={"name": name, **parameters}))
+
+
+def codec_of(name: str, **parameters: Any) -> HQQ:
+    codec = action(name, **parameters).codec
+    assert isinstance(codec, HQQ)
+    return codec
+
+
+def layer_of(entries: int, heads: int = 2, size: int = 64, dtype: str = "float32") -> PrefixLayer:
+    """Random keys and values, with a channel of large keys."""
+    generator = torch.Generator().manual_seed(entries)
+    key, value = torch.randn(2, heads, entries, size, generator=generator)
+    key[..., 1] += 30
+    return PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
+
+
+def cache_of(codec: HQQ, **options: Any) -> Any:
+    """transformers' own cache of a model with one layer, as ``generate`` makes it."""
+    from transformers.cache_utils import QuantizedCache  # noqa: PLC0415 - as of the library that it imports
+
+    axes = {"axis_key": codec.axis_key, "axis_value": codec.axis_value}
+    config = LlamaConfig(num_hidden_layers=1)
+    return QuantizedCache("hqq", config, nbits=codec.bits, q_group_size=codec.group, **axes, **options)
+
+
+# --- Without the library -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_the_library_the_line_says_how_to_install_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(library: str) -> str:
+        raise PackageNotFoundError(library)
+
+    monkeypatch.setattr(quantized_cache, "version", missing)
+    assert refused(action, name) == (
+        f"action 'mine': {CODECS[name].__name__} needs hqq, which is not installed or too old; "
+        "install it by: pip install -e '.[quantizers]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("hqq-int4", {"group": 33}, "group = 33: should be at least 2, a multiple of 2"),
+        ("hqq-int2", {"group": 2}, "group = 2: should be at least 4, a multiple of 4"),
+        ("hqq-int8", {"group": 0}, "group = 0: should be at least 1"),
+        ("hqq-int4", {"axis_value": 2}, "axis_value = 2: should be 0 or 1"),
+        ("hqq-int4", {"residual": 2}, "codec 'hqq-int4' has no parameter 'residual'; it takes axis_key, axis_value"),
+    ],
+)
+def test_a_wrong_parameter_is_the_users_mistake(name: str, parameters: dict[str, int], says: str) -> None:
+    assert refused(action, name, **parameters).startswith(f"action 'mine': {says}")
+
+
+# --- Against transformers' cache ---------------------------------------------------------------------------------------
+
+
+@needs_quantizers
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_read_is_what_steps_of_transformers_cache_read(name: str, axis: int, dtype: str) -> None:
+    """Bit for bit, while generated entries are fewer than the cache leaves exact; then it stores all of it anew."""
+    codec, layer, more = (
+        codec_of(name, axis_key=axis, axis_value=axis),
+        layer_of(150, dtype=dtype),
+        layer_of(6, dtype=dtype),
+    )
+    cache, held = cache_of(codec, residual_length=4), codec.hold(layer)
+    exact, _ = cache.update(layer.key[None], layer.value[None], 0)
+    assert torch.equal(exact[0], layer.key), "prefill itself reads the prompt as computed"
+    same = []
+    for step in range(6):
+        key, value = cache.update(more.key[None, :, step : step + 1], more.value[None, :, step : step + 1], 0)
+        assert key.dtype == held.key.dtype == layer.key.dtype
+        same.append(torch.equal(key[0, :, :150], held.key) and torch.equal(value[0, :, :150], held.value))
+        if step < 4:
+            assert torch.equal(key[0, :, 150:], more.key[:, : step + 1])
+    assert same[:4] == [True] * 4
+    assert not all(same[4:]), "what was read back is quantized again"
+
+
+@needs_quantizers
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_is_read_as_the_nearest_level_of_its_group(name: str, axis: int) -> None:
+    """Within half a step, but beyond the ends, to which a fitted zero point may come closer than the extremes."""
+    codec, layer = codec_of(name, axis_key=axis, axis_value=axis), layer_of(160)
+    cache, held, most = cache_of(codec), codec.hold(layer), 2**codec.bits - 1
+    cache.update(layer.key[None], layer.value[None], 0)
+    stored = cache.layers[0]
+    for numbers, read, (_, meta) in (
+        (layer.key, held.key, stored._quantized_keys), (layer.value, held.value, stored._quantized_values)
+    ):  # fmt: skip
+        grouped, back = (part.reshape(64, -1) if axis == 0 else part.reshape(-1, 64) for part in (numbers, read))
+        step, zero = meta["scale"], meta["zero"]
+        first, last = -zero * step, (most - zero) * step
+        beyond = torch.maximum(first - grouped, grouped - last)
+        error = (grouped - back).abs()
+        rounding = 2e-6 * (grouped.abs().amax() + step * most)  # of float32, in the levels and in the difference
+        assert bool((error <= torch.maximum(step / 2, beyond) + rounding).all())
+        assert float((error / step).max()) > 0.4, "the bound is sharp"
+        extremes = grouped.amax(axis, keepdim=True) - grouped.amin(axis, keepdim=True)
+        assert torch.allclose(step, extremes / most, rtol=1e-5), "a step is that of the extremes"
+
+
+@needs_quantizers
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_those_of_the_librarys_tensors(name: str, dtype: str) -> None:
+    def bytes_of(*tensors: Tensor) -> int:
+        return sum(tensor.nbytes for tensor in tensors)
+
+    for parameters in ({}, {"axis_key": 1, "group": 32}):
+        codec, layer = codec_of(name, **parameters), layer_of(134, dtype=dtype)
+        cache = cache_of(codec)
+        cache.update(layer.key[None], layer.value[None], 0)
+        both = (cache.layers[0]._quantized_keys, cache.layers[0]._quantized_values)
+        counted = codec.stored_bytes(layer)
+        assert counted.payload == bytes_of(*(packed for packed, _ in both))
+        assert counted.scales == sum(bytes_of(meta["scale"], meta["zero"]) for _, meta in both)
+
+
+# --- What is refused, and the identity ---------------------------------------------------------------------------------
+
+
+@needs_quantizers
+def test_what_the_library_cannot_store_is_refused_in_one_line() -> None:
+    codec, odd = codec_of("hqq-int4", axis_key=1), layer_of(3, heads=1)
+    assert refused(codec.check, 96) == "heads of 96 channels cannot be coded in groups of 64; set group"
+    codec.check(128)
+    says = (
+        "HQQInt4: hqq cannot store 3 entries of 1 KV heads of 64 channels with group = 64 and axis 1 in 4 bits; "
+        "change one of them"
+    )
+    for call in (codec.hold, codec.stored_bytes):
+        assert refused(call, odd) == says
+    cache, step = cache_of(codec), layer_of(1, heads=1)
+    cache.update(odd.key[None], odd.value[None], 0)
+    with pytest.raises(RuntimeError):  # at the first step that reads
+        cache.update(step.key[None], step.value[None], 0)
+
+
+@needs_quantizers
+def test_generated_entries_are_not_coded() -> None:
+    assert "HQQInt4 codes prompt entries alone" in refused(action, "hqq-int4", generated=True)
+
+
+@needs_quantizers
+def test_the_librarys_version_is_in_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = action("hqq-int4")
+    assert mine.codec_parameters == {"hqq": version("hqq"), "group": 64, "axis_key": 0, "axis_value": 0}
+    before = parts_sha256(mine.parts)
+    monkeypatch.setattr(quantized_cache, "version", lambda _: "99")
+    assert parts_sha256(mine.parts) != before
+
+
+@needs_quantizers
+def test_a_study_has_one_beside_selectors_and_its_control_is_exactly_zero(tmp_path: Path) -> None:
+    """On the embedded model, whose heads have 32 channels."""
+    changes = (
+        ('selector = "snapkv"\nkeep = "1/2"', 'codec = { name = "hqq-int4", group = 32 }'),
+        ('selector = "recent"\nkeep = "1/2"', 'codec = { name = "hqq-int2", group = 32 }'),
+    )
+    run = run_of(load_study(write_study(tmp_path, *changes)), tmp_path / "store")
+    finish(run)
+    events = content(tmp_path / "store", "events").to_pylist()
+    deltas: dict[str, list[float]] = {}
+    for row in events:
+        deltas.setdefault(row["action"], []).append(row["delta"])
+    moved = {name: sum(some) / len(some) for name, some in deltas.items()}
+    assert set(deltas["full"]) == {0.0}
+    assert all(row["f"] == 0 for row in events if row["action"] == "full")
+    assert 0 < moved["snapkv-half"] < moved["recent-half"], "4 bits and 2, which took their places"
