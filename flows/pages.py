@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
@@ -129,6 +131,28 @@ def write_preliminary(
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
             preliminary=said,
         )  # fmt: skip
+
+
+def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
+    """Have the preliminary page of a study that is finished lead to its report; any other page stays as it is.
+
+    Args:
+        folder: the preliminary page's.
+        study: the study's name.
+        report: the page of its report, which may still be written.
+        store: the store, as commands name it.
+
+    Raises:
+        InputError: the folder may not be written.
+        OperationError: the disk is full or broken.
+
+    """
+    from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
+
+    page = folder / "index.html"
+    if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
+        with writing(folder):
+            write_ended(study, quote(os.path.relpath(report, folder)), store, folder)
 
 
 def _draw_beside(sides: SideProcesses) -> DrawFigures:

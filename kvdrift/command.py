@@ -30,10 +30,8 @@ from kvdrift.commands.studies.confirm import confirm
 from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
-from kvdrift.exit_codes import failure_code
+from kvdrift.exit_codes import INTERRUPTED, failure_code
 from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
-
-_INTERRUPTED = 130  # as of a program that SIGINT ended
 
 app = typer.Typer(
     name="kvdrift",
@@ -103,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
         mistaken = isinstance(error, InputError)
         _fail(str(error), error.exit_code if mistaken else failure, debug=debug)
     except (typer.Abort, KeyboardInterrupt):
-        code = _INTERRUPTED  # as Typer makes of Ctrl-C within a command
+        code = INTERRUPTED  # as Typer makes of Ctrl-C within a command
     except TyperException as error:
         _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
@@ -116,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)
-    if code == _INTERRUPTED:
-        _fail("interrupted; run the same command again to go on", _INTERRUPTED, debug=False)
+    if code == INTERRUPTED:
+        _fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130  # as of a program that SIGINT ended
 _FAILURE = 1
 _NO_ANSWER = 4  # a failure of ``kvdrift gate``, where 1 is an answer
 

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from kvdrift.exit_codes import failure_code
+from kvdrift.exit_codes import INTERRUPTED, failure_code
 
 # Python's own 700 has it look through all objects of torch and Prefect, a million, every few seconds while they are
 # imported.
@@ -42,6 +42,8 @@ def program() -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else None
         raise
+    except KeyboardInterrupt:  # while commands were imported
+        sys.exit(code := INTERRUPTED)
     except Exception:  # noqa: BLE001 - an installation that lacks something, before main can say so in a line
         traceback.print_exc()
         code = failure_code([argument for argument in sys.argv[1:] if argument != "--debug"])

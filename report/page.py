@@ -22,6 +22,9 @@ from report.sections import PARTS, Part
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+RELOADING = '<meta http-equiv="refresh"'
+"""What the page of a study that still moves has, and no other one."""
+
 DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
 """Draws figures into a folder, and returns every figure by name, as it stands in the page."""
 
@@ -84,6 +87,28 @@ def build_report(
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
     page.write_text(_html(content, parts, figures), encoding="utf-8", newline="\n")
+    return page
+
+
+def write_ended(study: str, report: str, store: str, folder: Path) -> Path:
+    """Put a page that leads to the report in place of a study's preliminary one, now that the study is finished.
+
+    Args:
+        study: the study's name.
+        report: where its report is, as a link from the page.
+        store: the store, as commands name it.
+        folder: the preliminary page's.
+
+    Returns:
+        The page's path.
+
+    """
+    page = folder / "index.html"
+    colours = [properties(dark=dark) for dark in (False, True)]
+    html = page_environment().get_template("ended.html.j2").render(
+        study=study, report=report, store=store, colours=colours
+    )  # fmt: skip
+    page.write_text(html, encoding="utf-8", newline="\n")
     return page
 
 

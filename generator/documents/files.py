@@ -1,4 +1,7 @@
-"""Rows of local JSON Lines and JSON files; an error names the file, the line, the field and what was expected."""
+"""Rows of local JSON Lines and JSON files; an error names the file, the line, the field and what was expected.
+
+A byte order mark, which some editors put first, is no part of a file.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tu
 def read_object(path: Path) -> SourceRow:
     """Read a file that holds one JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
@@ -119,7 +122,7 @@ def read_object(path: Path) -> SourceRow:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -133,7 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _array_entries(path: Path) -> Iterator[tuple[int, Any]]:
     decoder = json.JSONDecoder()
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         text, position, number = file.read(_CHUNK), 0, 1
         position = _skip(text, 0, " \t\r\n")
         if text[position : position + 1] != "[":

@@ -43,12 +43,15 @@ class JsonlSource(DocumentSource):
             yield Candidate(name, row.text("cluster") if row.has("cluster") else name, TASK, number)
 
     def missed(self, section: DocumentsSection) -> str:
-        """Return the strata that the file's rows name, where none of them is the section's."""
-        named = {row.text("stratum") for _, row in read_rows(_file(section)) if row.has("stratum")}
-        if not named or section.stratum_name in named:
-            return ""
-        listed = ", ".join(f"'{name}'" for name in sorted(named)[:_NAMED])
-        return f'; the file\'s rows are of {listed}: write stratum = "{min(named)}", or leave it out of the rows'
+        """Say how many rows the file has for the section, and where there are none, of which strata they are."""
+        file = _file(section)
+        of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
+        own = of_row.count(section.stratum_name)
+        if own or not of_row:
+            return f"; {file} has {own} row(s) for it"
+        named = sorted(set(of_row))
+        listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
+        return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or leave it out of the rows'
 
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int

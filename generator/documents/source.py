@@ -57,7 +57,7 @@ class DocumentSource(ABC):
         """
 
     def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
-        """Return what is said of what a section could have and does not take; empty where there is nothing."""
+        """Return what is said of the source where it has too few documents for a section; often nothing, empty."""
         return ""
 
     @abstractmethod

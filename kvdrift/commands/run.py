@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvdrift import completion
 from kvdrift.options import ClusterOption, EndpointOption, RootCertsOption, TokenOption
+from schema.errors import KvdriftError, printable
+
+if TYPE_CHECKING:
+    from schema.study import Study
 
 
 def run(
@@ -79,13 +85,18 @@ def run(
             for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
                 typer.echo(line)
         return
-    with ConsoleProgress() as console:
-        console.doing("loading libraries, checking documents and model, and starting")
-        from flows.study_file.run import run_file
+    try:
+        with ConsoleProgress() as console:
+            console.doing("loading libraries, checking documents and model, and starting")
+            from flows.study_file.run import run_file
 
-        outcome = run_file(
-            studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan, cluster=workers
-        )
+            outcome = run_file(
+                studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan,
+                cluster=workers,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        _say_what_is_kept(studies, store)
+        raise
     if plan_only and not outcome.documents_left:
         from flows.frozen_plan import require_plan
         from kvdrift.plan_lines import plan_lines
@@ -106,3 +117,15 @@ def run(
     if outcome.documents_left:
         left = f"{outcome.documents_left} documents of this stage are left"
         typer.echo(f"stopped at --limit {limit}: {left}; run the same command again to go on")
+
+
+def _say_what_is_kept(studies: Sequence[Study], location: str | None) -> None:
+    """Say on standard error what the store of an interrupted run has; of none that was not begun."""
+    from flows.study_file.options import default_location
+    from schema.location import absolute
+    from schema.store.store import Store
+
+    store = absolute(location if location is not None else default_location(studies))
+    with suppress(KvdriftError):  # nothing is there yet
+        units = Store.open(store).row_count("units")
+        typer.echo(f"kept in {printable(store)}: {units:,} {'unit' if units == 1 else 'units'}", err=True)

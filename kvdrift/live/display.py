@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from schema.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from flows.analysis.live import StudyLook
 
@@ -19,11 +21,12 @@ _NAMED = "95% intervals as if the study ended now; preliminary"
 
 
 def show_live(looks: Iterator[list[StudyLook]], interval: float) -> None:
-    """Show each look until all studies are finished; wait ``interval`` seconds between them."""
+    """Show each look until all studies are finished, or Ctrl-C; wait ``interval`` seconds between them."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    (_show_tables if console.is_terminal else _print_lines)(looks, interval)
+    with suppress(KeyboardInterrupt):  # nothing is left undone
+        (_show_tables if console.is_terminal else _print_lines)(looks, interval)
 
 
 def _show_tables(looks: Iterator[list[StudyLook]], interval: float) -> None:
@@ -32,7 +35,7 @@ def _show_tables(looks: Iterator[list[StudyLook]], interval: float) -> None:
 
     with Live(auto_refresh=False) as live:
         for found in looks:
-            live.update(Group(*map(_table, found)), refresh=True)
+            live.update(Group(*(part for look in found for part in (_title(look), _table(look)))), refresh=True)
             if _is_finished(found):
                 break
             time.sleep(interval)
@@ -69,7 +72,11 @@ def progress_text(look: StudyLook) -> str:
 
 
 def _pace_text(look: StudyLook) -> str:
-    if not look.rate or look.finished:
+    if look.finished:
+        return ""
+    if look.planned and look.taken is None and look.work and look.done == look.wanted:
+        return ", estimates to come"
+    if not look.rate:
         return ""
     left = f", about {_duration(look.seconds_left)} left" if look.work and look.seconds_left else ""
     return f", {look.rate:.2f} units/s{left}"
@@ -84,12 +91,18 @@ def _divergence_text(look: StudyLook) -> str:
     return f"; preliminary, {look.split}: {'; '.join(parts)}" if parts else ""
 
 
+def _title(look: StudyLook) -> Text:
+    """How far a study is; above its table and not within, where it would be as narrow as the table."""
+    from rich.text import Text
+
+    return Text(printable(f"{look.study}, {look.model}: {progress_text(look)}{_pace_text(look)}"))
+
+
 def _table(look: StudyLook) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(printable(f"{look.study}, {look.model}: {progress_text(look)}{_pace_text(look)}"))
-    table = Table(title=title, caption=f"{look.split}: {_NAMED}" if look.split else None, title_justify="left")
+    table = Table(caption=f"{look.split}: {_NAMED}" if look.split else None)
     for name in ("action", "development", "evaluation", "documents", "R", "P(tau <= H)"):
         table.add_column(name, justify="left" if name == "action" else "right")
     diverged = {one.action: one for one in look.divergence}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
 
 from flows.analysis.live import LiveStore, StudyLook
-from flows.pages import report_folder, write_preliminary
+from flows.pages import end_preliminary, report_folder, write_preliminary
 from generator.transformer.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from report.reading.content import TokenReader
@@ -26,7 +28,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
     """Derive what has come, and write the pages of a store's unfinished studies anew, until all are finished.
 
     A page is written when more of its study is derived than before. It is not the report: that is made at the study's
-    end, in another folder.
+    end, in another folder, and the page that was preliminary then leads there. Ctrl-C ends this quietly.
 
     Args:
         location: the store's folder or URL.
@@ -38,6 +40,11 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
         InputError: the store has studies, and none of this name.
 
     """
+    with suppress(KeyboardInterrupt):
+        _write_until_finished(location, output, study, interval)
+
+
+def _write_until_finished(location: str, output: Path | None, study: str | None, interval: float) -> None:
     store = Store.open(location)
     live = LiveStore(store)
     readers: dict[tuple[str, str], TokenReader | None] = {}
@@ -55,10 +62,14 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
                 shown[own] = look.derived
                 if own not in readers:
                     readers[own] = _reader(store, look)
-                folder = _folder(store, look, output, several=len(looks) > 1)
+                folder = _folder(store, look, output, looks)
                 page = write_preliminary(store, *own, folder, _said(look), token_text=readers[own])
                 typer.echo(f"preliminary: {page} ({progress_text(look)})")
         if looks and all(look.finished for look in looks):
+            for look in looks:
+                several_models = sum(other.study == look.study for other in looks) > 1
+                report = report_folder(store, look.study, look.model if several_models else None)
+                end_preliminary(_folder(store, look, output, looks), look.study, report / "index.html", location)
             typer.echo(f"finished: kvdrift report {location} has the report")
             return
         time.sleep(interval)
@@ -69,10 +80,15 @@ def _reader(store: Store, look: StudyLook) -> TokenReader | None:
     return token_reader(look.model, revision=model_revisions(store).get((look.study, look.model)))
 
 
-def _folder(store: Store, look: StudyLook, output: Path | None, *, several: bool) -> Path:
+def _folder(store: Store, look: StudyLook, output: Path | None, looks: Sequence[StudyLook]) -> Path:
+    """Where the page of a look goes, as ``kvdrift report`` places those of the same studies."""
+    several_models = sum(other.study == look.study for other in looks) > 1
     if output is None:
-        return report_folder(store, look.study, look.model if several else None) / _FOLDER
-    return output / folder_name(look.study) / folder_name(look.model) if several else output
+        return report_folder(store, look.study, look.model if several_models else None) / _FOLDER
+    if len(looks) == 1:
+        return output
+    own = output / folder_name(look.study)
+    return own / folder_name(look.model) if several_models else own
 
 
 def _said(look: StudyLook) -> str:

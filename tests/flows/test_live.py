@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,12 +90,26 @@ def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixt
         split="development", divergence=(Divergence("half", 2, 0.25, 0.125, 0.5, None),), finished=False,
     )  # fmt: skip
     last = replace(first, work=(Work("development", "half", 4, 4),), planned=True, finished=True)
-    show_live(iter([[first], [replace(first, rate=0.7)], [last], [first]]), 0.0)
+    whole = replace(last, derived=12, finished=False)
+    show_live(iter([[first], [replace(first, rate=0.7)], [whole], [last], [first]]), 0.0)
     said = "; preliminary, development: half R = 0.250 ± 0.125, P(tau <= H) = 0.500\n"
     assert capsys.readouterr().out == (
         "s, m: 2 of 4 units, evaluation not planned yet, 8 trajectories derived, 0.50 units/s, about 4 s left"
+        f"{said}s, m: 4 of 4 units, 12 trajectories derived, estimates to come"
         f"{said}s, m: 4 of 4 units, 8 trajectories derived; finished{said}"
     )
+
+
+def test_ctrl_c_ends_it_quietly(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    looks = LiveStore(Store.open(finished)).look()
+
+    def interrupted() -> Iterator[list[StudyLook]]:
+        yield [replace(look, finished=False) for look in looks]
+        raise KeyboardInterrupt
+
+    show_live(interrupted(), 0.0)
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (1, "")
 
 
 def test_the_command_ends_when_the_study_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from flows.pages import write_report
 from generator.transformer import tokenizer
 from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
+from kvdrift.program import program
 from kvdrift.shadowing import check_not_shadowed
 from schema.errors import OperationError
 from schema.store.store import Store
@@ -140,6 +141,38 @@ def test_an_interruption_says_how_to_go_on(
     monkeypatch.setattr("schema.study.load_studies", interrupted)
     code, out, err = call(capsys, "run", write_study(tmp_path))
     assert (code, out, err) == (130, "", "kvdrift: interrupted; run the same command again to go on\n")
+
+
+def test_an_interruption_of_the_work_says_what_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.study_file.run.run_file", interrupted)
+    units = Store.open(finished).row_count("units")
+    assert units
+    code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)
+    assert (code, out, err) == (
+        130, "", f"kept in {finished}: {units} units\nkvdrift: interrupted; run the same command again to go on\n"
+    )  # fmt: skip
+    code, _, err = call(capsys, "run", write_study(tmp_path), "--store", tmp_path / "not-begun")
+    assert (code, err) == (130, "kvdrift: interrupted; run the same command again to go on\n")
+
+
+def test_an_interruption_while_commands_are_imported_is_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvdrift.command.main", interrupted)
+    monkeypatch.setattr("atexit.register", lambda _: None)
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    with pytest.raises(SystemExit) as stop:
+        program()
+    assert stop.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_full_disk_is_named(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from flows import stages
+from flows.analysis.live import LiveStore
+from flows.pages import report_folder
 from kvdrift.live import pages
+from report.page import RELOADING
 from schema.store.store import Store
 
 
@@ -64,6 +69,45 @@ def test_a_study_that_moves_has_a_page_that_says_so(tmp_path: Path, capsys: pyte
 def test_it_ends_with_the_study(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "report", finished, "--live")
     assert (code, out, err) == (0, f"finished: kvdrift report {finished} has the report\n", "")
+
+
+def test_the_preliminary_page_then_leads_to_the_report(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "index.html"
+    page.write_text("another page")
+    assert call(capsys, "report", finished, "--live", "-o", tmp_path)[0] == 0
+    assert page.read_text() == "another page"
+    page.write_text(f"<head>{RELOADING} content='30'></head>")
+    assert call(capsys, "report", finished, "--live", "-o", tmp_path)[0] == 0
+    html = page.read_text(encoding="utf-8")
+    assert RELOADING not in html
+    assert "small is finished" in html
+    (link,) = re.findall('<a href="(.*?)">', html)
+    assert (tmp_path / link).resolve() == report_folder(Store.open(finished), "small") / "index.html"
+
+
+def test_ctrl_c_ends_it_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pages.time, "sleep", interrupted)
+    stages.prepare(run_of(load_study(write_study(tmp_path)), tmp_path / "store"))
+    assert call(capsys, "report", tmp_path / "store", "--live") == (0, "", "")
+
+
+def test_studies_of_one_model_have_their_page_in_their_report_s_folder(finished: Path, tmp_path: Path) -> None:
+    """As those of several temperatures are; of several models, each has a folder of its own."""
+    store = Store.open(finished)
+    (cold,) = LiveStore(store).look()
+    warm, other = replace(cold, study="warm"), replace(cold, model="other")
+    report = finished / "report" / "small"
+    assert pages._folder(store, cold, None, [cold, warm]) == report / "live"
+    assert pages._folder(store, other, None, [cold, other]) == report / "other" / "live"
+    assert pages._folder(store, warm, tmp_path, [cold, warm]) == tmp_path / "warm"
+    assert pages._folder(store, cold, tmp_path, [cold]) == tmp_path
 
 
 def test_it_is_of_one_store(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -351,8 +351,20 @@ class TestJsonl:
         line = refused(choose_candidates, section("jsonl", path=str(path)), 0)
         assert line.startswith("documents 'JSONL-4096': development = 2, but the source has 0 document(s)")
         assert line.endswith(
-            """; the file's rows are of 'one', 'two': write stratum = "one", or leave it out of the rows"""
+            f"""; the rows of {path} are of 'one', 'two': write stratum = "one", or leave it out of the rows"""
         )
+
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_a_file_of_too_few_rows_is_named(self, tmp_path: Path, count: int) -> None:
+        path = write_lines(tmp_path / "mine.jsonl", self.rows()[:count])
+        line = refused(choose_candidates, section("jsonl", path=str(path), development=4), 0)
+        assert line.endswith(f"; {path} has {count} row(s) for it")
+
+    def test_a_byte_order_mark_is_no_part_of_a_file(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "mine.jsonl", self.rows())
+        plain = choose_candidates(section("jsonl", path=str(path)), 0)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert choose_candidates(section("jsonl", path=str(path)), 0) == plain
 
     @pytest.mark.parametrize(
         ("change", "message"),
