@@ -140,6 +140,18 @@ def test_a_number_is_read_as_the_nearest_level_of_its_group(name: str, axis: int
 
 
 @needs_quantizers
+@pytest.mark.parametrize("name", NAMES)
+def test_in_bfloat16_rounded_zero_points_cost_more_than_a_step_of_8_bits(name: str) -> None:
+    codec, layer = codec_of(name), layer_of(150, dtype="bfloat16")
+    cache = cache_of(codec)
+    cache.update(layer.key[None], layer.value[None], 0)
+    _, meta = cache.layers[0]._quantized_values
+    error = (layer.value.float() - codec.hold(layer).value.float()).abs().reshape(64, -1)
+    most = float((error / meta["scale"].float()).max())
+    assert (1 < most < 2) if codec.bits == 8 else (0.4 < most < 0.6)
+
+
+@needs_quantizers
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_of_the_librarys_tensors(name: str, dtype: str) -> None:
