@@ -124,7 +124,7 @@ class DocumentMessage(_Message):
 
 
 class LawMessage(_Message):
-    """One of several studies that have their documents in common, with the law of its tokens."""
+    """A study by name, with the law of its tokens."""
 
     study: _Text
     temperature: Temperature
@@ -153,7 +153,7 @@ class PendingMessage(_Message):
     of: LawMessage | None
 
 
-class GenerationRequest(_Message):
+class GenerationRequest(LawMessage):
     """One document's pending units, with everything that determines their events.
 
     ``tokenizer`` is the fingerprint of the tokenizer that the client made the prompt with; the service needs none.
@@ -162,7 +162,6 @@ class GenerationRequest(_Message):
     protocol: int = PROTOCOL
     schema_version: int = SCHEMA_VERSION
     numerics: int = NUMERICS_VERSION
-    study: _Text
     model: _Text
     weights: str
     tokenizer: str | None
@@ -171,14 +170,6 @@ class GenerationRequest(_Message):
     pending: Annotated[list[PendingMessage], Field(min_length=1, max_length=1000)]
     horizon: Annotated[int, Field(ge=1, lt=_INT32_END)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    temperature: Temperature
-    top_p: TopP | None
-    top_k: TopK | None
-
-    @property
-    def law(self) -> SamplingLaw:
-        """The law that tokens are drawn by."""
-        return SamplingLaw(self.temperature, self.top_p, self.top_k)
 
     @classmethod
     def of(
