@@ -42,7 +42,7 @@ def run(
     study: str | Path,
     store: str | Path | None = None,
     *,
-    endpoints: Sequence[str] = (),
+    endpoints: str | Sequence[str] = (),
     token_file: str | Path | None = None,
     tls_root_certs: str | Path | None = None,
     endpoint_timeout: float = 60.0,
@@ -54,7 +54,8 @@ def run(
     Args:
         study: the study file.
         store: folder or URL of the store, ``stores/NAME`` in the working folder by default.
-        endpoints: ``grpc://HOST:PORT`` of each ``kvdrift serve`` that generates; this process by default.
+        endpoints: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates, or of each of several; this
+            process by default.
         token_file: a file with the token that the endpoints ask for.
         tls_root_certs: a PEM file of the authorities to trust; the system's by default.
         endpoint_timeout: seconds of silence after which an endpoint is given up.
@@ -75,6 +76,7 @@ def run(
 
     studies = load_studies(Path(study))
     token, certificates = (None if file is None else Path(file) for file in (token_file, tls_root_certs))
-    services = named_services(list(endpoints), token, certificates, endpoint_timeout)
+    addresses = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    services = named_services(addresses, token, certificates, endpoint_timeout)
     workers = named_workers(studies, cluster, gpus, served=bool(services))
     return run_file(studies, store, services, SILENT, cluster=workers).pages[-1]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROOM = 0.05  # beside the lowest and the highest temperature
+_BESIDE = 0.02  # of the range of temperatures, between an action and the next one
 _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure")
 
 
@@ -127,8 +128,11 @@ def temperatures_figure(shown: Temperatures) -> Figure:
     figure = new_figure(WIDTH, 6.0)
     for axes, letter, quantity in zip(figure.subplots(2, 2).flat, "abcd", _QUANTITIES, strict=True):
         known = ALL_QUANTITIES[quantity]
-        for action, style in styles.items():
-            points = shown.of(action, quantity)
+        places = [temperature_of(entry) for entry in shown.entries]
+        span = places[-1] - places[0]
+        for number, (action, style) in enumerate(styles.items()):
+            beside = _BESIDE * span * (number - (len(styles) - 1) / 2)  # or intervals would hide one another
+            points = [(place + beside, row) for place, row in shown.of(action, quantity)]
             values = [known.scale.factor * (row.estimate or 0.0) for _, row in points]
             axes.plot([place for place, _ in points], values, color=style.colour, linestyle=style.dashes,
                       marker=style.marker, markersize=4.5, linewidth=1.2)  # fmt: skip
@@ -136,8 +140,7 @@ def temperatures_figure(shown: Temperatures) -> Figure:
         axes.set(title=f"{letter}  {known.label}", xlabel="temperature", ylabel=known.scale.sign)
         axes.set_ylim(bottom=0)
         round_ticks(axes.yaxis)
-        places = [temperature_of(entry) for entry in shown.entries]
-        room = _ROOM * (places[-1] - places[0])
+        room = _ROOM * span + _BESIDE * span * (len(styles) - 1) / 2
         axes.set(xlim=(places[0] - room, places[-1] + room))
         axes.set_xticks(places)
     action_legend(figure, styles, marker=True)
