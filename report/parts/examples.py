@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from report.printing.section import Section
 from report.reading.content import PageContent, TokenReader
 from report.reading.source import ViewRow
+from schema.tables import COUPLED
 
 REPLICATE = 0
 _STRATA = 3
@@ -95,7 +96,7 @@ def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleD
     where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
     trajectories = {(found["doc"], found["action"]): found for found in content.source.of("trajectories", **where)}
     events: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
-    for event in sorted(content.source.of("events", **where), key=lambda event: int(event["t"])):
+    for event in sorted(content.source.of("events", kind=COUPLED, **where), key=lambda event: int(event["t"])):
         events[event["doc"], event["action"]].append(event)
     for row in chosen:
         keys = [(row["doc"], action) for action in content.actions]

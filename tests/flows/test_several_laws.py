@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -181,6 +183,25 @@ def test_a_limit_counts_a_document_of_all_laws_once(tmp_path: Path, together: tu
     evaluate(runs_of(studies, tmp_path / "store"))
     for study in studies:
         assert made(tmp_path / "store", study.name, "events").equals(made(together[0], study.name, "events"))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_to_the_same_rows(tmp_path: Path, together: tuple[Path, int]) -> None:
+    """With ``kill -9``, when some documents are stored and others are not."""
+    file, location = write_study(tmp_path, SEVERAL, BOTH, *SMALL), tmp_path / "store"
+    killed = Command("run", file, "--store", location)
+    while killed.running and not list(location.glob("units/_delta_log/*1.json")):
+        time.sleep(0.02)
+    killed.kill()
+    assert killed.end()[0] == -signal.SIGKILL
+    units = Store.open(location).row_count("units")
+    assert 0 < units < Store.open(together[0]).row_count("units")
+    again = Command("run", file, "--store", location)
+    code, _, err = again.end()
+    assert code == 0, err
+    assert Store.open(location).row_count("units") == Store.open(together[0]).row_count("units")
+    for study in load_studies(file):
+        assert made(location, study.name, "events").equals(made(together[0], study.name, "events"))
 
 
 def test_another_process_is_given_the_laws_too(tmp_path: Path) -> None:

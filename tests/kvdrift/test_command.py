@@ -29,7 +29,7 @@ from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.program import program
 from kvdrift.shadowing import check_not_shadowed
-from schema.errors import OperationError
+from schema.errors import InputError, OperationError
 from schema.store.store import Store
 from schema.tables import ACTIONS
 
@@ -173,6 +173,11 @@ def test_an_interruption_while_commands_are_imported_is_quiet(
         program()
     assert stop.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_python_takes_one_endpoint_as_a_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="endpoint 'http://x': write grpc://HOST:PORT"):
+        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoints="http://x")
 
 
 def test_a_full_disk_is_named(
