@@ -251,10 +251,13 @@ class TestEvents:
         assert made[0] == made[1]
         assert set(made[0][0]["study"].to_pylist()) == {"small-t0", "small-t0.7"}
 
-    def test_one_that_hangs_and_one_that_dies(
-        self, servers: Servers, study: Study, here: Tables, tmp_path: Path
-    ) -> None:
-        """The spare service is stopped amid its work, then goes on, then is killed amid its work."""
+    def test_one_that_hangs_and_one_that_dies(self, servers: Servers, tmp_path: Path) -> None:
+        """The spare service is stopped amid its work, then goes on, then is killed amid its work.
+
+        The work is long, so that it has not ended when a busy machine comes to stop it.
+        """
+        study = load_study(write_study(tmp_path, ("horizon = 12", "horizon = 120")))
+        here = developed(study, tmp_path / "here")
         for name, number, reason in (
             ("hangs", signal.SIGSTOP, "silent for 4 s"),
             ("dies", signal.SIGKILL, "no answer"),
