@@ -165,9 +165,7 @@ def _report(run: StudyRun) -> bool:
 
 def _compare(*runs: StudyRun) -> bool:
     """Write the page that has several laws side by side; whether that was to be done."""
-    current = laws_are_compared(runs)
-    compare_laws(runs)
-    return not current
+    return compare_laws(runs)
 
 
 def _take_looks(

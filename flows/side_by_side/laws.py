@@ -20,20 +20,21 @@ def laws_are_compared(runs: Sequence[StudyRun]) -> bool:
     return report_is_current(runs[0].store, laws_folder(runs))
 
 
-def compare_laws(runs: Sequence[StudyRun]) -> Path:
-    """Write the page that has the laws of one model side by side, unless it is there; return its path.
+def compare_laws(runs: Sequence[StudyRun]) -> bool:
+    """Write the page that has the laws of one model side by side, unless it is there; return whether it was written.
 
     Raises:
         InputError: the folder may not be written.
         OperationError: the disk is full or broken.
 
     """
-    store, folder = runs[0].store, laws_folder(runs)
-    if not laws_are_compared(runs):
-        from flows.side_by_side.pages import write_comparison  # noqa: PLC0415 - a page that is there needs nothing of it
+    if laws_are_compared(runs):
+        return False
+    from flows.side_by_side.pages import write_comparison  # noqa: PLC0415 - a page that is there needs nothing of it
 
-        inputs = present_inputs(store)
-        names = [run.study.name for run in runs]
-        write_comparison([store.location], folder, names, runs[0].progress, model=runs[0].study.model.id)
-        record_inputs(folder, inputs)
-    return folder / "index.html"
+    store, folder = runs[0].store, laws_folder(runs)
+    inputs = present_inputs(store)
+    names = [run.study.name for run in runs]
+    write_comparison([store.location], folder, names, runs[0].progress, model=runs[0].study.model.id)
+    record_inputs(folder, inputs)
+    return True
