@@ -72,7 +72,7 @@ class Forecast:
         asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
-        unscored: how many derived units are still to be scored, where the model's tokenizer is here.
+        unscored: how many stored pairs are still to be scored, where the model's tokenizer is here.
         estimated: whether the estimates are those of the present events and scores.
         reported: whether the page is that of the present tables.
         looked: whether a sequential study has stopped, or the study is none.
@@ -139,10 +139,10 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
 
 
 def _unscored(scoring: Scoring, run: StudyRun) -> int:
-    """How many stored units can be scored and are not."""
+    """How many stored pairs can be scored and are not."""
     model = run.study.model
-    units = scoring.unscored.num_rows
-    return units if units and text_decoder(model.id, revision=model.revision) is not None else 0
+    pairs = scoring.unscored_pairs.total()
+    return pairs if pairs and text_decoder(model.id, revision=model.revision) is not None else 0
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:

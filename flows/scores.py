@@ -6,7 +6,7 @@ The tokenizer is all that is needed of the model. What was scored already stays;
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -77,14 +77,13 @@ class Scoring:
         """Take the counts of a store, and those of its current units among them; no row is read."""
         self._store, self._study, self._model = store, study, model
         self._pairs = Counter[Scored]()  # that can be scored
-        self._splits: dict[str, set[str]] = defaultdict(set)  # of them, by action
         self._scored = counts.scores
         self.documents = sum(count for place, count in counts.documents.items() if self._is_scorable(place))
         for (place, own), count in current.items():
             for held in own if self._is_scorable(place) else ():
                 if held.estimator == PLAIN:
-                    self._pairs[Scored(study, model, held.action, held.action_revision)] += count * held.replicates
-                    self._splits[held.action].add(place.split or "")
+                    of = Scored(study, model, place.split, held.action, held.action_revision)
+                    self._pairs[of] += count * held.replicates
 
     @classmethod
     def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
@@ -96,6 +95,20 @@ class Scoring:
     def _is_scorable(self, place: Place) -> bool:
         own = (place.study, place.model) == (self._study, self._model)
         return own and place.answers is not None and _scoring(place.answers) is not None
+
+    @functools.cached_property
+    def unscored_pairs(self) -> Counter[str]:
+        """How many coupled pairs of each split can be scored and are not yet; no row is read where counts tell."""
+        left = {of: count - self._scored[of] for of, count in self._pairs.items()}
+        found = Counter[str]()
+        if min(left.values(), default=0) >= 0:
+            for of, count in left.items():
+                found[of.split or ""] += count
+        else:  # a pair that was scored twice may hide one that is not scored
+            units = self.unscored
+            for doc, replicates in zip(units["doc"].to_pylist(), units["replicates"].to_pylist(), strict=True):
+                found[self.answered[doc].split] += replicates
+        return +found
 
     @functools.cached_property
     def answered(self) -> Mapping[str, KnownAnswers]:
@@ -127,10 +140,7 @@ class Scoring:
 
     def scored_splits(self, controls: Collection[str]) -> set[str]:
         """Return the splits that have pairs of an action that is no control, and whose pairs are all scored."""
-        measured = set[str]().union(*(splits for action, splits in self._splits.items() if action not in controls))
-        units = self.unscored
-        left = {self.answered[doc].split for doc in units["doc"].unique().to_pylist()} if units.num_rows else set()
-        return measured - left
+        return {of.split or "" for of in self._pairs if of.action not in controls} - set(self.unscored_pairs)
 
 
 def score_stored(

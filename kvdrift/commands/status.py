@@ -145,7 +145,7 @@ def _study_status(
         "pending": pending,
         "units": units,
         "derived_units": units - left,
-        "answers": {"documents": scoring.documents, "unscored_units": scoring.unscored.num_rows}
+        "answers": {"documents": scoring.documents, "unscored_pairs": scoring.unscored_pairs.total()}
         if scoring.documents else None,
         "estimates": None if estimated is None else {"events_version": estimated, "current_version": version},
         "superseded": [*_superseded(held, actions)] if revised else [],
@@ -180,8 +180,8 @@ def _study_lines(study: Row) -> Iterator[str]:
         yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
     yield f"  derived: {study['derived_units']} of {study['units']} units"
     if answers is not None:
-        unscored = answers["unscored_units"]
-        lacking = f"; {unscored} units still to score (kvdrift analyze)" if unscored else ", all units scored"
+        unscored = answers["unscored_pairs"]
+        lacking = f"; {unscored} coupled pairs still to score (kvdrift analyze)" if unscored else ", all pairs scored"
         yield f"  answers: known of {answers['documents']} documents{lacking}"
     if study["estimates"] is None:
         yield f"  estimates: none yet{' under this plan' if revised else ''}"

@@ -124,23 +124,37 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
     assert (score(store), score(store)) == (2, 0)
 
 
-def test_where_all_is_scored_no_row_of_units_and_scores_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a compacted store; one more unit, or one score less, and the rows are looked at."""
+def test_how_many_pairs_are_scored_is_told_without_their_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a compacted store, whether all of them are or not; rows tell which are not."""
     score(store)
-    for table in ("units", "scores"):
-        store.rewriting.compact_rows(table)
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "units", lambda *_: pytest.fail("rows are read"))
-        scoring = scoring_of(store)
-        assert (scoring.documents, scoring.unscored.num_rows) == (len(DOCUMENTS_OF), 0)
-        assert scoring.scored_splits({ACTIONS[0]}) == {"evaluation"}
-        assert scoring.scored_splits({*ACTIONS}) == set()
     kept = store.read("scores").slice(1)
-    store.withdraw_files("scores", store.paths("scores"))
-    store.append_rows("scores", kept)
-    scoring = scoring_of(store)
+    for missing in (0, 1):
+        for table in ("units", "scores"):
+            store.rewriting.compact_rows(table)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "units", lambda *_: pytest.fail("rows are read"))
+            scoring = scoring_of(store)
+            assert (scoring.documents, scoring.unscored_pairs.total()) == (len(DOCUMENTS_OF), missing)
+            assert scoring.scored_splits({ACTIONS[0]}) == ({"evaluation"} if not missing else set())
+            assert scoring.scored_splits({*ACTIONS}) == set()
+        store.withdraw_files("scores", store.paths("scores"))
+        for rows in (kept.slice(0, 9), kept.slice(9)):
+            store.append_rows("scores", rows)
     assert scoring.unscored.num_rows == 1
     assert set(scoring.answered) == set(scoring.unscored["doc"].to_pylist()), "answers of others are not read"
+
+
+def test_pairs_that_were_scored_twice_hide_none_that_is_not_scored(store: Store) -> None:
+    """Two processes may score the same pairs: how many scores there are does not tell then."""
+    score(store)
+    rows = store.read("scores")
+    one = pc.and_(pc.equal(rows["doc"], rows["doc"][0]), pc.equal(rows["action"], rows["action"][0]))
+    others = rows.filter(pc.invert(one))
+    store.withdraw_files("scores", store.paths("scores"))
+    for again in (others, others.slice(0, 12)):
+        store.append_rows("scores", again)
+    scoring = scoring_of(store)
+    assert (scoring.unscored_pairs, scoring.unscored.num_rows) == ({"evaluation": 6}, 1)
     assert scoring.scored_splits(()) == set()
 
 

@@ -14,6 +14,7 @@ from fixtures.stored_units import make_unit
 
 from schema.errors import DamagedStoreError
 from schema.store.compaction import counts
+from schema.store.compaction.counts import Scored
 from schema.store.compaction.members import packed
 from schema.store.compaction.rows import compact_rows
 from schema.store.store import Store
@@ -22,7 +23,6 @@ from schema.tables import DOCUMENTS, SCORES
 DOCUMENTS_OF_A_SPLIT = 24
 
 Row = dict[str, Any]
-OF_SCORES = ("study", "model", "action", "action_revision")
 
 
 def document(number: int) -> Row:
@@ -100,11 +100,14 @@ def check_counts(store: Store) -> None:
             found[place.split, place.stratum, str(sorted(map(tuple, own)))] += count
         assert found == counted(store)
         rows = store.read("documents").to_pylist()
+        splits = {row["doc"]: row["split"] for row in rows}
         assert counts.documents == Counter(
             (row["study"], row["model"], row["split"], row["stratum"], answers_of(row)) for row in rows
         )
         scores = store.read("scores").to_pylist()
-        assert counts.scores == Counter(tuple(row[name] for name in OF_SCORES) for row in scores)
+        assert counts.scores == Counter(
+            Scored("s", "org/model", splits.get(row["doc"]), row["action"], row["action_revision"]) for row in scores
+        )
 
 
 def compact_all(store: Store) -> None:

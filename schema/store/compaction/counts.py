@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +25,16 @@ from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile
 from schema.store.revisions import current_revision
 
-_FOOTER = "kvdrift.counts-2"  # the counts of earlier releases, under another name, lack answers and are not read
+# Those of earlier releases have other names and are not read: they lack answers, and those of scores lack splits.
+_FOOTERS = {"documents": "kvdrift.counts-2", "units": "kvdrift.counts-2", "scores": "kvdrift.counts-3"}
 _WORTHWHILE = 8  # rows to a count; with fewer, reading the counts costs what reading the rows does
 
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
 _OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:])
-_OF_SCORES = ("study", "model", "action", "action_revision")
+_OF_SCORES = (*_DOCUMENT, "action", "action_revision")
 _OF_UNITS = (*_DOCUMENT, "action", "action_revision", "estimator", "replicates", "weights_sha256")
-
-_T = TypeVar("_T")
 
 
 class Answers(NamedTuple):
@@ -81,10 +80,11 @@ class Held(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What scores are of."""
+    """What scores are of; ``split`` is None where their document has no row."""
 
     study: str
     model: str
+    split: str | None
     action: str
     action_revision: int
 
@@ -136,15 +136,21 @@ def count_documents(documents: pa.Table) -> Counter[Place]:
     return found
 
 
-def count_scores(scores: pa.Table) -> Counter[Scored]:
+def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
     """Count scored pairs.
 
     Args:
-        scores: Rows of ``scores``, in study, model, action and its revision at least.
+        scores: Rows of ``scores``, in what tells their documents, their action and its revision at least.
+        documents: Rows of ``documents``, those of these documents at least.
 
     """
     counted = scores.group_by(list(_OF_SCORES)).aggregate([([], "count_all")])
-    return Counter({Scored(*scored): count for *scored, count in _rows(counted, (*_OF_SCORES, "count_all"))})
+    texts = [(name, pa.string()) for name in _DOCUMENT]
+    counted = counted.cast(pa.schema([*texts, *(counted.field(at) for at in range(len(texts), counted.num_columns))]))
+    splits = documents.select([*_DOCUMENT, "split"]).cast(pa.schema([*texts, ("split", pa.string())]))
+    group = list(Scored._fields)
+    summed = counted.join(splits, list(_DOCUMENT)).group_by(group).aggregate([("count_all", "sum")])
+    return Counter({Scored(*of): count for *of, count in _rows(summed, [*group, "count_all_sum"])})
 
 
 def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
@@ -182,11 +188,12 @@ def footer_of_counts(folder: DeltaFolder, table: str, rows: pa.Table) -> dict[st
     counts: Mapping[Any, int] = {}
     if table == "documents":
         counts = count_documents(rows)
-    elif table == "units":
-        counts = count_units(rows, folder.read(folder.load("documents"), _OF_DOCUMENTS))
-    elif table == "scores":
-        counts = count_scores(rows)
-    return {_FOOTER: packed(list(counts.items()))} if counts and len(counts) * _WORTHWHILE <= rows.num_rows else {}
+    elif table in _FOOTERS:
+        count = count_units if table == "units" else count_scores
+        counts = count(rows, folder.read(folder.load("documents"), _OF_DOCUMENTS))
+    if not counts or len(counts) * _WORTHWHILE > rows.num_rows:
+        return {}
+    return {_FOOTERS[table]: packed(list(counts.items()))}
 
 
 def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
@@ -204,30 +211,45 @@ def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Sna
     units, missing = units_and_missing()
     documents = folder.load("documents")
     return Counts(
-        _stored(folder, documents, _OF_PLACES, count_documents, lambda place: _place_of(*place)),
+        _stored_documents(folder, documents),
         _stored_units(folder, units, missing, documents),
-        _stored(folder, scores, _OF_SCORES, count_scores, lambda scored: Scored(*scored)),
+        _stored_scores(folder, scores, documents),
     )
 
 
-def _stored(
-    folder: DeltaFolder,
-    snapshot: Snapshot,
-    columns: Sequence[str],
-    count: Callable[[pa.Table], Counter[_T]],
-    kind: Callable[[list[Any]], _T],
-) -> Counter[_T]:
-    """Count the visible rows of a table by what they are of."""
-    found, others = Counter[_T](), list[str]()
+def _stored_documents(folder: DeltaFolder, documents: Snapshot) -> Counter[Place]:
+    """Count the visible documents of each place."""
+    remembered, others = _remembered_and_others(folder, documents)
+    found = Counter[Place]()
+    for place, count in remembered:
+        found[_place_of(*place)] += count
+    if others:
+        found += count_documents(folder.read(documents, _OF_PLACES, paths=others, coded=True).unify_dictionaries())
+    return found
+
+
+def _stored_scores(folder: DeltaFolder, scores: Snapshot, documents: Snapshot) -> Counter[Scored]:
+    """Count the visible scored pairs of each action and split."""
+    remembered, others = _remembered_and_others(folder, scores)
+    found = Counter[Scored]()
+    for of, count in remembered:
+        found[Scored(*of)] += count
+    if others:
+        rows = folder.read(scores, _OF_SCORES, paths=others, coded=True).unify_dictionaries()
+        found += count_scores(rows, folder.read(documents, (*_DOCUMENT, "split"), where=_named_in(rows)))
+    return found
+
+
+def _remembered_and_others(folder: DeltaFolder, snapshot: Snapshot) -> tuple[list[Any], list[str]]:
+    """What footers of visible files count, and the paths of the files whose footers do not."""
+    counted, others = list[Any](), list[str]()
     for file in snapshot.files():
         counts = _remembered(folder, snapshot, file)
         if counts is None:
             others.append(file.path)
         else:
-            found.update({kind(one): number for one, number in counts})
-    if others:
-        found.update(count(folder.read(snapshot, columns, paths=others, coded=True).unify_dictionaries()))
-    return found
+            counted += counts
+    return counted, others
 
 
 def _stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, documents: Snapshot) -> Holdings:
@@ -247,9 +269,7 @@ def _stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, docum
     if not later and not missing.num_rows:
         return found
     new = _with_missing(folder.read(units, _OF_UNITS, paths=later, coded=True), missing)
-    names = pa.array(new["doc"].cast(pa.string()).unique().to_pylist(), pa.string())
-    bounds = pc.min_max(names).as_py()  # they tell Arrow which row groups need not be read
-    named = (pc.field("doc") >= bounds["min"]) & (pc.field("doc") <= bounds["max"]) & pc.field("doc").isin(names)
+    named = _named_in(new)
     rows = folder.read(documents, _OF_DOCUMENTS, where=named)
     before = folder.read(units, _OF_UNITS, where=named, paths=[largest.path], coded=True)
     found.subtract(count_units(before.unify_dictionaries(), rows))
@@ -264,11 +284,18 @@ def _remembered(folder: DeltaFolder, snapshot: Snapshot, file: StoredFile) -> li
     if not is_compacted(file.path):
         return None
     _, footer = folder.footer(snapshot.table, file.path)
-    said = footer.get(_FOOTER.encode())
+    said = footer.get(_FOOTERS[snapshot.table].encode())
     try:
         return None if said is None else list(unpacked(said))
     except ValueError:
         raise folder.damaged(f"table '{snapshot.table}' is damaged ({file.path}: no counts in its footer)") from None
+
+
+def _named_in(rows: pa.Table) -> pc.Expression:
+    """What holds of rows whose document is one of those of ``rows``."""
+    names = pa.array(rows["doc"].cast(pa.string()).unique().to_pylist(), pa.string())
+    bounds = pc.min_max(names).as_py()  # they tell Arrow which row groups need not be read
+    return (pc.field("doc") >= bounds["min"]) & (pc.field("doc") <= bounds["max"]) & pc.field("doc").isin(names)
 
 
 def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
