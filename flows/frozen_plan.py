@@ -241,7 +241,7 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
     """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole where a plan records their hash alone.
 
     A key that the frozen plan does not know had its default. The method of intervals is compared with what the plan
-    has, where the study file names one.
+    has, where the study file names one. How many replicates a study file asks of a greedy law decides nothing.
     """
     frozen, method = plan.content.get("settings", {}), study.plan.interval or plan.interval
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
@@ -249,12 +249,14 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
         held, asked = plan.content["plan_section_sha256"], plan_section_sha256(study)
         whole = PlanDifference("[plan] or [windows]", f"{held[:12]}…", f"{asked[:12]}…")
         return methods if held == asked else [whole, *methods]
+    idle = {"plan.replicates"} if study.law.greedy else set()
     defaults = {"plan": {key: field.default for key, field in PlanSection.model_fields.items()}, "windows": {}}
     return methods + [
         PlanDifference(what := f"{section}.{key}", held, asked, plan.content.get(_SIZES.get(what, "")))
         for section, values in _all_settings(study).items()
         for key, asked in values.items()
         if (held := frozen[section].get(key, defaults[section].get(key, asked))) != asked
+        and f"{section}.{key}" not in idle
     ]
 
 

@@ -16,8 +16,8 @@ from generator.documents.source import document_of
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows, study_systems, system_document
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
-from generator.transformer.configuration import head_size, position_limit
-from generator.transformer.decoder import check_positions
+from generator.transformer.configuration import head_size, position_limit, vocabulary_size
+from generator.transformer.decoder import check_prompt
 from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
@@ -115,15 +115,16 @@ class SharedMaterial:
 
 
 def _check_with_model(material: Material, *, offline: bool) -> None:
-    """Refuse heads that a codec cannot code, and prompts too long for the model or too short for an action."""
-    location, revision, limit = model_location(material.study.model), material.study.model.revision, None
+    """Refuse heads that a codec cannot code, and prompts that the model cannot read or that an action cannot cut."""
+    location, revision = model_location(material.study.model), material.study.model.revision
+    limit = vocabulary = None
     if not offline or local_configuration(location, revision) is not None:
-        limit = position_limit(location, revision=revision)
+        limit, vocabulary = (read(location, revision=revision) for read in (position_limit, vocabulary_size))
         for action in (action for action in material.actions if action.codec is not None):
             action.check_heads(head_size(location, revision=revision))
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
-            check_positions(document.doc, document.prompt_tokens, material.study.study.horizon, limit)
+            check_prompt(document, material.study.study.horizon, limit, vocabulary)
         check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
 
 

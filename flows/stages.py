@@ -102,8 +102,8 @@ def score(run: StudyRun) -> int:
     if model.kind == FINITE_STATE:
         return 0
     store, study, place = run.store, run.study.name, model_location(model)
-    texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
-    done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.progress)
+    texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
+    done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     if done:
         run.say(f"scored {done} pairs against their documents' answers")
     if done or texts:
@@ -206,7 +206,7 @@ def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
         InputError: events are not derived, or there is nothing to estimate.
 
     """
-    return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.progress)
+    return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
 
 def report(run: StudyRun) -> Path:
@@ -217,7 +217,7 @@ def report(run: StudyRun) -> Path:
         text = None if model.kind == FINITE_STATE else token_reader(model_location(model), revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
-            token_text=text, progress=run.progress, sides=run.sides(),
+            token_text=text, progress=run.own_progress, sides=run.sides(),
         )  # fmt: skip
     return page
 
@@ -256,11 +256,14 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
     """Generate what several laws of a model lack: of a document from one prefill, but systems have none."""
-    run, model = runs[0], runs[0].study.model
-    having = [(one.study, work) for one, work in zip(runs, lacking, strict=True) if work]
-    if len(having) > 1 and not model.finite:
-        having = [(having[0][0], of_all_laws(having))]
+    having = [(run, work) for run, work in zip(runs, lacking, strict=True) if work]
+    if len(having) > 1 and not runs[0].study.model.finite:
+        (first, _), *others = having
+        progress = first.progress_with([run for run, _ in others], all_laws=len(having) == len(runs))
+        parts = [(first, of_all_laws([(run.study, work) for run, work in having]), progress)]
+    else:
+        parts = [(run, work, run.own_progress) for run, work in having]
     return sum(
-        generate(run.store, study, run.limit.take(model.id, work), run.made_by, stage, run.progress)
-        for study, work in having
+        generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, progress)
+        for run, work, progress in parts
     )

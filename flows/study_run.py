@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from flows.generation.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from generator.actions import Action
 from generator.identity import ActionIdentity
-from schema.progress import SILENT, Progress
+from schema.progress import SILENT, NamedProgress, Progress
 from schema.store.store import Store
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -58,7 +58,7 @@ class StudyRun:
         study: the study file, for one model.
         location: where the store is or will be: an absolute path or a URL.
         made_by: what generates the events and stores them.
-        progress: who is told how far the work is.
+        progress: who is told how far the work on the whole study file is.
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
         derived_by: derives what the store at a location lacks; by default, this process.
@@ -82,9 +82,24 @@ class StudyRun:
     gathered: Callable[..., Material] = gather_material
 
     def say(self, line: str) -> None:
-        """Say something of this study; where its file has several temperatures, with its name."""
-        study = self.study
-        self.progress.say(line if study.name == study.name_in_file else f"{study.name}: {line}")
+        """Say something of this study; where its file has several temperatures or models, with its name."""
+        self.own_progress.say(line)
+
+    @property
+    def own_progress(self) -> Progress:
+        """Who is told how far this study is; where its file has several temperatures or models, with its name."""
+        several = self.study.name != self.study.name_in_file
+        return self._named(self.study.name if several else "")
+
+    def progress_with(self, others: Sequence[StudyRun], *, all_laws: bool) -> Progress:
+        """Return who is told how far this study and others of its model and file are, which are made together."""
+        names = [self.study.name, *(other.study.name for other in others)]
+        return self._named("all temperatures" if all_laws else ", ".join(names))
+
+    def _named(self, name: str) -> Progress:
+        model = self.study.model.id if self.study.several_models else ""
+        told = " on ".join(filter(None, (name, model)))
+        return NamedProgress(self.progress, told) if told else self.progress
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return what makes the units of an action; its weights are None where they are not known yet.

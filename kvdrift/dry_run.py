@@ -13,6 +13,7 @@ from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
 from flows.material import Material, SharedMaterial
 from flows.revisions import begun_revisions
+from flows.study_file.remarks import remarks
 from flows.study_run import StudyRun
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
@@ -62,6 +63,7 @@ def describe_studies(
     for run in runs if not served else []:
         check_gpu_here(run, redo)
     begun = begun_revisions(runs, redo) if redo else []
+    yield from remarks(studies)
     for run, absent in zip(runs, unchecked, strict=True):
         study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
         found = forecast(run, redone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 
@@ -16,6 +17,32 @@ class Progress(Protocol):
 
     def say(self, line: str) -> None:
         """One line worth keeping, such as a result."""
+
+
+@dataclass(frozen=True)
+class NamedProgress:
+    """Tells a listener what is told of one of several studies, with the study's name in front.
+
+    Attributes:
+        listener: who is told.
+        name: what stands before stages and lines.
+
+    """
+
+    listener: Progress
+    name: str
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """A stage of the study starts."""
+        self.listener.begin(f"{self.name}: {stage}", total, unit)
+
+    def advance(self, done: int) -> None:
+        """``done`` more units of the study's stage are finished."""
+        self.listener.advance(done)
+
+    def say(self, line: str) -> None:
+        """One line on the study."""
+        self.listener.say(f"{self.name}: {line}")
 
 
 class _Silent:

@@ -82,7 +82,7 @@ def make_plan(
     study = material.study
     planned, actions = study.plan, material.measured_actions if grown is None else grown.actions
     endpoints = primary_endpoints(study, actions)
-    document_seconds, replicate_seconds = _costs(units)
+    document_seconds, replicate_seconds = _costs(units, equal=study.law.greedy)
     if grown is None:
         replicates, documents = size_bounds(study, evaluated)
         branched = _branched_actions(material, efficiency)
@@ -324,14 +324,18 @@ def _number(value: float) -> float | None:
     return None if value != value else float(value)  # noqa: PLR0124 - NaN is what differs from itself
 
 
-def _costs(units: pa.Table) -> tuple[float, float]:
-    """Measured seconds per document (prefill and eviction, all actions) and per replicate (decoding, all actions)."""
+def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
+    """Measured seconds per document (prefill and eviction, all actions) and per replicate (decoding, all actions).
+
+    Equal replicates are decoded once for all: they cost what the document does.
+    """
     documents = len(set(units["doc"].to_pylist()))
     prefill = sum(units["prefill_seconds"].to_pylist())
     decode = sum(
-        seconds / count
+        seconds / (1 if equal else count)
         for seconds, count in zip(units["decode_seconds"].to_pylist(), units["replicates"].to_pylist(), strict=True)
     )
     if not documents:
         raise OperationError("no development units: nothing to measure the cost on")
-    return prefill / documents, decode / documents
+    per_document, per_replicate = prefill / documents, decode / documents
+    return (per_document + per_replicate, 0.0) if equal else (per_document, per_replicate)

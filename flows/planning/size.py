@@ -46,13 +46,13 @@ def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
 def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]:
     """Return the least and the largest K, and the least and the largest N, that a plan may choose.
 
-    All replicates of a greedy law are the same: one is enough, unless the study file asks for more.
+    All replicates of a greedy law are the same, so that one is enough, whatever the study file asks for.
     Nothing that was evaluated is left out of a plan, since estimates have it: where a study file asks for less, what is
     there counts.
     """
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2
-    if study.law.greedy and planned.replicates == "auto":
+    if study.law.greedy:
         low = high = 1
     few, many = (planned.documents_at_least, available) if planned.documents == "auto" else (planned.documents,) * 2
     k, n = evaluated.replicates, evaluated.documents

@@ -11,6 +11,7 @@ from flows.material import SharedMaterial
 from flows.orchestration.page import FlowRunPage
 from flows.study_file.generators import generators
 from flows.study_file.options import default_location
+from flows.study_file.remarks import remarks
 from flows.study_flow import Outcome, run_studies
 from flows.study_run import DocumentLimit, StudyRun
 from generator.service.client import ServiceAddress
@@ -64,4 +65,6 @@ def run_file(
         ]
         for one in runs:
             check_study(one, served=by.served)
+        for line in remarks(studies):
+            page.say(line)
         return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)

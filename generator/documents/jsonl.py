@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,8 +21,9 @@ class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
     A row with a ``stratum`` belongs to that stratum only; a row without one belongs to every stratum that names the
-    file. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by their share that occurs in
-    a continuation (``scoring`` "all", the default), or by whether any does ("part").
+    file. Rows of strata that a study does not name are left out, and a line says so. Rows with the same ``cluster`` are
+    in one split. A row's ``answers`` are scored by their share that occurs in a continuation (``scoring`` "all", the
+    default), or by whether any does ("part").
     """
 
     takes = ("path", "chat_template")
@@ -52,6 +54,25 @@ class JsonlSource(DocumentSource):
         named = sorted(set(of_row))
         listed = ", ".join(f"'{name}'" for name in named[:_NAMED])
         return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or leave it out of the rows'
+
+    def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:
+        """Say of each file how many of its rows name a stratum that no section of the file has, and which strata."""
+        strata: dict[Path, set[str]] = {}
+        for section in sections:
+            strata.setdefault(_file(section), set()).add(section.stratum_name)
+        lines = []
+        for file, taken in strata.items():
+            rows = [row.text("stratum") if row.has("stratum") else None for _, row in read_rows(file)]
+            others = Counter(name for name in rows if name is not None and name not in taken)
+            if others:
+                listed = [f"'{name}' ({count})" for name, count in others.most_common()]
+                more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+                count = others.total()
+                lines.append(
+                    f"{file}: {count} of {len(rows)} rows {'is' if count == 1 else 'are'} left out, of strata that no "
+                    f"[[documents]] section of the file has: {', '.join(listed[:_NAMED])}{more}"
+                )
+        return lines
 
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from generator.documents.embedded import EmbeddedSource
@@ -75,6 +75,19 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
             )
         chosen[split] = taken
     return chosen
+
+
+def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
+    """Return a line on each file of which a study's sections leave rows out that none of them can take.
+
+    Raises:
+        InputError: A file or a field is missing or faulty.
+    """
+    return [
+        line
+        for name, source in SOURCES.items()
+        for line in source.left_out([section for section in sections if section.source == name])
+    ]
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:

@@ -60,6 +60,14 @@ class DocumentSource(ABC):
         """Return what is said of the source where it has too few documents for a section; often nothing, empty."""
         return ""
 
+    def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:  # noqa: ARG002 - as above
+        """Return a line on each file whose rows belong to no section of those that a study has of the source.
+
+        Raises:
+            InputError: A file or a field is missing or faulty.
+        """
+        return []
+
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order; they are endless where documents are generated.

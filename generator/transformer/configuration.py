@@ -54,6 +54,16 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
     return stated if type(stated) is int else int(read_configuration(model_id, revision).max_position_embeddings)
 
 
+def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
+    """Return how many tokens a model knows, by its configuration.
+
+    Raises:
+        InputError: There is no such model, or its configuration cannot be read.
+    """
+    stated = (local_configuration(model_id, revision) or {}).get("vocab_size")
+    return stated if type(stated) is int else int(read_configuration(model_id, revision).vocab_size)
+
+
 def head_size(model_id: str, *, revision: str | None = None) -> int:
     """Return how many channels a head has, by the model's configuration.
 

@@ -12,6 +12,7 @@ import torch
 
 from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
+from schema.document import Document
 from schema.errors import InputError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
@@ -125,14 +126,21 @@ def is_device_lost(error: Exception) -> bool:
     return _DEVICE_LOST.search(str(error)) is not None
 
 
-def check_positions(doc: str, prompt_tokens: int, horizon: int, positions: int | None) -> None:
-    """Refuse a document that is too long for the model; ``positions`` is None where they are not known.
+def check_prompt(document: Document, horizon: int, positions: int | None, vocabulary: int | None) -> None:
+    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known.
 
     Raises:
-        InputError: n + H exceeds the positions.
+        InputError: It has no token, n + H exceeds the positions, or a token is not one of the vocabulary's.
     """
-    if positions is not None and prompt_tokens + horizon > positions:
+    if not document.tokens:
+        raise InputError(f"document '{document.doc}': the tokenizer makes no token of its prompt")
+    if positions is not None and document.prompt_tokens + horizon > positions:
         raise InputError(
-            f"document '{doc}': a prompt of {prompt_tokens} tokens and a horizon of {horizon} exceed the {positions} "
-            "positions of the model (max_position_embeddings)"
+            f"document '{document.doc}': a prompt of {document.prompt_tokens} tokens and a horizon of {horizon} exceed "
+            f"the {positions} positions of the model (max_position_embeddings)"
+        )
+    if vocabulary is not None and (beyond := max(document.tokens)) >= vocabulary:
+        raise InputError(
+            f"document '{document.doc}': the tokenizer makes token {beyond} of its prompt, beyond the model's "
+            f"{vocabulary} tokens (vocab_size); the folder's tokenizer is another model's"
         )

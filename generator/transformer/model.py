@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.decoder import Decoder, check_positions
+from generator.transformer.decoder import Decoder, check_prompt
 from generator.transformer.prompt import PrefilledPrompt
 from schema.document import Document
 
@@ -57,7 +57,7 @@ class LoadedModel(Decoder):
         """Process the document's prompt, recording what the selectors of ``actions`` need.
 
         Raises:
-            InputError: A retention cannot hold its selector's window and sinks, or the document is too long.
+            InputError: A retention cannot hold its selector's window and sinks, or the model cannot read the document.
         """
-        check_positions(document.doc, document.prompt_tokens, horizon, self.positions)
+        check_prompt(document, horizon, self.positions, self.shape.vocabulary)
         return PrefilledPrompt(self, document, actions, horizon)

@@ -39,7 +39,10 @@ class DocumentsSection(Section):
     ]
     stratum: Annotated[
         Name | None,
-        meaning("The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone."),
+        meaning(
+            "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows of a "
+            "JSON Lines file that name another stratum are not in it; a run says how many no section takes."
+        ),
     ] = None
     path: Annotated[str | None, meaning("The file or folder that the source reads.")] = None
     exclude: Annotated[

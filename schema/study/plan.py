@@ -29,8 +29,8 @@ class PlanSection(Section):
     ]
     replicates: Annotated[
         Literal["auto"] | Positive,
-        meaning('K: pairs of continuations of a document and action; "auto" chooses it from the development documents.',
-                "pairs"),
+        meaning('K: pairs of continuations of a document and action; "auto" chooses it from the development documents. '
+                "At temperature 0 all are the same, and K is 1.", "pairs"),
     ] = "auto"  # fmt: skip
     documents: Annotated[
         Literal["auto"] | Positive,

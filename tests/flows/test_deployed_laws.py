@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,14 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from oracles.plain_laws import plain_law
 
+from flows.frozen_plan import grown_plan, require_plan
 from flows.planning.size import NOTHING, size_bounds
+from flows.study_file.remarks import remarks
 from generator.finite.study_systems import study_systems
 from schema.errors import InputError
+from schema.frozen_text import with_measured
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from schema.study import load_studies
 from sql.catalog import open_views
 
 HALF = ("seed = 24", "seed = 24\ntemperature = 0.5")
@@ -84,10 +89,43 @@ def test_the_default_law_changes_no_identity(tmp_path: Path) -> None:
 
 
 def test_one_replicate_of_a_greedy_law_is_enough(tmp_path: Path) -> None:
+    """Also where the study file asks for more."""
     greedy = ("seed = 3", "seed = 3\ntemperature = 0")
     auto = ("replicates = 5\n", "")
     bounds = [
         size_bounds(load_study(write_study(tmp_path, *given)), NOTHING)[0]
         for given in ([greedy, auto], [greedy], [auto])
     ]
-    assert bounds == [(1, 1), (5, 5), (16, 64)]
+    assert bounds == [(1, 1), (1, 1), (16, 64)]
+
+
+def test_replicates_that_are_equal_are_said_to_be(tmp_path: Path) -> None:
+    def said(law: str, *changes: tuple[str, str]) -> list[str]:
+        return remarks(load_studies(write_study(tmp_path, ("seed = 3", f"seed = 3\ntemperature = {law}"), *changes)))
+
+    line = (
+        "plan.replicates = 5: a plan of study '{}' takes 1, since at temperature 0 all replicates of a document are the "
+        "same"
+    )
+    assert said("0") == [line.format("small")]
+    assert said("[0.7, 0]") == [line.format("small-t0")]
+    assert said("0", ("replicates = 5", "replicates = 1")) == said("0", ("replicates = 5\n", "")) == said("0.7") == []
+    (nearly,) = said("0.7\ntop_k = 1")
+    assert nearly.startswith("study.top_k = 1: leaves the most probable token of study 'small', and others where")
+
+
+def test_a_greedy_plan_stands_whatever_is_asked(tmp_path: Path) -> None:
+    """One of before, which has several, too; what it expects to take does not go by the development replicates."""
+    greedy = ("seed = 24", "seed = 24\ntemperature = 0")
+    study = load_study(write_finite_study(tmp_path, greedy))
+    run = run_of(study, tmp_path / "store")
+    evaluate(run)
+    plan = require_plan(run.store, study)
+    assert (study.plan.replicates, plan.replicates) == (16, 1)
+    seconds = with_measured(plan.content)["development"]
+    assert seconds["seconds_per_replicate"] == 0 < seconds["seconds_per_document"]
+    more = load_study(write_finite_study(tmp_path, greedy, ("replicates = 16", "replicates = 20")))
+    assert grown_plan(plan, more) is plan
+    older = replace(plan, content=plan.content | {"replicates": 16})
+    assert grown_plan(older, study) is older
+    assert grown_plan(older, more) is older

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
+from fixtures.heard import Heard
 from fixtures.house import ROOT
 from fixtures.processes import Command
 from fixtures.report_views import check
@@ -226,6 +228,50 @@ def test_systems_have_tables_of_each_law(tmp_path: Path) -> None:
             assert made(location, name, table).equals(made(tmp_path / name, name, table)), table
 
 
+class Stages(Heard):
+    """Keeps the names of stages too."""
+
+    def begin(self, stage: str, total: int, unit: str) -> None:  # noqa: ARG002 - what a listener is told
+        """Keep the stage's name."""
+        self.lines.append(stage)
+
+
+def test_progress_says_which_temperature_and_model_it_is_of(tmp_path: Path) -> None:
+    heard = Stages()
+    models = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "one"\n\n[[model]]\nid = "other"')
+
+    def told(*changes: tuple[str, str]) -> list[str]:
+        heard.lines.clear()
+        for study in load_studies(write_study(tmp_path, *changes)):
+            run = StudyRun(study, str(tmp_path), storing(LocalGenerator()), heard)
+            run.say("plan")
+            run.own_progress.begin("report", 1, "pages")
+        return heard.lines
+
+    assert told() == ["plan", "report"]
+    assert told(SEVERAL) == ["small-t0: plan", "small-t0: report", "small-t0.7: plan", "small-t0.7: report"]
+    assert told(models) == ["one: plan", "one: report", "other: plan", "other: report"]
+    assert told(SEVERAL, models)[2:5] == [
+        "small-t0.7 on one: plan",
+        "small-t0.7 on one: report",
+        "small-t0 on other: plan",
+    ]
+
+
+def test_generation_says_which_temperatures_it_is_of(tmp_path: Path) -> None:
+    """All of them, some, or one: what a law lacks is generated with what others lack."""
+    heard, three = Stages(), ("seed = 3", "seed = 3\ntemperature = [0.0, 0.5, 0.7]")
+    small = [("horizon = 12", "horizon = 2"), ("development_replicates = 4", "development_replicates = 2")]
+    studies = load_studies(write_study(tmp_path, three, *small))
+    for some in (studies[:1], studies[:1], studies):
+        runs = [replace(run, progress=heard) for run in runs_of(some, tmp_path / "store")]
+        develop(runs)
+    assert heard.lines == ["small-t0: development documents", "small-t0.5, small-t0.7: development documents"]
+    heard.lines.clear()
+    develop([replace(run, progress=heard) for run in runs_of(studies, tmp_path / "other")])
+    assert heard.lines == ["all temperatures: development documents"]
+
+
 @pytest.fixture(scope="module")
 def systems(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A study of systems at three temperatures, run to its pages by the command: the study file and the store."""
@@ -315,11 +361,12 @@ def test_a_temperature_that_is_added_is_generated_alone_and_planned_as_seen(
 ) -> None:
     file, store = systems
     copied = shutil.copytree(store, tmp_path / "store", ignore=shutil.ignore_patterns(".prefect"))
-    before = Store.open(copied).read("events").num_rows
     more = tmp_path / "finite.toml"
     more.write_text(file.read_text().replace("[1.0, 0.0, 0.5]", "[1.0, 0.0, 0.5, 2.0]"))
     studies = load_studies(more)
     runs = runs_of(studies, copied)
     evaluate(runs)
-    assert Store.open(copied).read("events").num_rows * 3 == before * 4
+    assert made(copied, "finite-t2", "events").num_rows == made(store, "finite-t1", "events").num_rows
+    for name in ("finite-t1", "finite-t0", "finite-t0.5"):
+        assert made(copied, name, "events").equals(made(store, name, "events"))
     assert [require_plan(Store.open(copied), study).seen for study in studies] == [False, False, False, True]
