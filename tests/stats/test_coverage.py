@@ -200,7 +200,7 @@ def test_rare_events_are_covered_more_often_in_theory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "least"), [(12, 0.92), (24, 0.93), (80, 0.93)])
+@pytest.mark.parametrize(("size", "least"), [(12, 0.92), (24, 0.93), (80, 0.94)])
 def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
     """8,000 studies of two strata, 768 draws: standard errors are 0.18% for 16,000 actions, 0.25% for 8,000 contrasts.
 
@@ -209,11 +209,14 @@ def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
     and 93.9% (``eos_related``), which ``theory`` expects. It leaves out what falls faster than 1/n, up to 0.8% of means
     here. Shares are expanded percentiles: studentized ones had 89.5%.
     At 12: 92.8% (``eos_related``) to 96.1%, where percentiles have 89.7% to 93.8%.
+    At 80: 94.3% (``eos_related``) to 95.4%, where percentiles have 93.8% to 95.0%.
     """
     expected = theory(size)
     for key, row in coverage(64, size, 768).items():
         assert least <= row["studentized"] <= 0.97, key
         assert row["width"] <= 1.15 or size < 24, key
+        rare = {("eos_gap", 2), ("eos_related", None)} if size == 24 else set()
+        if size >= 24:
+            assert 0.94 <= row["studentized"] <= 0.96 or key in rare, key
         if size == 24:
-            assert 0.94 <= row["studentized"] <= 0.96 or key in {("eos_gap", 2), ("eos_related", None)}, key
             assert key not in expected or abs(row["studentized"] - expected[key]) < 0.01, key

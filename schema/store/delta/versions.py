@@ -105,6 +105,8 @@ class TableVersions(DataFiles):
         # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
             return False
+        if self._disk is not None and self._disk.logs[table].newest() >= 0:
+            return True  # delta-rs lists the log for it, which grows with every commit
         try:
             return bool(DeltaTable.is_deltatable(uri))
         except (DeltaError, OSError):
