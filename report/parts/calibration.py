@@ -36,7 +36,7 @@ TEMPLATE = """
 <p class="absent">No predictor has been judged: the view <code>calibration</code> has no row for these contrasts. <code>kvdrift analyze</code> makes the rows from development and evaluation documents.</p>
 {% endif %}
 {% if tables.uncalibrated is defined %}
-<p class="how">The next table needs no fitting. It has the gap in R (TV), the gap in F, and the gap of block 1 extrapolated flat to H. The last two rows are what F and the extrapolation miss. Where the interval of such a row excludes 0, the replacement misses part of the gap.</p>
+<p class="how">The next table needs no fitting. It has the gap in R (TV), the gap in F, and the gap of block 1 extrapolated flat to H. The last two numbers of each action are what F and the extrapolation miss. Where the interval of one of them excludes 0, the replacement misses part of the gap.</p>
 {{ table(tables.uncalibrated) }}
 {% endif %}
 """  # noqa: E501

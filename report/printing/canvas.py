@@ -79,6 +79,7 @@ def library() -> Any:
     import matplotlib.figure  # noqa: PLC0415
     import matplotlib.lines  # noqa: PLC0415
     import matplotlib.patches  # noqa: PLC0415
+    import matplotlib.textpath  # noqa: PLC0415
     import matplotlib.ticker  # noqa: PLC0415
     import matplotlib.transforms  # noqa: PLC0415
 

@@ -25,6 +25,8 @@ _STANDINGS = {
 }
 
 FEW_MARK = "*"
+_ABREAST = 6  # quantities that stand side by side as columns
+_ACROSS = 4  # actions that stand side by side as columns
 NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
 
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # but +0.5 is a number
@@ -60,7 +62,14 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table; ``name`` is that of its files, and ``records`` what its CSV file has in place of the printed cells."""
+    """One table.
+
+    Attributes:
+        name: that of its files.
+        records: what its CSV file has in place of the printed cells.
+        abreast: how many columns stand abreast on the page beside the first one; 0 for all of them.
+
+    """
 
     name: str
     title: str
@@ -68,6 +77,27 @@ class PrintedTable:
     rows: tuple[TableRow, ...]
     note: str = ""
     records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    abreast: int = 0
+
+    @property
+    def parts(self) -> list[PrintedTable]:
+        """The table as it stands on the page: itself, or parts one below the other that have the first column each."""
+        if not self.abreast or len(self.columns) <= 1 + self.abreast:
+            return [self]
+        starts = range(1, len(self.columns), self.abreast)
+        return [
+            replace(
+                self,
+                name=self.name if first == 1 else f"{self.name}-{first}",
+                title=self.title if first == 1 else f"{self.title}, continued",
+                columns=(self.columns[0], *self.columns[first : first + self.abreast]),
+                rows=tuple(
+                    replace(row, cells=(row.cells[0], *row.cells[first : first + self.abreast])) for row in self.rows
+                ),
+                note=self.note if first == starts[-1] else "",
+            )
+            for first in starts
+        ]
 
     def write_csv(self, folder: Path) -> None:
         """Write the table's numbers unrounded: one estimate per line, or the cells of a table without estimates."""
@@ -220,18 +250,30 @@ def contrast_rows_table(
     actions: Sequence[str],
     baseline: str,
 ) -> PrintedTable:
-    """A table with a row for each contrast and a column for each action."""
+    """A table of contrasts: a row for each and a column for each action, or, of many actions, the other way round."""
     series = [[estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities]
     listed = [entry for entries in series for entry in entries]
     mark = marks(listed)
-    rows = []
-    for quantity, entries in zip(quantities, series, strict=True):
-        known, of = ALL_QUANTITIES[quantity], ALL_QUANTITIES[quantity.removesuffix(DIFFERENCE)]
-        cells = estimate_cells(entries, known.scale, mark)
-        rows.append(table_row(Cell(known.label, of.meaning), Cell(known.scale.sign), *cells))
-    columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
+    known = [ALL_QUANTITIES[quantity] for quantity in quantities]
+    meanings = [ALL_QUANTITIES[quantity.removesuffix(DIFFERENCE)].meaning for quantity in quantities]
+    cells = [estimate_cells(entries, one.scale, mark) for entries, one in zip(series, known, strict=True)]
+    abreast = 0
+    if len(actions) > _ACROSS:
+        abreast = _ABREAST
+        columns = (
+            label_column("action"),
+            *(Column(one.label, one.scale.sign, of) for one, of in zip(known, meanings, strict=True)),
+        )
+        rows = [table_row(action, *own) for action, *own in zip(actions, *cells, strict=True)]
+    else:
+        columns = (label_column("quantity"), label_column("unit"), *(Column(action) for action in actions))
+        rows = [
+            table_row(Cell(one.label, of), Cell(one.scale.sign), *own)
+            for one, of, own in zip(known, meanings, cells, strict=True)
+        ]
     note = f"Differences to {baseline}. {status_note(listed)}"
-    return PrintedTable(name, title, columns, tuple(rows), note, tuple(entry.as_row() for entry in listed))
+    records = tuple(entry.as_row() for entry in listed)
+    return PrintedTable(name, title, columns, tuple(rows), note, records, abreast)
 
 
 def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:

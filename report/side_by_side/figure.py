@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import action_styles, legend_line, new_figure
-from report.printing.palette import QUIET
+from report.printing.labels import Mark, name_marks
 from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
 from report.side_by_side.leaderboard import Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ASIDE = 7.0  # points between studies whose actions have the same share
+_ASIDE = 8.0  # points between studies whose actions have the same share
+_BETWEEN = 0.7  # of that, between two actions of the same share whose intervals overlap
+_ROOM = 1.0  # percentage points of R above and below an action, free of others that stand in its place
+_SAME = 0.004  # of the full cache: shares that are closer look the same
 
 
 def drawn(places: Sequence[Place]) -> list[Place]:
@@ -22,26 +26,75 @@ def drawn(places: Sequence[Place]) -> list[Place]:
 
 
 def leaderboard_figure(places: Sequence[Place]) -> Figure:
-    """R with its interval over the share of the full cache; each mark has its action's name."""
+    """R with its interval over the share of the full cache; each action is named once, its marks are joined."""
     figure = new_figure(WIDTH, 4.2)
     axes = figure.add_subplot()
     styles = action_styles(list(dict.fromkeys(place.entry.name for place in places)))
-    for place in places:
-        risk, style = place.estimate("mismatch"), styles[place.entry.name]
-        x, y = 100 * (place.share or 0.0), 100 * (risk.estimate or 0.0)
-        alike = [name for name in styles if any(one.entry.name == name and one.share == place.share for one in places)]
-        aside = _ASIDE * (alike.index(place.entry.name) - (len(alike) - 1) / 2)
-        axes.errorbar([x], [y], yerr=errors(risk), fmt=style.marker, color=style.colour, markersize=7, linewidth=1.3,
-                      capsize=3, zorder=3, transform=moved_aside(axes, aside))  # fmt: skip
-        axes.annotate(f" {place.action}", (x, y), xytext=(8 + aside, 4), textcoords="offset points", color=QUIET,
-                      fontsize=8)  # fmt: skip
-    top = max(100 * (place.estimate("mismatch").estimate or 0.0) + errors(place.estimate("mismatch"))[1][0]
-              for place in places)  # fmt: skip
-    widest = max(100 * (place.share or 0.0) for place in places)  # above 100 where a policy reads more than the prompt
+    marks = []
+    for column in _columns(places):
+        for place, aside in _asides(column, list(styles)):
+            style, mark = styles[place.entry.name], _mark(place, aside)
+            axes.errorbar(
+                [mark.x], [mark.y], yerr=errors(place.estimate("mismatch")), fmt=style.marker, color=style.colour,
+                markersize=7, linewidth=1.3, capsize=3, zorder=3, transform=moved_aside(axes, aside),
+            )  # fmt: skip
+            marks.append(mark)
+    top, widest = max(mark.high for mark in marks), max(mark.x for mark in marks)  # above 100: more than the prompt has
     axes.set(xlim=(0, max(104, 1.08 * widest)), ylim=(0, 1.1 * top or 1.0), xlabel="cache (% of the full prompt’s)")
     round_ticks(axes.xaxis)
     percent_axis(axes, "R (token): positions that differ (%)")
     handles = [legend_line(f" {name}", linestyle="none", marker=style.marker, color=style.colour)
                for name, style in styles.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4))
+    name_marks(axes, marks)
     return figure
+
+
+def _mark(place: Place, aside: float = 0.0) -> Mark:
+    risk = place.estimate("mismatch")
+    y, (below, above) = 100 * (risk.estimate or 0.0), errors(risk)
+    return Mark(place.action, 100 * (place.share or 0.0), y, y - below[0], y + above[0], aside)
+
+
+def _columns(places: Sequence[Place]) -> list[list[Place]]:
+    """Places of about the same share of the full cache, whose marks would lie upon each other."""
+    columns: list[list[Place]] = []
+    for place in sorted(places, key=lambda one: one.share or 0.0):
+        if not columns or (place.share or 0.0) - (columns[-1][0].share or 0.0) > _SAME:
+            columns.append([])
+        columns[-1].append(place)
+    return columns
+
+
+def _asides(column: Sequence[Place], studies: Sequence[str]) -> list[tuple[Place, float]]:
+    """By how many points each mark of a column is moved: studies stand side by side, and so do actions that overlap."""
+    of: dict[str, list[Place]] = {}
+    for place in column:
+        of.setdefault(place.action, []).append(place)
+    present = [name for name in studies if any(place.entry.name == name for place in column)]
+    width = len(present) + _BETWEEN
+    asides = []
+    for beside in _overlapping({action: _span(own) for action, own in of.items()}):
+        middle = (len(beside) * width - _BETWEEN - 1) / 2
+        for slot, action in enumerate(beside):
+            steps = [slot * width + present.index(place.entry.name) - middle for place in of[action]]
+            asides += [(place, _ASIDE * step) for place, step in zip(of[action], steps, strict=True)]
+    return asides
+
+
+def _overlapping(spans: Mapping[str, tuple[float, float]]) -> list[list[str]]:
+    """Actions whose spans have something in common, directly or through others; the lowest first."""
+    groups: list[list[str]] = []
+    reached = -math.inf
+    for action in sorted(spans, key=lambda one: (spans[one], one)):
+        low, high = spans[action]
+        if low > reached:
+            groups.append([])
+        groups[-1].append(action)
+        reached = max(reached, high)
+    return groups
+
+
+def _span(places: Sequence[Place]) -> tuple[float, float]:
+    marks = [_mark(place) for place in places]
+    return min(mark.low for mark in marks) - _ROOM, max(mark.high for mark in marks) + _ROOM

@@ -54,6 +54,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         temperatures=list(temperatures),
         sentences=difference_sentences(comparison),
         obstacles=obstacles(comparison),
+        policies=any(entry.content.facts.policies for entry in comparison.entries),
         colours=[properties(dark=dark) for dark in (False, True)],
     )  # fmt: skip
     page.write_text(html, encoding="utf-8", newline="\n")

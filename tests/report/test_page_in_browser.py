@@ -12,6 +12,8 @@ from fixtures.browser import Tabs, overflow
 from fixtures.report_views import MODEL, STUDY, make_views
 
 from report.page import build_report
+from stats.quantities import QUANTITIES
+from stats.registry import DIFFERENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -79,6 +81,31 @@ def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: 
     tab.emulate_media(media="print")
     tab.set_viewport_size({"width": 702, "height": 1000})  # A4 less its margins
     assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
+
+
+def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path: Path) -> None:
+    """Contrasts have a row for each action then: beside each other, twelve actions would need two pages."""
+    actions = (
+        "int4", "fp8", "int2", "int8", "noise-floor", "rotated-int4", "snapkv-eighth", "snapkv-half", "snapkv-half-int4",
+        "snapkv-half-int8", "snapkv-quarter", "snapkv-three-quarters",
+    )  # fmt: skip
+    views = make_views(actions, strata=("needle-768",))
+    estimates = views.views["estimates"]
+    parted = [row for row in estimates if row["quantity"] == "divergence_probability_difference"]
+    known = {row["quantity"] for row in estimates}
+    others = [name for name in QUANTITIES if name.endswith(DIFFERENCE) and name not in known]
+    estimates += [row | {"quantity": name} for row in parted for name in others]
+    page = build_report(
+        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
+    )
+    tab = tabs.open(page)
+    tab.evaluate(OPEN)
+    scrolling = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+    assert tab.evaluate(f"{scrolling}.map(one => one.getAttribute('aria-label'))") == []
+    heads = [tab.locator(f"#table-differences{part} thead th").all_inner_texts() for part in ("", "-7")]
+    assert [len(part) for part in heads] == [7, 6], "eleven differences, in two parts"
+    assert heads[0][0] == heads[1][0] == "action"
+    assert tab.locator("#table-differences-7 tbody tr").count() == 11
 
 
 def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:

@@ -41,7 +41,7 @@ from fixtures.report_views import (
 from report.page import draw_figures
 from report.parts.examples import visible
 from report.parts.plan import endpoints_table
-from report.parts.verdict.contrasts import sentences
+from report.parts.verdict.contrasts import said_once, sentences
 from report.printing.canvas import action_styles
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
@@ -123,7 +123,7 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
     a, b = (action_numbers(action, 0.0) for action in ("snapkv-half", "recent-half"))
     share = contrast_numbers(b, a)["exposure_share"]
     assert (
-        "recent-half diverges earlier (95%, exploratory) and stays apart longer (95%, exploratory) than snapkv-half at "
+        "recent-half diverges earlier and stays apart longer than snapkv-half at "
         "the same bytes, on only 4 documents in each of 3 strata: it disagrees"
     ) in html
     assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
@@ -136,7 +136,7 @@ def said(views: FakeViews) -> str:
     """The headline's sentences, without the rest of the page."""
     source = StudyRows(views, STUDY, MODEL)
     content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
-    return "\n".join(f"{sentence.lead}\n{sentence.detail}" for sentence in sentences(content))
+    return "\n".join(f"{sentence.lead}\n{sentence.detail}\n{sentence.sample}" for sentence in sentences(content))
 
 
 @pytest.mark.parametrize("status", ["prespecified", "seen"])
@@ -152,6 +152,29 @@ def test_the_headline_names_level_status_and_documents(status: str) -> None:
     assert text.endswith("Measured on 12 documents in each of 3 strata.")
     assert "on only" not in text
     assert "fewer than 10 clusters" not in text
+
+
+def test_one_level_and_status_are_said_once() -> None:
+    text = said(make_views(documents_each=12))
+    lead, detail, _ = text.split("\n")
+    assert lead.startswith("recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes: it")
+    assert lead.count("exploratory") == detail.count("exploratory") == 1
+    assert re.search(r"of positions against \S+ \[\S+, \S+\] \(all 95%, exploratory\);", lead)
+    assert detail.endswith(" (all 95%, exploratory).")
+    two = "on 1.0% [0.5, 2.0] (95%, seen) and on 2.0% [1.0, 3.0]"
+    assert said_once(f"{two} (95%, seen).") == "on 1.0% [0.5, 2.0] and on 2.0% [1.0, 3.0] (both 95%, seen)."
+    assert said_once(f"{two} (90%, seen).") == f"{two} (90%, seen)."
+
+
+def test_documents_are_said_once_where_all_sentences_have_the_same(undrawn_page: Page) -> None:
+    html = undrawn_page(make_views(THREE))
+    assert html.count("Measured on 4 documents in each of 3 strata.") == 1
+    views = make_views(THREE)
+    views.views["units"] = [
+        row for row in views.views["units"] if (row["action"], row["doc"]) != ("snapkv-10", "VT-4K/evaluation/0")
+    ]
+    html = undrawn_page(views)
+    assert html.count("Measured on") == 2
 
 
 def test_few_clusters_are_said_where_something_is_asserted() -> None:

@@ -229,13 +229,14 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
 
 
-def test_the_figure_has_every_action_at_its_share_and_names_the_frontier() -> None:
+def test_the_figure_has_every_action_at_its_share_with_its_name() -> None:
     content = content_of(make_views(THREE))
     (axes,) = bytes_figure(content, choose(content)).axes
     shown = {round(float(line.get_xdata()[0]), 1) for line in axes.get_lines() if len(line.get_xdata()) == 1}
     assert shown == {50.0, 9.9, 100.0}
     assert axes.get_xlabel() == "prompt cache (% of the full one, 1.2 MiB a document)"
-    assert {text.get_text().strip() for text in axes.texts} == {"snapkv-half", "snapkv-10"}
+    assert {text.get_text() for text in axes.texts if text.get_text()} == {*THREE, "full"}
+    assert [text.xy for text in axes.texts if not text.get_text()] == [pytest.approx((50.0, 34.4), abs=0.1)], "the line"
     low, high = axes.get_ylim()
     assert low == 0
     assert high > 73
@@ -254,6 +255,10 @@ def test_the_frontier_is_what_no_other_action_beats_in_both() -> None:
     assert words.endswith(" Shares are of the full cache, which holds 1.2 MiB a document in float32.")
     dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]
+    words = frontier_sentence(dear, choose(dear))
+    assert words.startswith("By the point estimates no other action has fewer bytes or less R than snapkv-half. ")
+    (axes,) = bytes_figure(dear, choose(dear)).axes
+    assert all(text.get_text() for text in axes.texts), "there is no line"
 
 
 def coded(views: FakeViews, codecs: dict[str, str], distances: dict[str, float]) -> FakeViews:

@@ -9,6 +9,7 @@ status of its estimate; a sentence that rests on few clusters says so.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from report.parts.verdict.choice import by_divergence
@@ -28,12 +29,13 @@ _TERMS = {
 
 
 _STATUS = {PRIMARY: "prespecified", SEEN: "seen", EXPLORATORY: "exploratory"}
+_GROUNDS = re.compile(rf" \((both )?([\d.]+%, (?:{'|'.join(_STATUS.values())}))\)")
 _FEW = 10  # clusters of a stratum: intervals from fewer rest on too little
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One finding: the sentence in large print, and the numbers behind it.
+    """One finding: the sentence in large print, the numbers behind it, and the documents that both rest on.
 
     Attributes:
         added: whether it is of an action that was added after the plan, so that nothing of it was prespecified.
@@ -42,6 +44,7 @@ class Sentence:
 
     lead: str
     detail: str
+    sample: str
     added: bool = False
 
 
@@ -57,7 +60,8 @@ def _alone(content: PageContent) -> Sentence:
     mismatch = shown(content.estimates.get("mismatch", name), Scale.PERCENT)
     sample = Sample.of(content, [name])
     lead = f"{name} disagrees with {whole_cache(content)} on {mismatch} of positions{sample.caution}."
-    return Sentence(lead, f"{capital(_entry(content, name))}. {sample.sentence}", _added(content, name))
+    detail = said_once(f"{capital(_entry(content, name))}.")
+    return Sentence(lead, detail, sample.sentence, _added(content, name))
 
 
 def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
@@ -68,15 +72,15 @@ def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
     sample = Sample.of(content, [action, baseline])
     rates = f"it disagrees with {whole} on {mine} of positions against {other}"
     if gap.estimate is None:
-        return Sentence(f"The gap between {action} and {baseline} is not estimated.", sample.sentence, added)
+        return Sentence(f"The gap between {action} and {baseline} is not estimated.", "", sample.sentence, added)
     in_points = shown(gap, Scale.POINTS)
     if not gap.has_interval:
         lead = f"{action}{times} disagrees with {whole} on {mine} of positions, {baseline} on {other}{same}."
         chance = f"The gap is {in_points}; without an interval it may be due to chance."
-        return Sentence(lead, f"{chance} {sample.sentence}", added)
+        return Sentence(lead, chance, sample.sentence, added)
     if not gap.excludes_zero():
         lead = f"{action}{times} is not distinguishable from {baseline}{same}{sample.caution}: {rates}."
-        return Sentence(lead, f"The gap is {in_points}. {sample.sentence}", added)
+        return Sentence(lead, f"The gap is {in_points}.", sample.sentence, added)
     verbs = (_entry_verb(estimates, action, baseline), _exposure_verb(estimates, action, baseline))
     more = f"disagrees {'more' if gap.estimate > 0 else 'less'}{grounds(gap)}"
     does = " and ".join(verb for verb in verbs if verb) or more
@@ -84,7 +88,8 @@ def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
     lead = f"{action}{times} {does} than {baseline}{same}{sample.caution}: {rates}{f'; {share}' if share else ''}."
     # The first sentence says of the baseline, too, when it diverges.
     entries = [capital(_entry(content, action)), *([_entry(content, baseline)] if first else [])]
-    return Sentence(lead, f"The gap is {in_points}. {'; '.join(entries)}. {sample.sentence}", added)
+    detail = said_once(f"The gap is {in_points}. {'; '.join(entries)}.")
+    return Sentence(said_once(lead), detail, sample.sentence, added)
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,17 @@ def shown(estimate: Estimate, scale: Scale) -> str:
     return in_text(estimate, scale) + grounds(estimate)
 
 
+def said_once(text: str) -> str:
+    """A text whose intervals all have one level and status, with these after the last interval alone."""
+    found = list(_GROUNDS.finditer(text))
+    if len(found) < 2 or len({one[2] for one in found}) > 1:
+        return text
+    many = len(found) + sum(bool(one[1]) for one in found) > 2
+    last = found[-1]
+    before = _GROUNDS.sub("", text[: last.start()])
+    return f"{before} ({'all' if many else 'both'} {last[2]}){text[last.end() :]}"
+
+
 def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
     """Two rates of mismatch as they stand in a sentence; what both rest on is said once."""
     if grounds(first) == grounds(second):
@@ -170,7 +186,7 @@ def _entry(content: PageContent, action: str) -> str:
     when = ""
     if entry.estimate is not None:
         when = f", on average at position {shown(entry, Scale.TOKENS).replace(' tokens', '')}"
-    return f"under {action}, {parted} of continuations diverge within {content.windows.horizon} tokens{when}"
+    return said_once(f"under {action}, {parted} of continuations diverge within {content.windows.horizon} tokens{when}")
 
 
 def _entry_verb(estimates: ReportedEstimates, action: str, baseline: str) -> str:

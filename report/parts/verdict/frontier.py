@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from report.parts.verdict.choice import Choice, difference
 from report.parts.verdict.ranking import share_of_whole
 from report.printing.canvas import action_styles, legend_line, library, new_figure
+from report.printing.labels import Mark, name_marks
 from report.printing.numbers import in_text, size
 from report.printing.palette import INK, QUIET
 from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # times as many bytes: from there on the axis is logarithmic
-_ASIDE = 7.0  # points between actions of the same bytes
+_ASIDE = 9.0  # points between actions of the same bytes
 _BITS = re.compile(r"(.*?)-?(\d+)")  # how codecs of one family are called: int8, int4, int2
 
 
@@ -50,6 +51,8 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     if len(choice.candidates) < 2 or not best:
         return ""
     names = f"The line joins {listed(best)}: by their point estimates no other action has both no more bytes and less R"
+    if len(best) == 1:
+        names = f"By the point estimates no other action has fewer bytes or less R than {best[0]}"
     whole = _whole(content)
     dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
     if whole is None:
@@ -120,7 +123,7 @@ def _whole(content: PageContent) -> float | None:
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
-    """R of each action against its bytes, with intervals; the frontier's actions are named."""
+    """R of each action against its bytes, with intervals and, where there is room, its name."""
     points, whole, facts = _points(content, content.actions), _whole(content), content.facts
     figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
     axes = figure.add_subplot()
@@ -128,10 +131,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
     largest = max([*(held for held, _ in points.values()), whole or 0.0])
     scale, unit = next((factor, unit) for factor, unit in _UNITS if largest >= factor or factor == 1)
     factor = whole / 100 if whole else scale
-    best = undominated(content, choice) if len(choice.candidates) > 2 else []
-    axes.plot([points[action][0] / factor for action in best], [100 * points[action][1] for action in best],
-              color=QUIET, linewidth=0.9, zorder=2)  # fmt: skip
-    handles = []
+    marks, handles = [], []
     for action, (held, value) in points.items():
         risk, style = content.estimates.get("mismatch", action), styles[action]
         alike = [other for other in points if facts.times_bytes(action, other) == 1]
@@ -140,23 +140,17 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
                       markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
                       transform=moved_aside(axes, aside))  # fmt: skip
-        if action in best:
-            # Below and to the left there is no other action: it would have fewer bytes and less R.
-            axes.annotate(
-                action, (held / factor, 100 * value), xytext=(aside - 6, -4), textcoords="offset points",
-                fontsize=8, color=INK, horizontalalignment="right", verticalalignment="top", zorder=5,
-            )  # fmt: skip
+        below, above = errors(risk)
+        marks.append(Mark(action, held / factor, 100 * value, 100 * value - below[0], 100 * value + above[0], aside))
         handles.append(
             legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
         )
     if whole:
         axes.plot([100], [0], linestyle="none", marker="o", markersize=8, color=INK, markerfacecolor="white",
                   clip_on=False, zorder=4)  # fmt: skip
-        handles.append(
-            legend_line(
-                f" {facts.controls[0].action}", linestyle="none", marker="o", color=INK, markerfacecolor="white"
-            )
-        )
+        control = facts.controls[0].action
+        marks.append(Mark(control, 100.0, 0.0, 0.0, 0.0))
+        handles.append(legend_line(f" {control}", linestyle="none", marker="o", color=INK, markerfacecolor="white"))
     if min(held for held, _ in points.values()) * _WIDE < largest:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(library().ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
@@ -175,4 +169,6 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
             legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
         )
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
+    line = [mark for action in undominated(content, choice) for mark in marks if mark.name == action]
+    name_marks(axes, marks, line, in_legend=True)
     return figure

@@ -44,17 +44,20 @@ VERDICT = """
 CONTRASTS = """
 {% for sentence in sentences if not sentence.added %}
 <p>{{ sentence.lead }}</p>
-<p class="detail">{{ sentence.detail }}</p>
+<p class="detail">{{ sentence.detail }}{% if not sample %} {{ sentence.sample }}{% endif %}</p>
 {% endfor %}
 {% for sentence in sentences if sentence.added %}
 {% if loop.first %}<div class="added">
 <p class="detail">Exploratory, of actions that were added after the plan was frozen:</p>
 {% endif %}
 <p>{{ sentence.lead }}</p>
-<p class="detail">{{ sentence.detail }}</p>
+<p class="detail">{{ sentence.detail }}{% if not sample %} {{ sentence.sample }}{% endif %}</p>
 {% if loop.last %}</div>
 {% endif %}
 {% endfor %}
+{% if sample %}
+<p class="detail">{{ sample }}</p>
+{% endif %}
 {% if content.estimates.have_intervals %}
 <p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory.</p>
 {% endif %}
@@ -78,5 +81,8 @@ def section(content: PageContent) -> Section:
 
 
 def contrasts(content: PageContent) -> Section:
-    """A sentence on each action."""
-    return Section("actions-in-words", "In words", CONTRASTS, values={"sentences": sentences(content)})
+    """A sentence on each action; what all of them rest on is said once."""
+    said = sentences(content)
+    samples = {sentence.sample for sentence in said}
+    values = {"sentences": said, "sample": said[0].sample if len(samples) == 1 else ""}
+    return Section("actions-in-words", "In words", CONTRASTS, values=values)
