@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_MANY_FILES = 2000  # of events; opening the views of so many takes twice as long as of few
+
 
 def status(
     store: StoreArgument,
@@ -60,6 +62,8 @@ def status_lines(store: Store) -> Iterator[str]:
     held = store_status(store)
     yield f"store: {held['store']}"
     yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
+    if held["event_files"] >= _MANY_FILES:
+        yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes it open sooner"
     for study in held["studies"]:
         yield f"study {study['study']}, model {study['model']}:"
         yield from _study_lines(study)
@@ -92,8 +96,8 @@ def store_status(store: Store) -> Row:
             )
         )
     return {
-        "store": store.location, "events_version": version, "units": _count_units(current),
-        "underived": len(underived), "studies": studies,
+        "store": store.location, "events_version": version, "event_files": len(store.paths("events", version)),
+        "units": _count_units(current), "underived": len(underived), "studies": studies,
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ import kvdrift
 from flows import pages, stages
 from flows.pages import write_report
 from generator.transformer import tokenizer
+from kvdrift.commands import status as commands_status
 from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.program import program
@@ -347,10 +348,14 @@ def test_status_of_what_is_not_derived_estimated_or_written(finished: Path, tmp_
 
 
 def test_a_compacted_study_is_as_finished_as_before(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where there are many files, status names the command that makes them few."""
     location = shutil.copytree(finished, tmp_path / "store")
     before = list(status_lines(Store.open(location)))
+    monkeypatch.setattr(commands_status, "_MANY_FILES", 30)
+    (said,) = set(status_lines(Store.open(location))) - set(before)
+    assert said == f"files: 30 of events; kvdrift compact {location} makes it open sooner"
     code, out, _ = call(capsys, "compact", location)
     assert code == 0
     assert out.startswith("events: 30 files, ")
