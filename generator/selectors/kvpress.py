@@ -169,7 +169,9 @@ class KVPress(Selector):
         if self.press == "PyramidKVPress":  # the layer's number is already its budget
             press.get_layer_budget = lambda *_: kept
         inputs = layer.gathered(self._inputs)
-        module = copy.copy(inputs.module)
+        module: Any = copy.copy(inputs.module)
+        module.config = copy.copy(module.config)
+        module.config.head_dim = module.head_dim  # presses ask for it; a configuration of Qwen2 has none
         vars(module)["rotary_emb"] = inputs.rotary  # of the copy alone, where nn.Module does not register it
         embeddings = {"position_embeddings": (inputs.cos[None], inputs.sin[None])}
         attention = _attention(inputs, layer) if PRESSES[self.press].attention else None
