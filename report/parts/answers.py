@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLACES = ("before", "inside", "after")
+_MOST = 4  # actions that the first sentence names
+_FEWEST = 5  # actions of a correlation
 _PLACE_WORDS = {
     "before": "of right X: the pair parts before the first token of the answer",
     "inside": "of right X: it parts from the first to the last token of the answer",
@@ -38,7 +40,7 @@ TEMPLATE = """
 <p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right where its score is 1. An answer is lost where the reference X is right and the compressed Y is not, and gained the other way round.</p>
 {{ table(tables.answers) }}
 {% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
-<p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. What is stated before a pair parts, both state, so none is lost after the answer.</p>
+<p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. Up to τ both sides state the same. So where a pair parts after the answer, none is lost.</p>
 {{ table(tables.answers_when) }}
 {% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
 {% endif %}
@@ -83,11 +85,19 @@ def section(content: PageContent) -> Section | None:
 
 
 def lost_sentence(content: PageContent) -> str:
-    """What each action loses of the right answers: ``snapkv-half loses 3.1% of the right answers, recent-half 41%.``"""
+    """What each action loses of the right answers: ``snapkv-half loses 3.1% of the right answers, recent-half 41%.``
+
+    Of many actions it names those that lose the least and the most.
+    """
     shares = [(action, content.estimates.get("lost_share", action)) for action in content.actions]
     known = [(action, in_text(one, Scale.PERCENT)) for action, one in shares if one.estimate is not None]
     if not known:
         return "The reference states no right answer, so none can be lost."
+    if len(known) > _MOST:
+        lost = {action: one.estimate for action, one in shares if one.estimate is not None}
+        texts = dict(known)
+        least, most = (end(lost, key=lambda action: lost[action]) for end in (min, max))
+        return f"Of the right answers, {least} loses {texts[least]}, the least, and {most} {texts[most]}, the most."
     (first, loses), *others = known
     return (
         "".join([f"{first} loses {loses} of the right answers", *(f", {name} {text}" for name, text in others)]) + "."
@@ -95,9 +105,9 @@ def lost_sentence(content: PageContent) -> str:
 
 
 def correlation_sentence(content: PageContent) -> str:
-    """How R and lost answers go together over the actions; empty over too few."""
+    """How R and lost answers go together over the actions; empty over so few that any line fits them."""
     rows = content.pooled("answer_correlations")
-    if not rows or rows[0]["lost"] is None:
+    if not rows or rows[0]["lost"] is None or rows[0]["actions"] < _FEWEST:
         return ""
     (row,) = rows
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import ActionStyle, action_styles, legend_line, library, new_figure, shown
 from report.printing.numbers import MISSING, count
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 PRE_EOS = (
     "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
 )  # fmt: skip
+_ON_PAPER: Any = {"frameon": True, "framealpha": 1.0, "edgecolor": "none", "borderpad": 0.2}  # a legend upon lines
 _EVERY = 8  # lags between two open markers on a curve
 _STEP = 0.62  # of a stratum's height, for its actions
 
 TEMPLATE = """
 {% if figures.two_clocks is defined %}
-{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> The upper panels have one scale. The left panels average over all continuations at each position t: thick lines are δ, and thin lines are f, with the compressed model forced along the reference. The panel below shows {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks. The right panels have the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members. The early lags (1–{{ windows.early_last }}) and the late lags ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. The panel below shows late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes on the left while δ stays high on the right, the baseline diverges too; the branches do not come back together.{% endcall %}
+{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> <b>a</b> averages over all continuations at each position t: thick lines are δ, the distance of the two next-token laws on the texts that the two sides wrote, and thin lines are f, their distance with the compressed model forced along the reference. <b>c</b> has {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks of positions. <b>b</b>, on the same scale, has δ of the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members; the early lags (1–{{ windows.early_last }}) and the late ones ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. <b>d</b> has late minus early: strong from all steps, pale from the steps before either EOS. Where a gap closes in c while δ stays high in b, it closes because the baseline diverges too, and not because branches come back together.{% endcall %}
 <p class="how">Where late − early is above 0, the two laws move further apart along the branch; where it is below 0, they come closer.</p>
 {{ table(tables.branch) }}
 <details><summary>Before either EOS, and the generation clock by block, as tables</summary>
@@ -104,7 +105,8 @@ def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
         beside = f"published {_support(*printed[place])}" if place in printed else ""
         cells[place] = Cell(_support(row["documents"], row["paths"]), published=beside)
     support = CellColumn(Column("documents / paths", "", "support of the cohort"), cells)
-    return [EstimateColumn("cohort_fraction"), support, *columns_of("early", "late", "late_minus_early")]
+    share = EstimateColumn("cohort_fraction", head=f"P(τ\u00a0≤\u00a0{count(content.windows.cohort_bound)})")
+    return [share, support, *columns_of("early", "late", "late_minus_early")]
 
 
 def _support(documents: float, paths: float) -> str:
@@ -189,7 +191,7 @@ def _generation_curves(axes: Axes, content: PageContent, styles: dict[str, Actio
         legend_line("f, forced along the reference", color=QUIET, linewidth=0.8),
     ]
     headroom(axes, 0.24)
-    axes.legend(handles=sample, loc="upper right", fontsize=8, borderaxespad=0.2)
+    axes.legend(handles=sample, loc="upper right", fontsize=8, borderaxespad=0.2, **_ON_PAPER)
 
 
 def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
@@ -242,4 +244,6 @@ def _late_minus_early(axes: Axes, content: PageContent, styles: dict[str, Action
         legend_line("steps before either EOS", linestyle="none", marker="o", color=QUIET, alpha=PALE),
     ]
     axes.set_ylim(len(styles) - 0.4, -0.6 - 0.34 * max(1.0, len(styles) / 3))  # room for the legend
-    axes.legend(handles=sample, loc="upper right", fontsize=8, ncols=2, borderaxespad=0.1, handletextpad=0.2)
+    axes.legend(
+        handles=sample, loc="upper right", fontsize=8, ncols=2, borderaxespad=0.1, handletextpad=0.2, **_ON_PAPER
+    )

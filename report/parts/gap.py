@@ -26,7 +26,7 @@ TERMS = Terms(
 )
 TEMPLATE = """
 {% if shown %}
-{% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points.{% endif %}{% endcall %}
+{% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points. A share is left out where that interval includes 0.{% endif %}{% endcall %}
 <p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.</p>
 {{ table(tables.gap) }}
 {% if tables.differences is defined %}
@@ -68,16 +68,23 @@ def section(content: PageContent) -> Section | None:
 
 
 def exposure_sentence(content: PageContent) -> str:
-    """In how many of the decompositions by stratum exposure is the larger part, and the range of its share."""
+    """In how many of the decompositions by stratum exposure is the larger part, and the range of its share.
+
+    Only gaps are counted whose interval excludes 0, where there are intervals: a share of what may be 0 says nothing.
+    """
+    places = [(action, stratum) for action in content.others for stratum in content.facts.strata]
+    gaps = {place: content.estimates.get("gap", place[0], content.baseline, stratum=place[1]) for place in places}
+    clear = [place for place, gap in gaps.items() if gap.excludes_zero() or not gap.has_interval]
     shares = [
         content.estimates.get("exposure_share", action, content.baseline, stratum=stratum).estimate
-        for action in content.others for stratum in content.facts.strata
-    ]  # fmt: skip
+        for action, stratum in clear
+    ]
     known = [share for share in shares if share is not None]
     if not known:
         return ""
+    which = "" if len(clear) == len(places) else " whose interval of the gap excludes 0"
     low, high = (fixed(100 * share, 1) for share in (min(known), max(known)))
     return (
         f"Exposure is more than half of the gap in {sum(share > 0.5 for share in known)} of {len(known)} combinations "
-        f"of stratum and contrast; its share ranges from {low}% to {high}%."
+        f"of stratum and contrast{which}; its share ranges from {low}% to {high}%."
     )

@@ -14,7 +14,16 @@ from report.printing.numbers import MISSING, count, duration, fixed, level
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
-from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, status_note, table_row
+from report.printing.tables import (
+    Cell,
+    Column,
+    PrintedTable,
+    estimate_cells,
+    label_column,
+    marks,
+    status_note,
+    table_row,
+)
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
 from schema.frozen_text import with_measured
@@ -102,11 +111,13 @@ def section(content: PageContent) -> Section:
 
 def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
     """The entries that ``labels`` names and the plan has, as labels and texts."""
-    return [
-        (label, duration(plan[name]) if name.endswith("seconds") else plan_text(plan[name]))
-        for name, label in labels.items()
-        if name in plan
-    ]
+    return [(label, _printed(name, plan[name])) for name, label in labels.items() if name in plan]
+
+
+def _printed(name: str, value: Any) -> str:
+    if name.endswith("draws"):
+        return count(value)
+    return duration(value) if name.endswith("seconds") else plan_text(value)
 
 
 def plan_text(value: Any) -> str:
@@ -225,15 +236,15 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     """A table with an estimate in each row; None without estimates."""
     if not rows:
         return None
-    lines, meaning = [], "the same less control variates of mean zero"
+    lines, mark, meaning = [], marks(rows), "the same less control variates of mean zero"
     reduced = [Column("reduced", "", meaning)] if any(row.estimate_reduced is not None for row in rows) else []
     for row in rows:
         known, scale = _known(row.quantity)
-        cell = estimate_cells([row], scale, {})[0]
+        cell = estimate_cells([row], scale, mark)[0]
         shown = "" if row.estimate is None else Cell(f"{cell.text} {scale.sign}", cell.under, cell.mark)
         label = Cell(row.quantity if row.x is None else f"{row.quantity} ({row.x})", known.meaning if known else "")
         counts = count(row.draws), count(row.documents), count(row.clusters)
-        rest = level(row.level), row.interval or "", *counts, row.family or "", row.standing
+        rest = level(row.level), row.interval or "", *counts, row.standing
         less = estimate_cells([row.reduced], scale, {})[0]
         beside = ("" if row.estimate_reduced is None else Cell(f"{less.text} {scale.sign}", less.under),)
         lines.append(
@@ -242,7 +253,7 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     columns = (
         label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"), *reduced,
         Column("level"), label_column("interval"), Column("draws"), Column("documents"), Column("clusters"),
-        label_column("family"), label_column("status"),
+        label_column("status"),
     )  # fmt: skip
     return PrintedTable(name, title, columns, tuple(lines), status_note(rows), tuple(row.as_row() for row in rows))
 

@@ -15,13 +15,17 @@ DEFINITIONS = """
 <dt id="means-delta">δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
 <dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what the action changes while the histories are the same</dd>
 <dt id="means-r">R</dt><dd>disagreement: M(Σ I<sub>t</sub>) / H, or from δ: M(Σ δ<sub>t</sub>) / H. The share of positions with different tokens</dd>
-<dt id="means-forced">F</dt><dd>M(Σ f<sub>t</sub>) / H, along the reference</dd>
+<dt id="means-forced">F</dt><dd>fixed history: M(Σ f<sub>t</sub>) / H. The mean distance where the compressed model reads the reference’s text</dd>
 <dt id="means-o">O</dt><dd>occurrence: M(1{τ ≤ H}) / H. What the first mismatch alone contributes</dd>
 <dt id="means-e">E</dt><dd>exposure: M((H − τ) 1{τ ≤ H}) / H. The share of positions that come after the first mismatch</dd>
 <dt id="means-c">C</dt><dd>mismatch rate: M(Σ<sub>t&gt;τ</sub> I<sub>t</sub>) / M((H − τ) 1{τ ≤ H}). How often tokens differ after the first mismatch; R = O + E · C exactly</dd>
 <dt id="means-gap">Gap</dt><dd>ΔR = ΔO + ΔE · C̄ + ΔC · Ē, action less baseline; a bar is the mean of the two, and a share is a term divided by ΔR</dd>
 {% if lags %}
+<dt id="means-bound">T</dt><dd>the bound of the branch cohort, {{ windows.cohort_bound }}: continuations whose first mismatch comes by then have all lags up to {{ windows.cohort_bound }}</dd>
 <dt id="means-early">Early, late</dt><dd>mean of δ at lags 1–{{ windows.early_last }} and {{ windows.late_first }}–{{ windows.cohort_bound }} after τ, among continuations with τ ≤ {{ windows.cohort_bound }}; pre-EOS counts only the steps before either side’s EOS</dd>
+{% endif %}
+{% if not facts.finite %}
+<dt id="means-saturation">S</dt><dd>saturation: the share of positions where δ<sub>t</sub> is above {{ windows.saturation_threshold }}</dd>
 {% endif %}
 {% if branched %}
 <dt id="means-mass">M of SWRB</dt><dd>mass of the branches of one SWRB replicate: Σ w<sub>s</sub>, where w<sub>s</sub> is the probability, along its shared prefix, that the pair diverges at s; the mean of M is P(τ ≤ H)</dd>
@@ -38,8 +42,9 @@ DEFINITIONS = """
 REPRODUCE = """
 <p>{{ line }}</p>
 <pre><code>{{ command }}</code></pre>
-{{ facts_list(rows) }}
 <dl class="facts">
+{% for label, text in rows %}<dt>{{ label }}</dt><dd>{{ text }}</dd>
+{% endfor %}
 <dt>Files</dt><dd><code>figures/</code> has every figure as SVG and PDF, and <code>tables/</code> has every table as CSV with unrounded fractions{% if content.latex %} and as LaTeX (package booktabs){% endif %}; <code>tables/estimates.csv</code> has all estimates with levels, draws and status</dd>
 </dl>
 """  # noqa: E501

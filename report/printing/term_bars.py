@@ -83,10 +83,12 @@ def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -
     beside.text(0, -0.62, "total, pp", va="bottom", color=QUIET)
     beside.text(1, -0.62, terms.share_label, va="bottom", ha="right", color=QUIET)
     for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-        share = estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum)
+        share = MISSING
+        if total.excludes_zero() or not total.has_interval:
+            share = _share(estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum))
         value = f"{scaled(total.estimate, Scale.POINTS, decimals)} {interval(total, Scale.POINTS, decimals)}".rstrip()
         beside.text(0, place, value, va="center")
-        beside.text(1, place, _share(share), va="center", ha="right", fontweight="bold")
+        beside.text(1, place, share, va="center", ha="right", fontweight="bold")
     handles: list[Patch | Line2D] = [
         legend_patch(label, facecolor=colour, hatch=hatch, edgecolor="white") for _, label, colour, hatch in terms.terms
     ]

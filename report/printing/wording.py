@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -21,3 +21,26 @@ def counted(number: int, noun: str) -> str:
 def capital(text: str) -> str:
     """A text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
+
+
+_MEANINGS = {
+    "mismatch": "R is the share of positions whose token differs from that of {whole}",
+    "divergence_probability": "P(τ ≤ H) the share of continuations that part within {horizon} tokens",
+    "mean_entry": "mean τ the position where these part",
+    "exposure": "E the share of positions after that",
+    "accuracy": "accuracy of Y the mean score of the compressed model’s answers",
+    "lost_share": "lost share the share of the right answers of {whole} that it loses",
+}
+
+
+def meanings(whole: str, horizon: str, quantities: Collection[str]) -> str:
+    """What the columns of ranked actions are, as a sentence for readers who have not met the symbols.
+
+    Args:
+        whole: what the actions are held against, in words.
+        horizon: the horizon as it stands in a sentence, such as ``H = 64``.
+        quantities: the columns, R among them.
+
+    """
+    said = [text.format(whole=whole, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities]
+    return f"{', '.join(said[:-1])}, and {said[-1]}."

@@ -39,7 +39,9 @@ def differences_table(comparison: Comparison) -> PrintedTable | None:
         *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
           for name in names),
         Column("documents", "", "that are the same in both"),
-        Column("one identity", "", "whether weights, tokenizer, selector and numerics are the same on both sides"),
+        Column(
+            "same weights and code", "", "whether weights, tokenizer, selector and numerics are the same on both sides",
+        ),
     )  # fmt: skip
     records = tuple(
         comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
@@ -68,6 +70,8 @@ def _sentence(pairing: Pairing, one: Difference) -> str:
     over = f"on the {count(gap.documents)} documents that both have"
     if gap.estimate is None or not gap.has_interval:
         return f"{subject} is not told apart from {against}: there is no interval {over}."
+    if gap.low == gap.high == 0:
+        return f"{subject} and {against} have the same R {over}, document by document."
     if gap.excludes_zero():
         than = f"{'more' if gap.estimate > 0 else 'less'} than {against}"
         return f"{subject} diverges {than}: R differs by {_gap(gap)} {over}."

@@ -25,11 +25,12 @@ def drawn(places: Sequence[Place]) -> list[Place]:
     return [place for place in places if place.share is not None and place.estimate("mismatch").estimate is not None]
 
 
-def leaderboard_figure(places: Sequence[Place]) -> Figure:
-    """R with its interval over the share of the full cache; each action is named once, its marks are joined."""
+def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figure:
+    """R with its interval over the share of the full cache, in the order of the studies; each action is named once."""
     figure = new_figure(WIDTH, 4.2)
     axes = figure.add_subplot()
-    styles = action_styles(list(dict.fromkeys(place.entry.name for place in places)))
+    there = {place.entry.name for place in places}
+    styles = action_styles([name for name in studies if name in there])
     marks = []
     for column in _columns(places):
         for place, aside in _asides(column, list(styles)):

@@ -86,9 +86,14 @@ def _place(entry: Entry, action: str) -> Place:
     return Place(entry, action, share, held.mean_prompt_cache if held else None)
 
 
+def shown_quantities(places: Sequence[Place]) -> list[str]:
+    """The quantities that the leaderboard has columns of: those that are estimated for any action."""
+    return [name for name in _QUANTITIES if any(place.estimate(name).estimate is not None for place in places)]
+
+
 def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     """The leaderboard as a table, with intervals under the numbers."""
-    shown = [name for name in _QUANTITIES if any(place.estimate(name).estimate is not None for place in places)]
+    shown = shown_quantities(places)
     estimates = {name: [place.estimate(name) for place in places] for name in shown}
     listed = [row for column in estimates.values() for row in column]
     mark = marks(listed)

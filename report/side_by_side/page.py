@@ -10,10 +10,11 @@ from report.printing.numbers import count
 from report.printing.palette import properties
 from report.printing.section import Drawing
 from report.printing.tables import PrintedTable, label_column, table_row
+from report.printing.wording import meanings
 from report.side_by_side.content import Comparison, Entry
 from report.side_by_side.differences import difference_sentences, differences_table, obstacles
 from report.side_by_side.figure import drawn, leaderboard_figure
-from report.side_by_side.leaderboard import leaderboard, leaderboard_table
+from report.side_by_side.leaderboard import leaderboard, leaderboard_table, shown_quantities
 from report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
 
 
@@ -37,7 +38,8 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
     drawings = []
     if shown := drawn(places):
         words = "R of every action against its bytes as a share of the full prompt's, one colour for each study"
-        drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown)))
+        studies = [entry.name for entry in comparison.entries]
+        drawings.append(Drawing("leaderboard", words, partial(leaderboard_figure, shown, studies)))
     temperatures = {f"by_temperature_{number}": shown for number, shown in enumerate(by_temperature(comparison), 1)}
     for name, one in temperatures.items():
         words = "R, the share of pairs that part, mean entry and exposure against temperature, a line for each action"
@@ -54,6 +56,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         temperatures=list(temperatures),
         sentences=difference_sentences(comparison),
         obstacles=obstacles(comparison),
+        meanings=meanings("the full cache", "H", shown_quantities(places)),
         policies=any(entry.content.facts.policies for entry in comparison.entries),
         colours=[properties(dark=dark) for dark in (False, True)],
     )  # fmt: skip

@@ -137,7 +137,7 @@ def temperatures_figure(shown: Temperatures) -> Figure:
             axes.plot([place for place, _ in points], values, color=style.colour, linestyle=style.dashes,
                       marker=style.marker, markersize=4.5, linewidth=1.2)  # fmt: skip
             _bars(axes, points, known.scale.factor, style.colour)
-        axes.set(title=f"{letter}  {known.label}", xlabel="temperature", ylabel=known.scale.sign)
+        axes.set(title=f"{letter}  {known.label}: {known.meaning}", xlabel="temperature", ylabel=known.scale.sign)
         axes.set_ylim(bottom=0)
         round_ticks(axes.yaxis)
         room = _ROOM * span + _BESIDE * span * (len(styles) - 1) / 2

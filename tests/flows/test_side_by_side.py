@@ -17,7 +17,7 @@ from flows.side_by_side.entries import read_entries
 from flows.side_by_side.pairing import pairings
 from kvdrift.command import main
 from report.side_by_side.content import Comparison, Entry
-from report.side_by_side.differences import obstacles
+from report.side_by_side.differences import difference_sentences, obstacles
 from report.side_by_side.leaderboard import leaderboard
 from report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
 from schema.sampling import SamplingLaw
@@ -115,12 +115,15 @@ def test_differences_are_over_the_documents_that_both_have(stores: dict[str, Pat
 def test_a_store_does_not_differ_from_its_copy(finished: Path, tmp_path: Path) -> None:
     """Every difference is exactly 0, with an interval of width 0 or none, and what made both is the same."""
     copy = shutil.copytree(finished, tmp_path / "copy")
-    (found,) = pairings(read_entries([str(finished), str(copy)]))
+    entries = read_entries([str(finished), str(copy)])
+    (found,) = pairings(entries)
     assert found.documents == 6
     assert {one.same for one in found.differences} == {True}
     for one in found.differences:
         assert {row.estimate for row in one.estimates.values()} == {0.0}
         assert {end for row in one.estimates.values() for end in (row.low, row.high)} <= {0.0, None}
+    sentences = difference_sentences(Comparison(tuple(entry for entry, _ in entries), (found,)))
+    assert all(" have the same R on the 6 documents that both have, document by document." in one for one in sentences)
 
 
 def test_what_cannot_be_subtracted_says_why(measured: list[Measured]) -> None:
@@ -209,6 +212,9 @@ def test_the_command_writes_one_page(
         pages.append((folder / "index.html").read_text(encoding="utf-8"))
     assert pages[0] == pages[1]
     check(pages[0])
+    assert (
+        "R is the share of positions whose token differs from that of the full cache, P(τ ≤ H) the share " in pages[0]
+    )
     with (folder / "tables" / "leaderboard.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [float(line["mismatch"]) for line in lines] == sorted(float(line["mismatch"]) for line in lines)

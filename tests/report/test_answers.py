@@ -41,13 +41,28 @@ def test_the_sentence_names_what_every_action_loses() -> None:
     assert lost_sentence(content) == "snapkv-half loses 3.10% of the right answers, recent-half 41.0%."
     assert correlation_sentence(content) == ""
     views.views["answer_correlations"] = [
-        {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "actions": 4, "lost": 0.91,
+        {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "actions": 5, "lost": 0.91,
          "score_gap": -0.5}
     ]  # fmt: skip
-    expected = "Over the 4 actions, the correlation of R with answers lost is 0.91, and with the score gap −0.50."
+    expected = "Over the 5 actions, the correlation of R with answers lost is 0.91, and with the score gap −0.50."
     assert correlation_sentence(content) == expected
+    views.views["answer_correlations"][0]["actions"] = 4
+    assert correlation_sentence(content_of(views)) == "", "any line fits so few"
     (axes,) = answers_figure(content).axes
     assert [float(line.get_ydata()[0]) for line in axes.get_lines() if line.get_markersize() == 7] == [3.1, 41.0]
+
+
+def test_of_many_actions_the_sentence_names_the_least_and_the_most() -> None:
+    views = make_views(tuple(f"snapkv-{share}" for share in (90, 75, 50, 25, 10)), strata=("NIAH-4K",))
+    whole = [row for row in views.views["estimates"] if row["quantity"] == "mismatch" and row["stratum"] == "pooled"]
+    views.views["estimates"] += [
+        row | {"quantity": "lost_share", "estimate": 0.1 * place, "low": None, "high": None}
+        for place, row in enumerate(whole, 1)
+    ]
+    least, most = whole[0]["action"], whole[-1]["action"]
+    assert lost_sentence(content_of(views)) == (
+        f"Of the right answers, {least} loses 10.0%, the least, and {most} 50.0%, the most."
+    )
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def overlap(one: list[float], other: list[float]) -> bool:
 def test_names_of_the_leaderboard_do_not_overlap(actions: dict[str, tuple[float, float]], studies: int) -> None:
     """Whether several studies hold one share, several actions do, or both."""
     with drawing():
-        figure = leaderboard_figure(places(actions, studies))
+        figure = leaderboard_figure(places(actions, studies), [f"study@t{number}" for number in range(studies)])
         names, marks = drawn(figure)
     assert set(names) == set(actions)
     assert len(marks) == len(actions) * studies
@@ -94,7 +94,7 @@ def test_names_of_the_leaderboard_do_not_overlap(actions: dict[str, tuple[float,
 
 def test_marks_of_one_share_stand_apart() -> None:
     with drawing():
-        _, marks = drawn(leaderboard_figure(places(ONE_SHARE, 3)))
+        _, marks = drawn(leaderboard_figure(places(ONE_SHARE, 3), [f"study@t{number}" for number in range(3)]))
     assert not [pair for pair in itertools.combinations(marks, 2) if overlap(*pair)]
 
 

@@ -40,11 +40,13 @@ from fixtures.report_views import (
 
 from report.page import draw_figures
 from report.parts.examples import visible
+from report.parts.gap import TERMS, exposure_sentence
 from report.parts.plan import endpoints_table
 from report.parts.verdict.contrasts import said_once, sentences
 from report.printing.canvas import action_styles
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
+from report.printing.term_bars import Bar, term_bars
 from report.reading.content import read_content
 from report.reading.published import is_model
 from report.reading.source import Provenance, StudyRows
@@ -219,6 +221,28 @@ def test_overlapping_intervals_claim_nothing(page: Page) -> None:
     html = page(views)
     assert "recent-half is not distinguishable from snapkv-half at the same bytes" in html
     assert "stays apart longer" not in html
+
+
+def test_no_share_is_printed_of_a_gap_that_may_be_nothing() -> None:
+    views = make_views(documents_each=12)
+
+    def shown() -> tuple[str, set[str]]:
+        source = StudyRows(views, STUDY, MODEL)
+        content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        bars = [Bar("recent-half", "recent-half", "snapkv-half")]
+        _, beside = term_bars(content.estimates, bars, TERMS).axes
+        return exposure_sentence(content), {text.get_text() for text in beside.texts}
+
+    sentence, texts = shown()
+    assert sentence.startswith("Exposure is more than half of the gap in 3 of 3 combinations of stratum and contrast; ")
+    assert any(text.endswith("%") for text in texts)
+    for row in views.views["estimates"]:
+        if row["quantity"] == "gap" and row["stratum"] in {"pooled", "VT-4K"}:
+            row["low"], row["high"] = -0.5, 0.5
+    sentence, texts = shown()
+    assert "in 2 of 2 combinations of stratum and contrast whose interval of the gap excludes 0; " in sentence
+    assert "–" in texts
+    assert not any(text.endswith("%") for text in texts)
 
 
 def test_missing_intervals_are_said(page: Page) -> None:

@@ -81,7 +81,7 @@ def test_every_look_has_its_row() -> None:
     assert found is not None
     (table,) = found.tables
     cells = [[cell.text for cell in row.cells] + [row.cells[3].under, row.group] for row in table.rows]
-    first, second = (f"mismatch of {action}" for action in sorted(PAIR))
+    first, second = (f"positions with different tokens: {action}" for action in sorted(PAIR))
     assert cells == [
         ["1", "12", "12", "30.00 %", "–", "no", "no interval yet", first],
         ["2", "24", "24", "30.00 %", "student", "yes", "25.00 to 35.00", first],

@@ -114,7 +114,9 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
             row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
     content = content_of(bytes_of(views, "snapkv-90", 1.5))
     words = recommendation(content, choose(content))
-    assert words.lead == ("Take snapkv-90 at 890 KiB of prompt cache; 55 pairs of 11 actions are not told apart in R.")
+    assert words.lead == "Take snapkv-90 at 890 KiB of prompt cache; 11 others are not settled."
+    (open_ones,) = [reason for reason in words.reasons if reason.startswith("Not settled are ")]
+    assert open_ones.endswith(" and 5 more: 55 intervals of differences in R between two of them include 0.")
 
     for row in views.views["estimates"]:  # all are told apart, those of more bytes have less R
         if row["quantity"] == "gap":
@@ -225,8 +227,28 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
         "ruled out",
         "by snapkv-half, exploratory",
     )
+    assert cells["snapkv-half"]["verdict"].under == "", "R has its status in the note"
+    assert (
+        "R is the share of positions whose token differs from that of the full cache, P(τ ≤ H) the share " in table.note
+    )
+    assert "lost share" not in table.note
     (record, *_) = table.records
     assert record["prompt_cache_bytes"] == pytest.approx(389.8 * 1560 + 96, rel=0.01)
+
+
+def test_the_status_below_a_verdict_is_that_of_the_interval_that_decides() -> None:
+    views = make_views(documents_each=12)
+    for row in views.views["estimates"]:
+        if (row["quantity"], row["action"], row["stratum"]) == ("gap", "recent-half", "pooled"):
+            row |= {"status": "prespecified", "family": "primary"}
+    content = content_of(views)
+    (out,) = [row for row in ranked_table(content, choose(content)).rows if row.cells[0].text == "recent-half"]
+    assert out.cells[-1].under == "by snapkv-half, prespecified"
+
+
+def test_numerics_alone_are_named_beside_what_actions_cost() -> None:
+    words = said(make_views((*PAIR, "numerics-floor"), documents_each=12))
+    assert "numerics-floor leaves out nothing and computes in another way: it disagrees on " in words
 
 
 def test_the_figure_has_every_action_at_its_share_with_its_name() -> None:
@@ -276,12 +298,14 @@ def test_what_fewer_bits_cost_is_said_of_each_family() -> None:
     codecs = dict(zip(THREE, ("int8", "int4", "rotated-int4"), strict=True))
     rising = bits_sentences(content_of(coded(make_views(THREE), codecs, {"snapkv-half": 0.01, "recent-half": 0.2})))
     assert len(rising) == 1, "rotated-int4 is of another family"
-    assert rising[0].startswith("Fewer bits, more distance: mean δ is 1.00%")
+    assert rising[0].startswith("Fewer bits, more distance: mean δ, the distance of the two next-token laws, is 1.00%")
     views = coded(make_views(THREE), codecs, {"snapkv-half": 0.2, "recent-half": 0.01})
     falling, *_ = bits_sentences(content_of(gaps(views, low=-0.1, high=0.1)))
-    assert falling.startswith("Mean δ does not rise with every bit less: it is 20.0% [")
+    assert falling.startswith(
+        "Mean δ, the distance of the two next-token laws, does not rise with every bit less: it is 20.0% ["
+    )
     assert falling.endswith(
-        "Recent-half is not above snapkv-half, and the interval of their difference in R includes 0."
+        "That of recent-half is not above that of snapkv-half, and the interval of their difference in R includes 0."
     )
     assert bits_sentences(content_of(make_views(THREE))) == []
 

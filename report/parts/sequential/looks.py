@@ -41,7 +41,7 @@ def section(content: PageContent) -> Section | None:
         return None
     rows = sorted(content.source.of("sequence"), key=lambda row: (*_endpoint(row), row["look"]))
     values = {
-        "rule": str(Resolution(planned["resolve"], planned["bound"])),
+        "rule": f"{Resolution(planned['resolve'], planned['bound'])}{_in_points(rows, planned)}",
         "bounds": _bounds(planned),
         "stopped": _stopped(rows, len(planned["looks"])),
         "level": level(rows[0]["level"]) if rows else "",
@@ -95,9 +95,10 @@ def sequence_table(rows: list[ViewRow]) -> PrintedTable:
 def sequence_figure(rows: list[ViewRow], planned: dict[str, Any]) -> Figure:
     """A panel for each endpoint: its intervals by documents, and what resolves it."""
     panels = [list(own) for _, own in groupby(rows, key=_endpoint)]
-    lines = math.ceil(len(panels) / _ACROSS)
+    across = 2 if len(panels) in {2, 4} else _ACROSS
+    lines = math.ceil(len(panels) / across)
     figure = new_figure(WIDTH, 0.3 + 2.5 * lines)
-    axes = figure.subplots(lines, _ACROSS, squeeze=False).ravel()
+    axes = figure.subplots(lines, across, squeeze=False).ravel()
     for place, own in zip(axes, panels, strict=False):
         _panel(place, own, planned)
     for place in axes[len(panels) :]:
@@ -148,9 +149,20 @@ def _stopped(rows: list[ViewRow], looks: int) -> str:
     )  # fmt: skip
 
 
+def _in_points(rows: list[ViewRow], planned: dict[str, Any]) -> str:
+    """The bound as the estimates beside it are printed, in parentheses; empty where they are in several units."""
+    scales = {_scale(row) for row in rows}
+    if planned["resolve"] not in {HALF_WIDTH, EQUIVALENCE} or not scales or not scales <= {Scale.POINTS, Scale.PERCENT}:
+        return ""
+    return f" ({planned['bound'] * Scale.POINTS.factor:.4g} {Scale.POINTS.sign})"
+
+
 def _bounds(planned: dict[str, Any]) -> str:
     if planned["resolve"] == HALF_WIDTH:
-        return "The dashed lines are the target half width about each estimate: an interval between them is resolved."
+        return (
+            "The dashed lines are the target half-width about each estimate: an endpoint whose interval lies between "
+            "them is resolved."
+        )
     if planned["resolve"] == EQUIVALENCE:
         return "The dashed lines are the margin."
     return "The dashed line is 0."
@@ -160,9 +172,10 @@ def _endpoint(row: ViewRow) -> tuple[str, str, str, str]:
     return row["quantity"], row["stratum"], row["action"], row["baseline"] or ""
 
 
-def _label(row: ViewRow, between: str = " of ") -> str:
+def _label(row: ViewRow, between: str = ": ") -> str:
     subject = row["action"] if row["baseline"] is None else f"{row['action']} − {row['baseline']}"
-    return f"{row['quantity']}{between}{subject}"
+    known = ALL_QUANTITIES.get(row["quantity"])
+    return f"{known.meaning if known else row['quantity']}{between}{subject}"
 
 
 def _scale(row: ViewRow) -> Scale:

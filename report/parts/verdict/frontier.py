@@ -96,14 +96,15 @@ def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
     told = listed([f"{in_text(distances[action], Scale.PERCENT)} with {action}" for action in by_bits])
     known = [(action, row.estimate) for action, row in distances.items() if row.estimate is not None]
     wrong = [(one, other) for (one, more), (other, less) in pairwise(known) if less < more]
+    what = "mean δ, the distance of the two next-token laws,"
     if not wrong:
-        return f"Fewer bits, more distance: mean δ is {told}."
+        return f"Fewer bits, more distance: {what} is {told}."
     because = [
-        f"{other} is not above {one}, and the interval of their difference in R "
+        f"that of {other} is not above that of {one}, and the interval of their difference in R "
         + ("excludes 0" if difference(content.estimates, other, one).excludes_zero() else "includes 0")
         for one, other in wrong
     ]  # fmt: skip
-    return f"Mean δ does not rise with every bit less: it is {told}. {capital('; '.join(because))}."
+    return f"{capital(what)} does not rise with every bit less: it is {told}. {capital('; '.join(because))}."
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:

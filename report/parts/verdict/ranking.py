@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from report.parts.verdict.choice import Choice
+from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.contrasts import whole_cache
 from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import (
     NOISE_FLOOR,
@@ -17,7 +18,9 @@ from report.printing.tables import (
     action_table,
     columns_of,
 )
+from report.printing.wording import meanings
 from report.reading.content import PageContent
+from report.reading.estimates import PRIMARY, Estimate
 from schema.study import POOLED
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
@@ -26,15 +29,19 @@ RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
 def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     """Every action by R, the full cache last: bytes, R, when and how long it diverges, answers, and its verdict."""
     order = [*choice.candidates, *content.facts.noise_floors]
+    shown = ["mismatch", "divergence_probability", "mean_entry", "exposure"]
+    if content.estimates.known("accuracy"):
+        shown += ["accuracy", "lost_share"]
     columns: list[EstimateColumn | CellColumn] = [_places(choice)]
     if not content.facts.finite:
         columns.append(_prompt_cache(content, order))
-    columns += columns_of("mismatch", "divergence_probability", "mean_entry", "exposure")
-    if content.estimates.known("accuracy"):
-        columns += columns_of("accuracy", "lost_share")
+    columns += columns_of(*shown)
     columns.append(_verdicts(content, choice, order))
     records = tuple(_record(content, choice, action) for action in order)
-    note = "By R, over all strata. The place is what the intervals of the differences leave open."
+    note = (
+        "By R, over all strata. The place is what the intervals of the differences leave open. "
+        f"{meanings(whole_cache(content), f'H = {content.windows.horizon}', shown)}"
+    )
     table = action_table(
         "ranking", "Actions by divergence", content.estimates, order, columns, note=note, records=records
     )
@@ -93,17 +100,17 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
 
 
 def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellColumn:
-    """What is said of each action, and below it by what, and on what grounds: the status of the interval of R."""
+    """What is said of each action, and below it by what, and on what grounds: the status of the interval."""
     cells = {}
     for action in order:
         said, further = verdict_of(content, choice, action)
-        risk = content.estimates.get("mismatch", action)
-        status = _standing(risk) if risk.has_interval else ""
+        better = choice.ruled_out.get(action)
+        status = _standing(difference(content.estimates, better, action)) if better else ""
         added = "added after the plan" if action in content.facts.added else ""
         cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, status, added))))
     meaning = (
         "ruled out: another action holds no more bytes and has surely less R; not settled: an interval includes 0; "
-        "below it the status of the interval of R"
+        "below it which one, and the status of the interval that says so"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
 
@@ -142,5 +149,5 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _standing(risk: Any) -> str:
-    return "prespecified" if risk.standing == "primary" else str(risk.standing)
+def _standing(row: Estimate) -> str:
+    return "prespecified" if row.standing == PRIMARY else row.standing

@@ -17,6 +17,7 @@ from stats.intervals import SEEN
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
+_MOST_OPEN = 6  # actions of such pairs that a sentence names
 _MOST_PAIRS = 12  # pairs that have a paragraph
 _FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 
@@ -47,7 +48,9 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     sample = Sample.of(content, choice.candidates)
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
-    reasons = [*_costs(content, choice), *_ruled_out(content, choice)]
+    reasons = [
+        *_costs(content, choice), *_floors(content), *_not_settled(content, choice), *_ruled_out(content, choice)
+    ]  # fmt: skip
     settles = [*_unsettled(content, choice), *_confirmed(content, choice)]
     return Recommendation(lead, reasons, settles, _pairs(content, choice))
 
@@ -79,7 +82,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
 
 def _several(content: PageContent, choice: Choice) -> str:
     """What is recommended where several actions are, or where something is open besides."""
-    taken, also_open = choice.recommended, f"; {_open(content, choice)}" if choice.unsettled else ""
+    taken, also_open = choice.recommended, f"; {_left(choice)}" if choice.unsettled else ""
     if len(taken) > _MOST:
         ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
         return (
@@ -116,12 +119,36 @@ def _bytes(content: PageContent, action: str) -> str:
     return size(content.facts.storage[action].mean_prompt_cache)
 
 
+def _left(choice: Choice) -> str:
+    """What is not told apart beside what is recommended, as a clause: two actions, or how many there are."""
+    if len(choice.unsettled) == 1:
+        return f"{listed(choice.unsettled[0])} are not told apart"
+    return f"{counted(len(_of_pairs(choice)), 'other')} are not settled"
+
+
+def _of_pairs(choice: Choice) -> list[str]:
+    """The actions of which some are not told apart, by R."""
+    return [action for action in choice.candidates if any(action in pair for pair in choice.unsettled)]
+
+
+def _not_settled(content: PageContent, choice: Choice) -> list[str]:
+    """What is not told apart beside what is recommended, as a sentence; where nothing is, the first sentence has it."""
+    pairs = choice.unsettled
+    if not pairs or not choice.recommended:
+        return []
+    if len(pairs) == 1:
+        return [f"{_pair(content, *pairs[0])}."]
+    intervals = counted(len(pairs), "interval")
+    names = _some(_of_pairs(choice), _MOST_OPEN)
+    return [f"Not settled are {names}: {intervals} of differences in R between two of them include 0."]
+
+
 def _open(content: PageContent, choice: Choice) -> str:
     """What is not told apart, as a clause: the pair, or how many pairs there are of how many actions."""
     pairs = choice.unsettled
     if len(pairs) < 2:
         return "".join(_pair(content, *pair) for pair in pairs)
-    left = {action for pair in pairs for action in pair}
+    left = _of_pairs(choice)
     others = len(choice.ruled_out)
     ruled_out = f", and {counted(others, 'other')} {'is' if others == 1 else 'are'} ruled out" if others else ""
     return f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}"
@@ -136,9 +163,9 @@ def _pairs(content: PageContent, choice: Choice) -> list[str]:
     return [*told, *([f"There are {len(pairs) - _MOST_PAIRS} more."] if pairs[_MOST_PAIRS:] else [])]
 
 
-def _some(actions: Sequence[str]) -> str:
+def _some(actions: Sequence[str], most: int = _MOST) -> str:
     """The names of some actions, and how many others there are."""
-    return listed([*actions[:_MOST], *([f"{len(actions) - _MOST} more"] if actions[_MOST:] else [])])
+    return listed([*actions[:most], *([f"{len(actions) - most} more"] if actions[most:] else [])])
 
 
 def _pair(content: PageContent, one: str, other: str) -> str:
@@ -170,6 +197,16 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
             f"{action} disagrees with {whole_cache(content)} on {shown(risk, Scale.PERCENT)} of positions{answers}."
         )
     return told
+
+
+def _floors(content: PageContent) -> list[str]:
+    """What numerics alone do, where a study has measured it."""
+    risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
+    return [
+        f"{name} leaves out nothing and computes in another way: it disagrees on {shown(risk, Scale.PERCENT)} of "
+        "positions."
+        for name, risk in risks if risk.estimate is not None
+    ]  # fmt: skip
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
