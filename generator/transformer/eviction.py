@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +20,8 @@ from generator.selectors import Full, Selector
 from generator.selectors.own.failures import failure_of
 from generator.selectors.selector import ScoringSelector
 from schema.errors import KvdriftError, OperationError
+
+_INTEGERS = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
-    budgets = chooser.budgets(kept, entries, len(prompt))
-    if len(budgets) != len(prompt) or sum(budgets) != kept * len(prompt):
-        raise OperationError(
-            f"selector {type(selector).__name__}: returned {len(budgets)} budgets with the sum {sum(budgets)}; "
-            f"{len(prompt)} layers that keep {kept} entries on average need the sum {kept * len(prompt)}"
-        )
+    budgets = _budgets(chooser, kept, entries, len(prompt))
     holding = holding or AsComputed()
     layers, indices, hashes, stored = [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
@@ -158,6 +156,29 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales)
 
 
+def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
+    """Ask a selector for the budget m of each layer, and check them: whole numbers, range, count and sum."""
+    try:
+        given = list(selector.budgets(kept, entries, layers))
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
+    named, least = f"selector {type(selector).__name__}: returned", max(selector.window + selector.sinks, 1)
+    try:
+        budgets = [operator.index(budget) for budget in given]
+    except TypeError:
+        raise OperationError(f"{named} budgets {given}; they must be whole numbers of entries") from None
+    if len(budgets) != layers or sum(budgets) != kept * layers:
+        raise OperationError(
+            f"{named} {len(budgets)} budgets with the sum {sum(budgets)}; {layers} layers that keep {kept} entries on "
+            f"average need the sum {kept * layers}"
+        )
+    if min(budgets) < least or max(budgets) > entries:
+        raise OperationError(f"{named} budgets {budgets}; each layer keeps {least} to {entries} entries")
+    return budgets
+
+
 def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
     try:
         return selector.keep(layer, kept)
@@ -169,7 +190,8 @@ def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
 
 def _held(layer: PrefixLayer, holding: Holding) -> tuple[PrefixLayer, StoredBytes]:
     try:
-        return holding.hold(layer), holding.stored_bytes(layer)
+        size = holding.stored_bytes(layer)
+        return holding.hold(layer), StoredBytes(operator.index(size.payload), operator.index(size.scales))
     except KvdriftError:
         raise
     except Exception as error:
@@ -179,6 +201,12 @@ def _held(layer: PrefixLayer, holding: Holding) -> tuple[PrefixLayer, StoredByte
 def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:
     """Check a selector's kept positions, int64 [KV heads, m]: count, order, range, window and sinks."""
     heads, entries, _ = layer.key.shape
+    if not isinstance(index, Tensor) or index.dtype not in _INTEGERS or index.device != layer.key.device:
+        given = f"{index.dtype} on {index.device}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
+        raise OperationError(
+            f"selector {type(selector).__name__}: returned {given} in layer {number}; it must return int64 positions "
+            f"on {layer.key.device}"
+        )
     window = torch.arange(entries - selector.window, entries, device=index.device)
     sinks = torch.arange(selector.sinks, device=index.device)
     sound = (

@@ -416,8 +416,16 @@ class Broken(Selector):
     window: int = 8
     sinks: int = 2
 
-    def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:  # noqa: ARG002
+    def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
         """As many as there are layers, spoilt."""
+        if self.fault == "too small":
+            return [9, 2 * kept - 9]
+        if self.fault == "too large":
+            return [entries + 1, 2 * kept - entries - 1]
+        if self.fault == "fractions":
+            return [kept / 1] * layers  # type: ignore[list-item]
+        if self.fault == "raising":
+            return [kept // 0]
         return [kept] * (layers - (self.fault == "layers") - 1) + [kept - (self.fault == "sum")]
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:
@@ -454,12 +462,59 @@ def test_a_broken_promise_is_an_operation_error(fault: str) -> None:
     assert line.startswith("selector Broken: wrong positions in layer 0; it must return exactly 30")
 
 
+@dataclass(frozen=True)
+class Returning(Selector):
+    """Keeps the first positions, as ``made`` returns them."""
+
+    summary: ClassVar[str] = "returning"
+    made: Callable[[Tensor], Any]
+    budgets_of: tuple[int, ...] = ()
+
+    def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
+        """Those given, or m of each layer."""
+        return self.budgets_of or super().budgets(kept, entries, layers)
+
+    def keep(self, layer: PromptLayer, kept: int) -> Tensor:
+        """The first positions."""
+        found: Tensor = self.made(torch.arange(kept).expand(len(layer.key), -1))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (Tensor.tolist, "a list"),
+        (Tensor.numpy, "a ndarray"),
+        (Tensor.float, "torch.float32 on cpu"),
+        (Tensor.bool, "torch.bool on cpu"),
+        (lambda index: index.to("meta"), "torch.int64 on meta"),
+        (lambda _: None, "a NoneType"),
+    ],
+)
+def test_what_are_no_positions_is_an_operation_error(made: Callable[[Tensor], Any], what: str) -> None:
+    line = refused(evict, prompt_of(60), Returning(made), 30, error=OperationError)
+    assert line == f"selector Returning: returned {what} in layer 0; it must return int64 positions on cpu"
+
+
+def test_a_layer_without_entries_is_an_operation_error() -> None:
+    """The products of no entries end the process."""
+    line = refused(evict, prompt_of(60), Returning(Tensor.clone, (0, 60)), 30, error=OperationError)
+    assert line == "selector Returning: returned budgets [0, 60]; each layer keeps 1 to 60 entries"
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("layers", "1 budgets with the sum 30; 2 layers that keep 30"), ("sum", "2 budgets with the sum 59")],
+    [
+        ("layers", "returned 1 budgets with the sum 30; 2 layers that keep 30"),
+        ("sum", "returned 2 budgets with the sum 59"),
+        ("too small", "returned budgets [9, 51]; each layer keeps 10 to 60 entries"),
+        ("too large", "returned budgets [61, -1]; each layer keeps 10 to 60 entries"),
+        ("fractions", "returned budgets [30.0, 30.0]; they must be whole numbers of entries"),
+        ("raising", "ZeroDivisionError: "),
+    ],
 )
 def test_broken_budgets_are_an_operation_error(fault: str, says: str) -> None:
-    assert f"Broken: returned {says}" in refused(evict, prompt_of(60), Broken(fault), 30, error=OperationError)
+    assert f"selector Broken: {says}" in refused(evict, prompt_of(60), Broken(fault), 30, error=OperationError)
 
 
 def test_hashes_are_those_of_the_sets() -> None:
