@@ -63,7 +63,7 @@ def describe_studies(
     for run in runs if not served else []:
         check_gpu_here(run, redo)
     begun = begun_revisions(runs, redo) if redo else []
-    yield from remarks(studies)
+    yield from remarks(runs)
     for run, absent in zip(runs, unchecked, strict=True):
         study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
         found = forecast(run, redone)

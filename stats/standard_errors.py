@@ -388,7 +388,7 @@ def _products(weights: Float, columns: Sequence[Float]) -> Float:
     draws, clusters = weights.shape
     subjects, _, width = columns[0].shape
     result = np.empty((subjects, draws, sum(tile.shape[2] for tile in columns)))
-    most = max(TILE_WORK // (width * clusters), 8)
+    most = max(TILE_WORK // max(width * clusters, 1), 8)  # a profile over an empty window has no column
     rows = min(1 << (most.bit_length() - 1), draws)
     tiled = weights.reshape(-1, rows if draws % rows == 0 else draws, clusters)
     first = 0

@@ -65,6 +65,6 @@ def run_file(
         ]
         for one in runs:
             check_study(one, served=by.served)
-        for line in remarks(studies):
+        for line in remarks(runs):
             page.say(line)
         return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)

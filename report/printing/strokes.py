@@ -115,7 +115,7 @@ def position_axis(axes: Axes, last: int, label: str) -> None:
     """A horizontal axis of positions, lags or depths from 1 to ``last``."""
     ticks = sorted({1, *(round(last * part / 4) for part in (1, 2, 3)), last})
     axes.set_xticks([tick for tick in ticks if tick >= 1])
-    axes.set(xlim=(1, last), xlabel=label)
+    axes.set(xlim=(1, last) if last > 1 else (0.5, 1.5), xlabel=label)
 
 
 def log_axis(axes: Axes) -> None:

@@ -21,7 +21,12 @@ class StudySection(Section):
         Name, meaning("The study's name, as in `stores/NAME`, in queries and on the page.", example="my-study")
     ]
     horizon: Annotated[
-        Positive, meaning("The horizon H: how many tokens after the prompt are compared.", "tokens", example=64)
+        Positive,
+        meaning(
+            "The horizon H: how many tokens after the prompt are compared; 2 or more, but for finite-state systems.",
+            "tokens",
+            example=64,
+        ),
     ]
     seed: Annotated[
         int, Field(ge=0, lt=2**63), meaning("Decides every draw: of prompts, of tokens and of resampling.")

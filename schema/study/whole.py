@@ -56,6 +56,11 @@ class Study(Section):
     def _consistent(self) -> Self:
         self.study.check_law()
         self.model.check()
+        if self.study.horizon == 1 and not self.model.finite:
+            raise InputError(
+                "study.horizon = 1: the first token is drawn before anything is left out of a cache, so that nothing "
+                "can differ; write 2 or more"
+            )
         self._check_documents()
         self._check_actions()
         self._check_plan()

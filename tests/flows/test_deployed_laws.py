@@ -101,7 +101,8 @@ def test_one_replicate_of_a_greedy_law_is_enough(tmp_path: Path) -> None:
 
 def test_replicates_that_are_equal_are_said_to_be(tmp_path: Path) -> None:
     def said(law: str, *changes: tuple[str, str]) -> list[str]:
-        return remarks(load_studies(write_study(tmp_path, ("seed = 3", f"seed = 3\ntemperature = {law}"), *changes)))
+        studies = load_studies(write_study(tmp_path, ("seed = 3", f"seed = 3\ntemperature = {law}"), *changes))
+        return remarks([run_of(study, tmp_path) for study in studies])
 
     line = (
         "plan.replicates = 5: a plan of study '{}' takes 1, since at temperature 0 all replicates of a document are the "

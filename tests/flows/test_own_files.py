@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.command import call, mistake
+from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
 from fixtures.own_files import prompts, write_own_study
+from fixtures.report_views import check as check_page
+from fixtures.small_study import finish, run_of, write_study
+from fixtures.study_files import load_study
 
+from flows import stages
 from flows.study_file import run as study_files
 from flows.study_file.remarks import remarks
+from generator.documents.registry import left_out
 from schema.study import load_studies
 
 OTHERS = ("no stratum", "words", "names", "words", "dates", "names", "no stratum", "words")
@@ -25,6 +32,11 @@ def of_strata(count: int) -> list[dict[str, Any]]:
         if (named := OTHERS[number % len(OTHERS)]) != "no stratum":
             row["stratum"] = named
     return rows
+
+
+def said(study: Path) -> list[str]:
+    """What a run says of a study file."""
+    return remarks([run_of(one, study.parent / "store") for one in load_studies(study)])
 
 
 def test_rows_of_strata_that_no_section_names_are_said(
@@ -47,25 +59,25 @@ def test_rows_of_strata_that_no_section_names_are_said(
 def test_rows_are_only_left_out_of_their_own_file(tmp_path: Path) -> None:
     other = '\n[[documents]]\nsource = "jsonl"\npath = "{}"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n\n[[act'
     both = write_own_study(tmp_path, of_strata(80), ("\n[[act", other.format("prompts.jsonl")))
-    (line,) = remarks(load_studies(both))
+    (line,) = left_out(load_study(both).documents)
     assert line.endswith(
         "10 of 80 rows are left out, of strata that no [[documents]] section of the file has: 'dates' (10)"
     )
     elsewhere = write_own_study(tmp_path, of_strata(80), ("\n[[act", other.format("more.jsonl")))
     (tmp_path / "more.jsonl").write_text(json.dumps(prompts(1)[0] | {"stratum": "x"}))
-    first, second = remarks(load_studies(elsewhere))
+    first, second = left_out(load_study(elsewhere).documents)
     assert first.endswith("'names' (20), 'dates' (10)")
     assert second == (
         f"{tmp_path / 'more.jsonl'}: 1 of 1 rows is left out, of strata that no [[documents]] section of the file has: "
         "'x' (1)"
     )
     rows = [row | {"stratum": f"s{number % 7}"} for number, row in enumerate(prompts(70))]
-    (line,) = remarks(load_studies(write_own_study(tmp_path, rows)))
+    (line,) = left_out(load_study(write_own_study(tmp_path, rows)).documents)
     assert line.endswith("'s0' (10), 's1' (10), 's2' (10), 's3' (10), 's4' (10) and 2 more")
 
 
 def test_rows_without_a_stratum_of_their_own_need_no_line(tmp_path: Path) -> None:
-    assert remarks(load_studies(write_own_study(tmp_path, prompts(40)))) == []
+    assert said(write_own_study(tmp_path, prompts(40))) == []
 
 
 def test_a_prompt_of_no_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +95,35 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.
     line = mistake(capsys, "run", study, "--dry-run")
     assert "the tokenizer makes token " in line
     assert line.endswith("beyond the model's 256 tokens (vocab_size); the folder's tokenizer is another model's\n")
+
+
+def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> None:
+    """Of every action in a line, with the strata; but not of those that are meant to keep everything, or are coded."""
+    one = 'name = "snapkv-half"\nselector = "snapkv"\nkeep = "1/2"'
+    longer = ('length = 384\nstratum = "tracking"', 'length = 768\nstratum = "tracking"')
+
+    def said_of(new: str) -> list[str]:
+        return said(write_study(tmp_path, (one, new), longer))
+
+    (line,) = said_of('name = "snapkv-half"\nselector = "snapkv"\nkeep = 500')
+    assert line == (
+        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), where nothing can differ"
+    )
+    (line,) = said_of('name = "snapkv-half"\npolicy = "sliding"\nkeep = 5000')
+    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), where" in line
+    for kept in ('selector = "snapkv"\nkeep = "1/1"', 'selector = "snapkv"\nkeep = 5000\ncodec = "int8"'):
+        assert said_of(f'name = "snapkv-half"\n{kept}') == []
+
+
+def test_one_position_is_refused_where_nothing_can_differ_at_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Systems draw their first token by laws that differ: their study of one position goes to its page."""
+    line = mistake(capsys, "run", write_study(tmp_path, ("horizon = 12", "horizon = 1")), "--dry-run")
+    assert "study.horizon = 1: the first token is drawn before anything is left out of a cache" in line
+    study = load_study(write_finite_study(tmp_path, ("horizon = 4", "horizon = 1")))
+    run = run_of(study, tmp_path / "store")
+    finish(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_page(stages.report(run).read_text(encoding="utf-8"))
