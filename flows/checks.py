@@ -22,6 +22,7 @@ from schema.store.store import Store
 from schema.study import CONTROL_ACTION, FINITE_STATE
 from schema.tables import PLAIN
 from sql.catalog import open_views
+from stats.quantities.answers import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 
@@ -55,9 +56,25 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
             location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
         ):
             unchecked.append("weights of the model")
+    _check_plannable(run.material)
     if run.material.nominal:  # the material refuses the rest
         unchecked.append("prompts, which need the model's tokenizer")
     return unchecked
+
+
+def _check_plannable(material: Material) -> None:
+    """Refuse development documents that no plan can be made of."""
+    for stratum, documents in material.documents["development"].items():
+        if len({document.cluster for document in documents}) == 1:
+            raise InputError(
+                f"documents '{stratum}': all {len(documents)} development documents are of cluster "
+                f"'{documents[0].cluster}', and a plan needs two clusters; ask for more documents"
+            )
+    asked = [name for name in material.study.plan.primary if name in ANSWER_QUANTITIES]
+    if asked and not material.nominal and not any(one.answers for one in material.of_split("development")):
+        raise InputError(
+            f"plan.primary: '{asked[0]}' is of documents with answers, and no development document has any"
+        )
 
 
 def _has_made_units(run: StudyRun) -> bool:

@@ -162,6 +162,8 @@ def checked_actions(study: Study) -> list[Action]:
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
+        if primary.count(name) > 1:
+            raise InputError(f"plan.primary: '{name}' is given {primary.count(name)} times; name each quantity once")
         if name not in PAIR_QUANTITIES:
             raise InputError(f"plan.primary: unknown quantity '{name}'; {nearest(name, PAIR_QUANTITIES)}")
         if PAIR_QUANTITIES[name].profile:

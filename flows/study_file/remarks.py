@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from flows.material import Material
+from flows.planning.plan import primary_endpoints
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.documents.registry import left_out
-from schema.study import Study
+from schema.document import Document
+from schema.study import FIXED, Study
+
+_DRAWS_BEYOND = 50
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
@@ -23,13 +28,16 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _equal_replicates(run.study)
+        lines += _unreached_bounds(run.study)
         lines += _whole_caches(run.material)
+        lines += _equal_prompts(run.material)
+        lines += _single_clusters(run.material)
     return list(dict.fromkeys(lines))
 
 
 def _whole_caches(material: Material) -> Iterator[str]:
     """Name actions whose number of entries is that of the whole cache, so that they do nothing to some prompts."""
-    documents = [document for split in material.documents for document in material.of_split(split)]
+    documents = _documents(material)
     for action in material.actions:
         if action.retention.rule is not None and action.codec is None:
             whole = [one for one in documents if _is_whole(action, one.prompt_tokens, material.study.study.horizon)]
@@ -60,3 +68,49 @@ def _equal_replicates(study: Study) -> Iterator[str]:
             f"study.top_k = 1: leaves the most probable token of study '{study.name}', and others where logits are "
             "equal; temperature = 0 takes the first of these, and one replicate"
         )
+
+
+def _unreached_bounds(study: Study) -> Iterator[str]:
+    """Name bounds of the plan that nothing reaches."""
+    planned, available = study.plan, min(section.evaluation for section in study.documents)
+    if planned.documents == "auto" and planned.documents_at_least > available:
+        yield (
+            f"plan.documents_at_least = {planned.documents_at_least}: a stratum has only {available} evaluation "
+            f"documents, so that N is {available}"
+        )
+    tail = planned.alpha / (planned.family_size or len(primary_endpoints(study))) / 2
+    if planned.stopping == FIXED and planned.draws * tail < 1:
+        yield (
+            f"plan.draws = {planned.draws}: fewer than one draw lies beyond an end of a primary interval, which may be "
+            f"too narrow; {round(_DRAWS_BEYOND / tail):,} draws have {_DRAWS_BEYOND} there"
+        )
+
+
+def _equal_prompts(material: Material) -> Iterator[str]:
+    """Name documents of equal prompts, which intervals take for independent."""
+    same = defaultdict[tuple[int, ...], list[Document]](list)
+    for document in _documents(material):
+        if document.tokens and document.stratum not in material.nominal:
+            same[document.tokens].append(document)
+    repeated = [own for own in same.values() if len({document.cluster for document in own}) > 1]
+    if repeated:
+        first, second = next((one, other) for one, *rest in repeated for other in rest if one.cluster != other.cluster)
+        yield (
+            f"{sum(map(len, repeated))} documents share {len(repeated)} {'prompt' if len(repeated) == 1 else 'prompts'}"
+            f", such as '{first.doc}' and '{second.doc}', and intervals take them for independent; give those of one "
+            "prompt one cluster, or leave out all but one"
+        )
+
+
+def _single_clusters(material: Material) -> Iterator[str]:
+    """Name strata whose evaluation documents depend on each other, or are one."""
+    planned = material.study.plan.documents
+    for stratum, documents in material.documents["evaluation"].items():
+        taken = documents if planned == "auto" else documents[:planned]
+        if len({document.cluster for document in taken}) == 1:
+            what = "one evaluation document" if len(taken) == 1 else f"{len(taken)} evaluation documents of one cluster"
+            yield f"stratum '{stratum}': a plan takes {what}, of which there is no interval"
+
+
+def _documents(material: Material) -> list[Document]:
+    return [document for split in material.documents for document in material.of_split(split)]

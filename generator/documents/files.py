@@ -36,7 +36,7 @@ class SourceRow:
 
     def text(self, *names: str) -> str:
         """Return the text of the first of these fields that is there."""
-        return str(self._get(names, str, "text"))
+        return self._encodable(" or ".join(names), self._get(names, str, "text"))
 
     def number(self, name: str) -> float:
         """Return the field's number."""
@@ -48,7 +48,7 @@ class SourceRow:
         entries = [value] if isinstance(value, str) else value
         if not all(isinstance(entry, str) for entry in entries):
             raise self._wrong(name, "a list of texts", value)
-        return tuple(entries)
+        return tuple(self._encodable(name, entry) for entry in entries)
 
     def rows(self, name: str) -> list[SourceRow]:
         """Return the field's list of objects."""
@@ -70,6 +70,15 @@ class SourceRow:
             return value
         wanted, there = " or ".join(names), ", ".join(self.fields) or "none"
         raise self.error(f"field '{wanted}' is missing: expected {expected}; the fields are {there}")
+
+    def _encodable(self, name: str, text: str) -> str:
+        """Return a text that has characters alone: JSON can write one half of a surrogate pair, which is none."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = json.dumps(text[error.start])
+            raise self.error(f"field '{name}': has {half}, half of a surrogate pair, which is no character") from None
+        return text
 
     def _wrong(self, name: str, expected: str, value: Any) -> InputError:
         shown = json.dumps(value)
@@ -106,7 +115,9 @@ def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tu
             if not isinstance(value, dict):
                 raise InputError(f"{path}, {unit} {label}: expected a JSON object")
             yield number, SourceRow(path, f"{unit} {label}", value)
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected text in UTF-8, and byte {error.start:,} is none: {error.reason}") from None
+    except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 

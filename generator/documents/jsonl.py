@@ -34,15 +34,15 @@ class JsonlSource(DocumentSource):
         """Yield the stratum's rows; each ``id`` must be there once."""
         first: dict[str, str] = {}
         for number, row in read_rows(_file(section)):
-            if row.has("stratum") and row.text("stratum") != section.stratum_name:
+            if row.has("stratum") and _name(row, "stratum") != section.stratum_name:
                 continue
-            name = row.text("id")
+            name = _name(row, "id")
             if name in first:
                 raise row.error(f"field 'id': '{name}' is also the id of {first[name]}")
             first[name] = row.place
             if not row.text("prompt"):
                 raise row.error("field 'prompt': the text is empty")
-            yield Candidate(name, row.text("cluster") if row.has("cluster") else name, TASK, number)
+            yield Candidate(name, _name(row, "cluster") if row.has("cluster") else name, TASK, number)
 
     def missed(self, section: DocumentsSection) -> str:
         """Say how many rows the file has for the section, and where there are none, of which strata they are."""
@@ -86,11 +86,25 @@ class JsonlSource(DocumentSource):
             if len(tokens) > section.length:
                 raise row.error(f"field 'prompt': {len(tokens)} tokens, above the stratum's length = {section.length}")
             item = wanted[number]
-            answers = row.texts("answers") if row.has("answers") else ()
-            made[number] = document_of(section, item, tokens, answers, _scoring(row) if answers else None)
+            answers, scoring = _answers(row), _scoring(row)
+            made[number] = document_of(section, item, tokens, answers, scoring if answers else None)
         if len(made) < len(wanted):
             raise InputError(f"{section.path}: the file changed while it was read")
         return [made[item.number] for item in chosen]
+
+
+def _name(row: SourceRow, field: str) -> str:
+    """The field's text, which names something."""
+    if not (text := row.text(field)):
+        raise row.error(f"field '{field}': the text is empty{'' if field == 'id' else '; leave it out'}")
+    return text
+
+
+def _answers(row: SourceRow) -> tuple[str, ...]:
+    answers = row.texts("answers") if row.has("answers") else ()
+    if not all(answer.strip() for answer in answers):
+        raise row.error("field 'answers': an answer is empty, which every continuation states; leave it out")
+    return answers
 
 
 def _scoring(row: SourceRow) -> str | None:

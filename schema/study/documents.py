@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schema.study.section import Name, Section, meaning
+from schema.study.section import PART, Name, Section, meaning
 
 
 class DocumentsSection(Section):
@@ -50,7 +50,7 @@ class DocumentsSection(Section):
     ] = None
     part: Annotated[
         str,
-        Field(pattern=r"^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$"),
+        Field(pattern=PART),
         meaning('Which part of the source\'s clusters is taken: studies of parts "1/2" and "2/2" share no document.'),
     ] = "1/1"
     shots: Annotated[

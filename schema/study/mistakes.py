@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from schema.errors import nearest
+from schema.study.section import PATTERNS
 
 
 def explained(problems: list[Any], whole: type[BaseModel]) -> str:
@@ -31,8 +32,16 @@ def explained(problems: list[Any], whole: type[BaseModel]) -> str:
         section = _section_at(location[:-1], whole)
         unknown = set(problem["input"]) - set(section.model_fields)
         return missing(section, _place(location[:-1]), str(location[-1]), unknown)
-    messages = [p["msg"].removeprefix("Input should be ") for p in problems if _place(p["loc"]) == where]
-    return f"{where} = {problem['input']!r}: should be {' or '.join(dict.fromkeys(messages))}"
+    messages = [_wanted(p) for p in problems if _place(p["loc"]) == where]
+    return f"{where} = {problem['input']!r}: should {' or '.join(dict.fromkeys(messages)).replace(' or be ', ' or ')}"
+
+
+def _wanted(problem: Any) -> str:
+    """What a value should be or have, of pydantic's message."""
+    if problem["type"] == "string_pattern_mismatch":
+        return f"be {PATTERNS[problem['ctx']['pattern']]}"
+    of_type, should, wanted = problem["msg"].partition(" should ")
+    return wanted.partition(" after validation")[0] if should else f"be {of_type}"
 
 
 def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = ()) -> str:

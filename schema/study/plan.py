@@ -87,7 +87,7 @@ class PlanSection(Section):
         ),
     ] = "half_width"
     margin: Annotated[
-        Annotated[float, Field(gt=0)] | None,
+        Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
         meaning('How much worse is still equivalent; needed by resolve = "equivalence".', "that of the quantity"),
     ] = None
     variance: Annotated[

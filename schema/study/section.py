@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+PART: Final = r"^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$"
+PATTERNS: Final = {
+    _NAME: "letters, digits, . _ and -, of which the first is a letter or digit",
+    PART: 'a number of as many parts, as in "1/2", up to 999',
+}
+"""What a text that does not match should be, by pattern."""
+
+Name = Annotated[str, Field(pattern=_NAME, max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
 
 

@@ -12,14 +12,17 @@ from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
 from fixtures.own_files import prompts, write_own_study
+from fixtures.refusals import refused
 from fixtures.report_views import check as check_page
 from fixtures.small_study import finish, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import stages
+from flows.checks import check_study
 from flows.study_file import run as study_files
 from flows.study_file.remarks import remarks
 from generator.documents.registry import left_out
+from schema.document import SPLITS, split_of
 from schema.study import load_studies
 
 OTHERS = ("no stratum", "words", "names", "words", "dates", "names", "no stratum", "words")
@@ -35,8 +38,11 @@ def of_strata(count: int) -> list[dict[str, Any]]:
 
 
 def said(study: Path) -> list[str]:
-    """What a run says of a study file."""
-    return remarks([run_of(one, study.parent / "store") for one in load_studies(study)])
+    """What a run says of a study file that it does not refuse."""
+    runs = [run_of(one, study.parent / "store") for one in load_studies(study)]
+    for run in runs:
+        check_study(run)
+    return remarks(runs)
 
 
 def test_rows_of_strata_that_no_section_names_are_said(
@@ -78,6 +84,64 @@ def test_rows_are_only_left_out_of_their_own_file(tmp_path: Path) -> None:
 
 def test_rows_without_a_stratum_of_their_own_need_no_line(tmp_path: Path) -> None:
     assert said(write_own_study(tmp_path, prompts(40))) == []
+
+
+def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
+    """Intervals take their documents for independent."""
+    rows = prompts(40)
+    (line,) = said(write_own_study(tmp_path, [row | {"prompt": rows[0]["prompt"]} for row in rows]))
+    assert line == (
+        "4 documents share 1 prompt, such as 'p0' and 'p2', and intervals take them for independent; give those of one "
+        "prompt one cluster, or leave out all but one"
+    )
+
+
+def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
+    """No plan can be made from one cluster, and no interval of one."""
+    names = {split: [name for name in map(str, range(40)) if split_of(name) == split] for split in SPLITS}
+    development, evaluation = names["development"], names["evaluation"]
+    rows = prompts(10)
+    one = [row | {"cluster": development[0] if at < 3 else evaluation[at]} for at, row in enumerate(rows)]
+    line = refused(said, write_own_study(tmp_path, one))
+    assert line == (
+        f"documents 'words': all 2 development documents are of cluster '{development[0]}', and a plan needs two "
+        "clusters; ask for more documents"
+    )
+    other = [row | {"cluster": development[at] if at < 3 else evaluation[0]} for at, row in enumerate(rows)]
+    line = "stratum 'words': a plan takes {}, of which there is no interval"
+    assert said(write_own_study(tmp_path, other)) == [line.format("2 evaluation documents of one cluster")]
+    single = write_own_study(tmp_path, prompts(40), ("documents = 2\n", "documents = 1\n"))
+    assert said(single) == [line.format("one evaluation document")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            "documents = 2\n",
+            "documents_at_least = 20\n",
+            "plan.documents_at_least = 20: a stratum has only 2 evaluation documents, so that N is 2",
+        ),
+        (
+            "draws = 200",
+            "draws = 200\nalpha = 0.001",
+            "plan.draws = 200: fewer than one draw lies beyond an end of a primary interval, which may be too narrow; 10",
+        ),
+    ],
+)
+def test_bounds_of_a_plan_that_nothing_reaches_are_said(tmp_path: Path, old: str, new: str, line: str) -> None:
+    assert said(write_own_study(tmp_path, prompts(40), (old, new)))[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("primary", "line"),
+    [
+        ('"mismatch", "mismatch"', "plan.primary: 'mismatch' is given 2 times; name each quantity once"),
+        ('"lost"', "plan.primary: 'lost' is of documents with answers, and no development document has any"),
+    ],
+)
+def test_what_no_plan_can_be_made_of_is_refused_at_once(tmp_path: Path, primary: str, line: str) -> None:
+    assert refused(said, write_own_study(tmp_path, prompts(40), ('"mismatch"', primary))) == line
 
 
 def test_a_prompt_of_no_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,3 +128,31 @@ def test_sections_of_another_kind_are_one_line(tmp_path: Path, documents: str) -
     path = tmp_path / "x.toml"
     path.write_text(documents)
     assert refused(load_studies, path).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            'name = "small"',
+            'name = "a b"',
+            "study.name = 'a b': should be letters, digits, . _ and -, of which the first is a letter or digit",
+        ),
+        ('name = "small"', f'name = "{"x" * 81}"', "should have at most 80 characters"),
+        (
+            'tasks = ["needle"]',
+            'part = "0/1"',
+            "part = '0/1': should be a number of as many parts, as in \"1/2\", up to 999",
+        ),
+        ('primary = ["gap", "mismatch"]', "primary = []", "plan.primary = []: should have at least 1 item"),
+        ("replicates = 5", "replicates_between = [1, 2, 3]", "should have at most 2 items"),
+        ("replicates = 5", "replicates = 0", "should be 'auto' or greater than or equal to 1"),
+        (
+            "replicates = 5",
+            'stopping = "sequential"\nresolve = "equivalence"\nmargin = inf',
+            "plan.margin = inf: should be a finite number",
+        ),
+    ],
+)
+def test_a_value_that_is_not_taken_says_what_would_be(tmp_path: Path, old: str, new: str, line: str) -> None:
+    assert refused(load_study, write_study(tmp_path, (old, new))).endswith(line)

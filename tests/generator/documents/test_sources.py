@@ -366,12 +366,25 @@ class TestJsonl:
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
         assert choose_candidates(section("jsonl", path=str(path)), 0) == plain
 
+    def test_another_encoding_is_named(self, tmp_path: Path) -> None:
+        path = write_lines(tmp_path / "mine.jsonl", self.rows())
+        path.write_bytes(path.read_text().encode("utf-16"))
+        line = refused(choose_candidates, section("jsonl", path=str(path)), 0)
+        assert line == f"{path}: expected text in UTF-8, and byte 0 is none: invalid start byte"
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"id": "p0"}, "mine.jsonl, line 2: field 'id': 'p0' is also the id of line 1"),
             ({"prompt": ""}, "line 2: field 'prompt': the text is empty"),
             ({"prompt": None}, "line 2: field 'prompt' is missing: expected text; the fields are id, prompt, cluster, answers"),
+            ({"id": ""}, "line 2: field 'id': the text is empty$"),
+            ({"cluster": ""}, "line 2: field 'cluster': the text is empty; leave it out"),
+            ({"stratum": ""}, "line 2: field 'stratum': the text is empty; leave it out"),
+            ({"answers": ["1", " "]}, "line 2: field 'answers': an answer is empty, which every continuation states; leave it out"),
+            ({"answers": [], "scoring": "any"}, "line 2: field 'scoring': 'any' must be all or part"),
+            ({"prompt": "a \ud800"}, r'line 2: field \'prompt\': has "\\ud800", half of a surrogate pair, which is no character'),
+            ({"answers": ["\udfff"]}, r'line 2: field \'answers\': has "\\udfff", half of a surrogate pair'),
             ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
         ],
     )  # fmt: skip
