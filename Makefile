@@ -26,10 +26,10 @@ test: $(STAMP)
 
 # The long checks: coverage of intervals, means of both estimators, random edits of a study, everything under python -OO,
 # a study on a cluster of the command's own, a device map, which needs accelerate, and what the default suite shows on
-# less: a grown study, side processes, pages of many actions, moments of redone actions.
+# less: a grown study, side processes, pages of many actions, moments of redone actions. Faults have their own target.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --ignore=tests/faults
 
 # Scheduled studies, on a real Prefect server with a worker: killed, gone on with, grown; the deployments of prefect.yaml.
 scheduling: $(STAMP)

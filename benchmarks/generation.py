@@ -58,6 +58,7 @@ from schema.document import Document
 from schema.retention import Retention
 
 SEED = 3
+_FEWEST = 128  # prompt entries, of which SnapKV's window is half
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=2)
     options = parser.parse_args()
+    if options.entries and min(options.entries) < _FEWEST:
+        parser.error(f"--entries {min(options.entries)}: give {_FEWEST} or more, for SnapKV's window")
     shape, lengths = PRESETS[options.preset]
     sizes = {name: getattr(options, name) for name in ("replicates", "horizon") if getattr(options, name) is not None}
     case = replace(shape, device=options.device, threads=options.threads, **sizes)

@@ -15,7 +15,7 @@ SMALLEST = {
     "analysis": (*STUDY, "--draws=200"),
     "derivation": STUDY,
     "freshness": ("--seconds=3", "--no-peer"),
-    "generation": ("--entries=64", "--replicates=2", "--horizon=4", "--repetitions=1"),
+    "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "interventions": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "scale": ("--events=20e3",),
     "step_profile": (),
