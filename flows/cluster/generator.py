@@ -23,7 +23,7 @@ from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import model_location
-from schema.errors import InputError, KvdriftError, OperationError, first_line
+from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
 from schema.store.store import Store
 from schema.study import FINITE_STATE, Study
 
@@ -171,7 +171,7 @@ class ClusterGenerator:
         """Return the result of a task.
 
         Raises:
-            OperationError: The work failed, or the scheduler is gone.
+            OperationError: The work failed, or the scheduler or all workers are gone.
 
         """
         from distributed.scheduler import KilledWorker  # noqa: PLC0415
@@ -184,7 +184,8 @@ class ClusterGenerator:
             raise self._cluster.lost() from None
         except KilledWorker as error:
             ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
-            raise OperationError(
+            left = self._cluster.client.scheduler_info()["workers"]
+            raise (OperationError if left else NobodyLeftError)(
                 f"cluster {self._cluster.name}: {ended}, the last one {error.last_worker.address}; "
                 "is its memory enough, and its --memory-limit 0? What ended them is in their standard error"
             ) from None
