@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from report.printing.numbers import fixed
+from dataclasses import replace
+
+from report.printing.numbers import MISSING, fixed
 from report.printing.palette import TERM_COLOURS
 from report.printing.section import Section
-from report.printing.tables import action_tables, columns_of, contrast_rows_table
+from report.printing.tables import Cell, PrintedTable, TableRow, action_tables, columns_of, contrast_rows_table
 from report.printing.term_bars import Terms, term_drawings
 from report.reading.content import PageContent
 from schema.study import POOLED
@@ -27,7 +29,7 @@ TERMS = Terms(
 TEMPLATE = """
 {% if shown %}
 {% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points. A share is left out where that interval includes 0.{% endif %}{% endcall %}
-<p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.</p>
+<p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.{% if content.estimates.have_intervals %} Shares are left out where the interval of ΔR includes 0.{% endif %}</p>
 {{ table(tables.gap) }}
 {% if tables.differences is defined %}
 <details><summary>Other differences to {{ content.baseline }}</summary>
@@ -52,7 +54,8 @@ def section(content: PageContent) -> Section | None:
         return None
     estimates, baseline = content.estimates, content.baseline
     note = f"Differences to {baseline}."
-    tables = [*action_tables("gap", f"Gap to {baseline}", content, columns_of(*GAP), contrasts=True, note=note)]
+    made = action_tables("gap", f"Gap to {baseline}", content, columns_of(*GAP), contrasts=True, note=note)
+    tables = [_with_shares_of_gaps(table, content) for table in made]
     differences = sorted(
         {row.quantity for row in estimates.all() if row.baseline == baseline and row.stratum == POOLED}
         & {name for name in QUANTITIES if name.endswith(DIFFERENCE)}
@@ -65,6 +68,19 @@ def section(content: PageContent) -> Section | None:
     drawings = term_drawings("gap_terms", words, content, TERMS) if shown else ()
     values = {"shown": shown, "exposure": exposure_sentence(content)}
     return Section("gap", "What the gap is made of", TEMPLATE, tuple(tables), drawings, values)
+
+
+def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTable:
+    """A table without the shares of gaps that may be 0; its CSV file has them."""
+    first = 1 + GAP.index("occurrence_share")
+
+    def cells(row: TableRow) -> tuple[Cell, ...]:
+        gap = content.estimates.get("gap", row.cells[0].text, content.baseline, stratum=row.group or POOLED)
+        if gap.excludes_zero() or not gap.has_interval:
+            return row.cells
+        return (*row.cells[:first], *(Cell(MISSING) for _ in row.cells[first:]))
+
+    return replace(table, rows=tuple(replace(row, cells=cells(row)) for row in table.rows))
 
 
 def exposure_sentence(content: PageContent) -> str:

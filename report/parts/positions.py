@@ -30,6 +30,8 @@ _DECOMPOSITION_PAGE = """
 """  # noqa: E501
 _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_probability", "mean_entry")
 
+_MOST = 4  # actions that a sentence names
+
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 _SATURATION_PAGE = """
 {% if tables %}
@@ -70,8 +72,12 @@ def _floor(content: PageContent) -> str:
         "Noise floor: nothing is left out or coded, and the whole cache is computed another way. Of continuations, "
         f"{', '.join(map(parting, floors))} diverge within {content.windows.horizon} tokens by numerics alone"
     )
-    if others := [parting(name) for name in content.actions if name not in floors]:
-        said += f"; {', '.join(others)}"
+    others = [name for name in content.actions if name not in floors]
+    if len(others) > _MOST:
+        known = {name: content.estimates.get("divergence_probability", name).estimate or 0.0 for name in others}
+        said += f"; of the {len(others)} others, the least is {parting(min(others, key=lambda name: known[name]))}"
+    elif others:
+        said += f"; {', '.join(map(parting, others))}"
     return said + "." + (f" δ is exactly 0 under {', '.join(still)}: this path is invariant." if still else "")
 
 

@@ -223,7 +223,7 @@ def test_overlapping_intervals_claim_nothing(page: Page) -> None:
     assert "stays apart longer" not in html
 
 
-def test_no_share_is_printed_of_a_gap_that_may_be_nothing() -> None:
+def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) -> None:
     views = make_views(documents_each=12)
 
     def shown() -> tuple[str, set[str]]:
@@ -243,6 +243,9 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing() -> None:
     assert "in 2 of 2 combinations of stratum and contrast whose interval of the gap excludes 0; " in sentence
     assert "–" in texts
     assert not any(text.endswith("%") for text in texts)
+    rows = check(undrawn_page(views)).tables["table-gap"]
+    assert rows[1][0] == "recent-half"
+    assert [cell == "–" for cell in rows[1][1:]] == [False] * 4 + [True] * 3
 
 
 def test_missing_intervals_are_said(page: Page) -> None:

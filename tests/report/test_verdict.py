@@ -85,7 +85,7 @@ def test_points_alone_decide_nothing() -> None:
         "No action can be recommended: snapkv-half and recent-half hold the same bytes, and the interval"
     )
     assert "includes 0: " in words
-    assert "evaluation documents would tell them apart; this study has 24." in words
+    assert "evaluation documents would tell them apart in about half of such studies; this study has 24." in words
     assert "kvdrift gate says whether one action is at most a margin worse" in words
     views = gaps(views, estimate=0.001, low=-0.2, high=0.2)
     assert "more documents will hardly tell them apart" in said(views)

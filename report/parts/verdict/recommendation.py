@@ -247,7 +247,10 @@ def _settled_by(content: PageContent, one: str, other: str) -> str:
 
 
 def _documents(gap: Estimate, one: str, other: str) -> str:
-    """How many documents would tell two actions apart if their difference is what it seems."""
+    """How many documents would tell two actions apart if their difference is what it seems.
+
+    With so many the interval reaches about as far as the difference, and excludes 0 where the estimate exceeds it.
+    """
     half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
     times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
     if times > _FURTHER or gap.documents is None:
@@ -256,7 +259,7 @@ def _documents(gap: Estimate, one: str, other: str) -> str:
     wanted = count(math.ceil(max(times, 1.1) * gap.documents))
     return (
         f"If {one} and {other} differ by the {seems} that they seem to, about {wanted} evaluation documents would tell "
-        f"them apart; this study has {count(gap.documents)}."
+        f"them apart in about half of such studies; this study has {count(gap.documents)}."
     )
 
 
