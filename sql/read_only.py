@@ -36,10 +36,11 @@ class ReadOnlyViews(Views):
         """The relation of one query.
 
         Raises:
-            InputError: DuckDB cannot parse or bind the query, or it does something else than reading.
+            InputError: DuckDB cannot parse or bind the query, it is several, or it does something else than reading.
 
         """
-        check_reads(query)
+        if (count := check_reads(query)) > 1:
+            raise InputError(f"{count} queries, of which the last one alone would be answered; give them one by one")
         return super().sql(query)
 
 
@@ -62,8 +63,11 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
     return ReadOnlyViews(views.connection, views.versions)
 
 
-def check_reads(query: str) -> None:
+def check_reads(query: str) -> int:
     """Refuse a query with a statement that is not a select, an explain of one, or a pragma of ``PRAGMAS``.
+
+    Returns:
+        The number of statements.
 
     Raises:
         InputError: DuckDB cannot parse the query, or a statement may write.
@@ -87,6 +91,7 @@ def check_reads(query: str) -> None:
         elif kind != "SELECT" or not _READING_NODES.issuperset(_query_nodes(_tree(text))):
             wanted = "give a select; kvdrift.open(STORE) in Python is a connection of your own"
             raise InputError(f"'{_start(text)}': sql reads and does nothing else; {wanted}")
+    return len(statements)
 
 
 def _tree(select: str) -> Any:

@@ -115,6 +115,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     _check_numbers(question, contrast)
     study, model = chosen_study(store, question.study, question.model)
     plan = find_plan(store, study, model)
+    _check_tails(question, _DRAWS if plan is None else plan.draws)
     with open_views(store, kept=("moments",), checked=True) as views:
         version = store.data_version("events", views.versions["events"])
         if pending := store.pending_segments(views.versions["events"], views.versions):
@@ -185,6 +186,15 @@ def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
         raise InputError(
             f"--margin {question.margin:g}: '{question.quantity}' is a fraction, and {question.margin / percent:g} is "
             f"{question.margin:g} percentage points"
+        )
+
+
+def _check_tails(question: GateQuestion, draws: int) -> None:
+    """Refuse a level at which no draw lies beyond an end of the interval: nothing would say how far it reaches."""
+    if draws * (1 - question.level) < 1:
+        raise InputError(
+            f"--level {question.level:.12g}: the study's {draws:,} draws reach no further than {1 - 1 / draws:.6g}; "
+            "its [plan] draws says how many"
         )
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from report.printing.latex import escape
+from schema.errors import InputError
 
 _UNBOUNDED = 10_000  # columns of text: wide enough for any table
 
@@ -26,7 +27,12 @@ def print_table(rows: pa.Table) -> None:
 
 
 def write_parquet(rows: pa.Table, path: Path) -> None:
-    """Write rows as a Parquet file."""
+    """Write rows as a Parquet file.
+
+    Raises:
+        InputError: Two columns have one name.
+    """
+    _check_names(rows)
     pa.parquet.write_table(rows, path)
 
 
@@ -49,7 +55,12 @@ def csv_text(rows: pa.Table) -> str:
 
 
 def json_text(rows: pa.Table) -> str:
-    """Return rows as a JSON list of objects."""
+    """Return rows as a JSON list of objects.
+
+    Raises:
+        InputError: Two columns have one name, of which an object would keep one.
+    """
+    _check_names(rows)
     return _json(rows.to_pylist(), indent=1) + "\n"
 
 
@@ -66,6 +77,14 @@ def latex_text(rows: pa.Table) -> str:
 TEXTS: dict[str, Callable[[pa.Table], str]] = {
     "table": table_text, "csv": csv_text, "json": json_text, "latex": latex_text,
 }  # fmt: skip
+
+
+def _check_names(rows: pa.Table) -> None:
+    names = rows.column_names
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InputError(
+            f"{names.count(repeated[0])} columns are called '{repeated[0]}': write x as name for one of them"
+        )
 
 
 def _table(rows: pa.Table) -> Table:

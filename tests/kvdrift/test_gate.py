@@ -117,6 +117,8 @@ def test_answers_of_documents_can_decide(
         (("--quantity", "mismatch", *BETTER, "--margin", "-0.02"), "at least 0"),
         (("--quantity", "mismatch", *BETTER, "--margin", "nan"), "at least 0"),
         (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "95"), "above 0.5 and below 1"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--level", "0.9999"), "200 draws reach no further than 0.995"),
+        (("--quantity", "mismatch", *BETTER, "--margin", "0.02", "--stratum", ""), "--stratum : no such stratum"),
         (("--quantity", "mismatch", *BETTER[:3], "recent-hal", "--margin", "0"), "did you mean 'recent-half'?"),
         (("--quantity", "mismatch", *BETTER[:3], "snapkv-half", "--margin", "0"), "name two different actions"),
         (("--quantity", "mismatch", *BETTER[:3], "full", "--margin", "0"), "the control, which never diverges"),

@@ -32,7 +32,7 @@ def views(folder: Path) -> Iterator[ReadOnlyViews]:
     [
         "select 1", "from decomposition", "table published", "values (1)", "describe published", "summarize published",
         "show tables", "explain select 1", "explain analyze select 1", "explain (format json) select 1",
-        "pragma table_info('published')", "PRAGMA show_tables", "select 1; select 2", "select copy from (select 1 as copy)",
+        "pragma table_info('published')", "PRAGMA show_tables", "select 1;", "select copy from (select 1 as copy)",
         "with x as (select 1 as a) from x", "with recursive r as (select 1 as n union all select n + 1 from r where n < 3) from r",
         "pivot published on quantity in ('R') using count(*)", "-- a comment\nselect 'drop table x'",
         "from query('select 1')", "from read_csv('{store}/inside.csv')",
@@ -40,6 +40,12 @@ def views(folder: Path) -> Iterator[ReadOnlyViews]:
 )  # fmt: skip
 def test_what_reads_is_answered(views: ReadOnlyViews, folder: Path, query: str) -> None:
     assert views.table(query.format(store=folder / "store")).num_columns > 0
+
+
+def test_several_queries_are_refused(views: ReadOnlyViews) -> None:
+    """DuckDB would run all and answer the last."""
+    line = refused(views.table, "select 1; select 2")
+    assert line == "2 queries, of which the last one alone would be answered; give them one by one"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ def gate(
     from stats.endpoints import Decision
 
     opened = Store.open(store)
-    question = GateQuestion(quantity, action, baseline, margin, level, study, model, stratum or POOLED)
+    question = GateQuestion(
+        quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum
+    )
     verdict = gate_stored(opened, question)
     code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
     if as_json:
