@@ -25,10 +25,16 @@ def absolute(location: str | Path) -> str:
     """The location as an absolute path, with ``~`` expanded, or as a URL without a slash at its end.
 
     A ``file://`` URL becomes the path that it names.
+
+    Raises:
+        InputError: the location is empty, as a variable of the shell is that nobody has set.
+
     """
     text = str(location)
     if text.startswith("file://"):
         text = unquote(urlsplit(text).path)
+    if not text.strip():
+        raise InputError("the store's location is empty; give a folder, which may be '.', or a URL")
     return str(Path(text).expanduser().absolute()) if is_local(text) else text.rstrip("/")
 
 

@@ -200,6 +200,8 @@ def _value(name: str, value: Any, where: str) -> Any:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(_is_text(item) for item in items):
             raise InputError(f"{where}: {name} is {_shown(value)}, must be a list of strings")
+        if not all(item.strip() for item in items):
+            raise InputError(f"{where}: {name} is {_shown(value)}, and every continuation states an empty one")
         return items
     if not _is_text(value):
         raise InputError(f"{where}: {name} is {_shown(value)}, must be a string")

@@ -27,6 +27,13 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert join("s3://bucket/store", "events", "a.parquet") == "s3://bucket/store/events/a.parquet"
 
 
+@pytest.mark.parametrize("location", ["", " ", "file://"])
+def test_no_location_is_refused(location: str) -> None:
+    """It would be the working folder."""
+    line = refused(absolute, location)
+    assert line == "the store's location is empty; give a folder, which may be '.', or a URL"
+
+
 def test_the_file_system_of_a_location(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     for location in (f"{tmp_path}/file", f"file://{tmp_path}/file"):
