@@ -220,7 +220,7 @@ def _duration(seconds: Seconds) -> str:
     unit, name = next(
         (size, name) for size, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (0, "s")) if seconds.high >= 2 * size
     )
-    low, high = (f"{value / (unit or 1):.2g}" for value in (seconds.low, seconds.high))
+    low, high = (f"{float(f'{value / (unit or 1):.2g}'):,g}" for value in (seconds.low, seconds.high))  # no 1.1e+02
     return f"{low} to {high} {name}"
 
 
