@@ -153,7 +153,7 @@ def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> Pr
         *columns_of(*_RISKS),
         cells("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents",
               lambda row: _difference(row)[0]),
-        cells("in errors", "", apart, lambda row: _difference(row)[1]),
+        cells("in std errors", "", apart, lambda row: _difference(row)[1]),
     ]  # fmt: skip
     note = "Both columns of R estimate the same number on the same documents."
     title, records = "R by coupled pairs and by residual branching", tuple(risks.values())

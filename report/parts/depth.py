@@ -202,10 +202,11 @@ def window_panels(
     grid: Any, intervals: Mapping[str, Sequence[ViewRow]], styles: Mapping[str, ActionStyle], windows: Windows
 ) -> None:
     """Draw the interval of R by depth of each action in a panel of its own, all on one scale; hide the panels left."""
+    most = max((100 * row["upper"] for action in styles for row in intervals.get(action, [])), default=100.0)
     for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
         interval_band(axes, intervals.get(action, []), "lower", "upper", style)
         axes.set_title(shown(action))
-        axes.set_ylim(0, 101)
+        axes.set_ylim(0, min(101.0, 1.15 * most) or 1.0)
         percent_axis(axes, "R (%)")
         position_axis(axes, windows.horizon, "depth L (tokens)")
     for axes in grid.flat[len(styles) :]:

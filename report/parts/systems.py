@@ -269,7 +269,7 @@ def _estimate_cell(one: System, estimator: str) -> Cell:
     value, error = one.estimates.get(estimator), one.errors.get(estimator)
     if value is None:
         return Cell(MISSING)
-    apart = f"{fixed((value - one.exact) / error, 1)} errors" if error else ""
+    apart = f"{fixed((value - one.exact) / error, 1)} std errors" if error else ""
     return Cell(fixed(100 * value, 2), apart)
 
 
@@ -290,7 +290,7 @@ def systems_figure(systems: Systems) -> Figure:
     ]  # fmt: skip
     if systems.published:
         handles.append(published_handle())
-    dashed = "identity; median" if systems.ratios else "identity"
+    dashed = "dashed: no error (a), median (b)" if systems.ratios else "dashed: no error"
     handles.append(legend_line(dashed, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3))))
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     return figure

@@ -39,11 +39,12 @@ from fixtures.report_views import (
 )
 
 from report.page import draw_figures
+from report.parts.depth import window_panels
 from report.parts.examples import visible
 from report.parts.gap import TERMS, exposure_sentence
 from report.parts.plan import endpoints_table
 from report.parts.verdict.contrasts import said_once, sentences
-from report.printing.canvas import action_styles
+from report.printing.canvas import action_styles, new_figure
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
 from report.printing.term_bars import Bar, term_bars
@@ -514,6 +515,18 @@ def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> 
     assert (
         "At L = 64 it is of the same R as the interval in the other sections, and wider: under snapkv-half" in three[1]
     )
+
+
+def test_panels_of_windows_reach_as_far_as_r_may() -> None:
+    """Where R is small at every depth, a scale to 100% would show nothing."""
+    grid = new_figure(9, 3).subplots(1, 2, squeeze=False)
+    rows = {"half": [{"depth": depth, "lower": 0.03, "upper": 0.07 / depth} for depth in (1, 2)]}
+    window_panels(grid, rows, action_styles(["half"]), Windows.of(2))
+    assert grid[0, 0].get_ylim() == (0, pytest.approx(8.05))
+    rows["half"][0]["upper"] = 0.97
+    window_panels(grid, rows, action_styles(["half"]), Windows.of(2))
+    assert grid[0, 0].get_ylim() == (0, 101)
+    assert not grid[0, 1].get_visible()
 
 
 def test_calibration_shows_every_candidate_and_its_decision(three: tuple[Path, str]) -> None:

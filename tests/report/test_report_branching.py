@@ -129,7 +129,7 @@ def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, 
     assert row["R (SWRB)%"].startswith("4.0 [")
     assert row["R (coupled)%"].startswith("4.3 [")
     assert row["differencepp"] == "−0.30 ± 0.12"
-    assert row["in errors"] == "−2.5"
+    assert row["in std errors"] == "−2.5"
     assert float(records(folder, "swrb_risk")[0]["monte_carlo_error"]) == 0.0012
 
 
@@ -281,12 +281,12 @@ def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
     systems = [row for row in tables["table-swrb_systems"][1:] if len(row) > 1]
     assert [row[0] for row in systems] == [*(f"system-{c} · snapkv-half" for c in range(1, 6)), "system-1", "system-2",
                                            "system-10"]  # fmt: skip
-    assert systems[3][1:] == ["4.00", "6.00 1.0 errors", "4.00 0.0 errors", "80.0 exactly 88.0"]
+    assert systems[3][1:] == ["4.00", "6.00 1.0 std errors", "4.00 0.0 std errors", "80.0 exactly 88.0"]
     assert systems[5][1:] == ["2.00", "3.00", "2.10", MISSING]
     assert tables["table-swrb_ratios"][1:4] == [["1", "20.0", "11.1"], ["2", "40.0", "52.7"], ["3", "60.0", "289"]]
     assert tables["table-swrb_ratios"][4] == ["4", "80.0", MISSING]
     svg = (folder / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
-    for text in ("open: published", "median 60.0×", "published median 52.7×", "identity; median"):
+    for text in ("open: published", "median 60.0×", "published median 52.7×", "dashed: no error (a), median (b)"):
         assert text in svg
     assert (folder / "figures" / "swrb_systems.pdf").read_bytes().startswith(b"%PDF")
     lines = records(folder, "swrb_systems")
@@ -341,7 +341,7 @@ def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> 
     checker = check(html)
     assert "<h3>Systems of known risk</h3>" in html
     assert "esidual branching" not in html
-    assert checker.tables["table-swrb_systems"][1] == ["system-1 · snapkv-half", "1.00", "2.00 1.0 errors", MISSING,
+    assert checker.tables["table-swrb_systems"][1] == ["system-1 · snapkv-half", "1.00", "2.00 1.0 std errors", MISSING,
                                                        "– exactly 22.0"]  # fmt: skip
     assert not {"table-swrb_validation", "table-swrb_ratios", "figure-swrb_windows"} & set(checker.ids)
     svg = (tmp_path / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
