@@ -34,7 +34,9 @@ def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
     for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
         if law.greedy:
-            laws.zero_().scatter_(-1, some.argmax(-1, keepdim=True), 1.0)
+            best = some.argmax(-1, keepdim=True)
+            largest = some.gather(-1, best).to(laws.dtype)
+            laws.zero_().scatter_(-1, best, 1.0 + (largest - largest))  # 1, and no number where a logit is none
         else:
             torch.softmax(_scores(some, law, out.dtype), -1, out=laws)
 

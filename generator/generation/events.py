@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from generator.coupling.residual_branching import ResidualBranches
 from generator.coupling.rollout import CoupledSteps
+from schema.errors import OperationError
 from schema.study import ModelSection
 from schema.tables import BRANCH, COUPLED, EVENTS, SCAN
 
@@ -84,6 +85,14 @@ def _rows(
 ) -> pa.Table:
     """Rows of one kind, at the ``chosen`` [replicates, H]."""
     replicate, column = chosen.nonzero()
+    for name in ("delta", "f"):
+        lost = ~np.isfinite(steps[name][chosen])
+        if lost.any():
+            raise OperationError(
+                f"document '{record['doc']}', action '{record['action']}': {name} is no number at position "
+                f"{column[lost.argmax()] + 1}: the model's logits are not finite; its weights are damaged, or "
+                f"{record['dtype']} cannot hold what it computes"
+            )
     rows = len(replicate)
     columns: dict[str, Any] = {name: pa.repeat(record[name], rows) for name in ("study", "model", "doc", "action")}
     columns["replicate"] = (replicate + record["first_replicate"]).astype(np.int32)

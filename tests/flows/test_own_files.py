@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
@@ -16,6 +17,7 @@ from fixtures.refusals import refused
 from fixtures.report_views import check as check_page
 from fixtures.small_study import finish, run_of, write_study
 from fixtures.study_files import load_study
+from safetensors.numpy import load_file, save_file
 
 from flows import stages
 from flows.checks import check_study
@@ -23,6 +25,7 @@ from flows.study_file import run as study_files
 from flows.study_file.remarks import remarks
 from generator.documents.registry import left_out
 from schema.document import SPLITS, split_of
+from schema.errors import OperationError
 from schema.study import load_studies
 
 OTHERS = ("no stratum", "words", "names", "words", "dates", "names", "no stratum", "words")
@@ -191,3 +194,21 @@ def test_one_position_is_refused_where_nothing_can_differ_at_it(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_page(stages.report(run).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("temperature", ["1.0", "0"])
+def test_weights_that_are_no_numbers_are_a_failure(tmp_path: Path, temperature: str) -> None:
+    """Also where tokens are the most probable ones, which there are of any logits."""
+    study = load_study(write_own_study(tmp_path, prompts(40), ("seed = 3", f"seed = 3\ntemperature = {temperature}")))
+    weights = tmp_path / "model" / "model.safetensors"
+    content = {name: values.copy() for name, values in load_file(weights).items()}
+    content["model.norm.weight"][5] = np.nan
+    weights.unlink()
+    save_file(content, weights, metadata={"format": "pt"})
+    run = run_of(study, tmp_path / "store")
+    stages.prepare(run)
+    line = refused(stages.develop, run, error=OperationError)
+    assert line.startswith(
+        "document 'p0', action 'recent-half': delta is no number at position 1: the model's logits are"
+    )
+    assert run.store.row_count("events") == 0
