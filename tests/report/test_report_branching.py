@@ -89,7 +89,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.slow
 def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
     _, html = drawn
-    part = html[html.index('<section id="branching">') :]
+    part = html[html.index('<details class="section" id="branching">') :]
     said = [
         "Residual branching pays for snapkv-half (efficiency 32.0 [29.4, 34.6]; 5.0% of pairs diverge)",
         "It does not pay for recent-10 (efficiency 0.680 [0.624, 0.736]; 99.0% of pairs diverge)",
