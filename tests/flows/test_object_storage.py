@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_amid_uploads_is_gone_on_from(
     location = f"{server.url}/killed"
     server.trouble(seconds=0.05)
     for _ in range(4):
-        until = server.counts()["PUT"] + 23
+        until = server.counts()["PUT"] + 13
         process = start_process(finish_study, study_file, location)
         while process.is_alive() and server.counts()["PUT"] < until:
             time.sleep(0.01)
