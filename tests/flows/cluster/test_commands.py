@@ -49,6 +49,9 @@ def test_local_workers(finished: Path, tmp_path: Path) -> None:
     assert code == 0, err
     first, *others = err.splitlines()
     assert re.fullmatch(r"cluster local:2: 2 workers; dashboard http://127.0.0.1:\d+/status", first)
-    own = r"(development|evaluation) documents: |derived \d+ |plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
+    own = (
+        r"loading libraries, |(development|evaluation) documents: |derived \d+ |answers: |scored \d+ pairs |"
+        r"plan \w{12} frozen: |\d+ full-retention |bootstrap: |report: "
+    )
     assert [line for line in others if not re.match(own, line)] == []
     assert_same(tmp_path / "store", finished)
