@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,7 +105,8 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 def whole_sums(device: str) -> Iterator[None]:
     """Forbid cuBLAS inside the block to split a product's sums, in which a row would depend on how many there are.
 
-    It may otherwise sum parts of 16 bits apart. On other devices than CUDA nothing changes.
+    It may otherwise sum parts of 16 bits apart. Only cuBLASLt can be told so: the library that torch uses by default
+    then refuses every product of 16 bits. On other devices than CUDA nothing changes.
     """
     if torch.device(device).type != "cuda":
         yield
@@ -112,6 +114,9 @@ def whole_sums(device: str) -> Iterator[None]:
     settings = torch.backends.cuda.matmul
     names = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
     before = [(getattr(settings, name), getattr(settings, f"{name}_split_k")) for name in names]
+    library = torch.backends.cuda.preferred_blas_library()
+    with warnings.catch_warnings(action="ignore"):  # torch warns that other libraries than the default are a trial
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     for name in names:
         setattr(settings, name, (False, False))
     try:
@@ -119,6 +124,7 @@ def whole_sums(device: str) -> Iterator[None]:
     finally:
         for name, values in zip(names, before, strict=True):
             setattr(settings, name, values)
+        torch.backends.cuda.preferred_blas_library(library)
 
 
 def is_device_lost(error: Exception) -> bool:

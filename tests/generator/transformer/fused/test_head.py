@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,41 @@ def split() -> Iterator[tuple[bool, bool]]:
         yield getattr(SETTINGS, name), getattr(SETTINGS, f"{name}_split_k")
 
 
+class Libraries:
+    """``torch.backends.cuda.preferred_blas_library`` of a torch with CUDA, which has two and warns of the second."""
+
+    def __init__(self, preferred: str) -> None:
+        self.preferred = preferred
+
+    def __call__(self, name: str | None = None) -> str:
+        if name == "cublaslt":
+            warnings.warn("it is an experimental feature", stacklevel=2)
+        self.preferred = name or self.preferred
+        return self.preferred
+
+    def multiply(self) -> None:
+        """What torch checks before a product of 16 bits by cuBLAS (``gemm_internal_cublas``)."""
+        if self.preferred != "cublaslt" and not SETTINGS.allow_bf16_reduced_precision_reduction_split_k:
+            message = "allow_bf16_reduced_precision_reduction(..., allow_splitk=False) requires the cuBLASLt backend"
+            raise RuntimeError(message)
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> Libraries:
+    found = Libraries("cublas")
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", found)
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_products_of_16_bits_are_cublaslts_while_their_sums_are_whole(libraries: Libraries) -> None:
+    with whole_sums("cuda"):
+        libraries.multiply()
+    assert libraries.preferred == "cublas"
+    libraries.multiply()
+
+
+@pytest.mark.usefixtures("libraries")
 def test_sums_are_whole_on_cuda_while_computing_and_as_before_after_it() -> None:
     before = list(split())
     SETTINGS.allow_fp16_reduced_precision_reduction = (False, True)  # the caller's
