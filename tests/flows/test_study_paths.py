@@ -56,7 +56,7 @@ def test_a_models_folder_begins_at_the_study_file_and_its_name_stays(
 ) -> None:
     for folder in ("studies", "elsewhere"):
         (tmp_path / folder).mkdir()
-    save_random_model(tmp_path / "models" / "random", "llama")
+    save_random_model(tmp_path / "models" / "random", "llama", vocab_size=256)
     monkeypatch.chdir(tmp_path / "elsewhere")
     change = f'id = "{EMBEDDED_ID}"'
     study = load_study(write_study(tmp_path / "studies", (change, 'id = "../models/random"')))
