@@ -191,7 +191,10 @@ def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
 def _held(layer: PrefixLayer, holding: Holding) -> tuple[PrefixLayer, StoredBytes]:
     try:
         size = holding.stored_bytes(layer)
-        return holding.hold(layer), StoredBytes(operator.index(size.payload), operator.index(size.scales))
+        held = holding.hold(layer)
+        if layer.key.device.type != "cpu":  # kernels there take a head's entries to lie one after the other
+            held = PrefixLayer(held.key.contiguous(), held.value.contiguous())
+        return held, StoredBytes(operator.index(size.payload), operator.index(size.scales))
     except KvdriftError:
         raise
     except Exception as error:

@@ -17,9 +17,14 @@ from fixtures.random_models import random_document, random_model
 
 from generator.attention import parts
 from generator.attention.fused import attention, prompt_attention, suffix_attention, tables
+from generator.attention.holding import AsComputed
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.fused_draws import fused_fault
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_units
+from generator.selectors import Recent
+from generator.transformer.eviction import evict
 from schema.tables import PLAIN, SWRB
 
 FUSED = replace(ALL_SAVINGS, fused=True)
@@ -80,6 +85,23 @@ def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.M
             assert not np.any(other.events["f"].to_numpy())
         elif dtype == "float32":
             assert_near(one, other)
+
+
+def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> None:
+    """The kernels read them by address; plain forms would not notice."""
+
+    class _ByChannels(AsComputed):
+        def hold(self, layer: PrefixLayer) -> PrefixLayer:
+            return PrefixLayer(*(part.mT.contiguous().mT for part in (layer.key, layer.value)))
+
+    key, value, query = torch.randn(3, 2, 40, 16, generator=torch.Generator().manual_seed(0))
+    with TwoDevices():
+        layer = PromptLayer(*(part.to(SECOND) for part in (key, value, query)), scaling=0.25)
+        held = evict([layer], Recent(), 30, _ByChannels()).layers[0]
+        kept = evict([layer], Recent(), 30).layers[0]
+        for one, other in zip((held.key, held.value), (kept.key, kept.value), strict=True):
+            assert one.stride() == (30 * 16, 16, 1)
+            assert torch.equal(one.cpu(), other.cpu())
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
