@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 BLOCK_TOKENS = 512  # tokens that are summed together: a draw chooses a block by the sums, and then one of its tokens
 _CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of laws taken at once
@@ -28,7 +29,7 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 def distance_of(apart: Tensor) -> Tensor:
     """TV, float64 [...], from the sums of |p - q| over blocks, float64 [..., blocks]."""
-    return (0.5 * apart.sum(-1)).clamp_(max=1.0)
+    return (0.5 * _row_sums(apart)).clamp_(max=1.0)
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
@@ -62,10 +63,22 @@ def block_sums(weights: Tensor) -> Tensor:
     """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the other rows."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
-    sums = blocks.sum(-1).double()
+    sums = _row_sums(blocks).double()
     if whole == weights.shape[-1]:
         return sums
-    return torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True).double()], dim=-1)
+    return torch.cat([sums, _row_sums(weights[..., whole:])[..., None].double()], dim=-1)
+
+
+def _row_sums(numbers: Tensor) -> Tensor:
+    """Sums of rows [..., n], [...]; on a GPU torch's own depend on how many rows there are, and on where one begins."""
+    if numbers.device.type == "cpu":
+        return numbers.sum(-1)
+    size = numbers.shape[-1]
+    numbers = pad(numbers, (0, (1 << (size - 1).bit_length()) - size)) if size & (size - 1) else numbers
+    while numbers.shape[-1] > 1:
+        first, second = numbers.chunk(2, -1)
+        numbers = first + second
+    return numbers.squeeze(-1)
 
 
 def _cumulative(weights: Tensor) -> Tensor:

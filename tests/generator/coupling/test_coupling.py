@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from fixtures.laws import large_laws
+from fixtures.pretend_device import SECOND, TwoDevices
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf
 from oracles.plain_laws import plain_law
 from scipy import stats
 
-from generator.coupling.laws import BLOCK_TOKENS, LawTable, couple, draw, total_variation
+from generator.coupling.laws import BLOCK_TOKENS, LawTable, block_sums, couple, draw, total_variation
 from generator.coupling.sampling import deployed
 from schema.sampling import SamplingLaw
 
@@ -294,3 +295,18 @@ def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatc
     assert [len(part) for part in nothing] == [0] * 3
     assert bool((x[left < 0] == absorbed).all())
     assert bool((y[right < 0] == absorbed).all())
+
+
+@pytest.mark.parametrize("size", [5, BLOCK_TOKENS, 10_007])
+def test_on_a_gpu_a_row_is_added_up_in_one_order(size: int) -> None:
+    """Half of a block to the other half: torch's order depends on how many rows there are, and where one begins."""
+    laws = large_laws(size, 3, torch.float32)
+    with TwoDevices():
+        found = block_sums(laws.to(SECOND)).cpu().numpy()
+    expected = np.zeros((3, -(-size // BLOCK_TOKENS) * BLOCK_TOKENS), dtype=np.float32)
+    expected[:, :size] = laws
+    blocks = expected.reshape(3, -1, BLOCK_TOKENS)
+    while blocks.shape[-1] > 1:
+        first, second = np.split(blocks, 2, axis=-1)
+        blocks = first + second
+    np.testing.assert_array_equal(found, blocks[..., 0])
