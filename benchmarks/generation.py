@@ -50,7 +50,9 @@ from generator.attention.row_invariance import find_row_multiple
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, Recent, SnapKV
+from generator.transformer.decoder import whole_sums
 from generator.transformer.footprint import Footprint
+from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
 from generator.transformer.prompt import Prompt
@@ -147,8 +149,11 @@ def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
     if case.device == "cpu" and not plain:
         replace_activations(network)
         replace_linear_layers(network)
+    elif case.device != "cpu" and not plain and layers_fault(network) is None:
+        join_weights(network)
     shape = ModelShape.of(config.to_dict(), case.dtype)
-    rows = find_row_multiple(network)
+    with whole_sums(case.device):
+        rows = find_row_multiple(network)
     return LoadedModel("random", network, case.device, case.dtype, (), config.max_position_embeddings, shape, rows)
 
 

@@ -247,11 +247,14 @@ def _steps(model: LoadedModel, estimator: str, savings: Savings) -> Sequence[Ste
 
 @contextmanager
 def _on(device: str) -> Iterator[None]:
-    """Compute on the pretend device, if it is that one, whose tensors cannot be inference tensors."""
+    """Compute on the pretend device, if it is that one, whose tensors cannot be inference tensors.
+
+    Among these torch would not take operations apart: neither copies nor what waits would be seen on any device.
+    """
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
         if device == str(SECOND):
             stack.enter_context(TwoDevices())  # type: ignore[no-untyped-call]
-            stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
             stack.enter_context(mock.patch("generator.transformer.prompt.available_bytes", return_value=2**33))
         yield
 

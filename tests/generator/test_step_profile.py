@@ -9,7 +9,7 @@ import pytest
 import torch
 from fixtures.pretend_device import SECOND, TwoDevices
 
-from benchmarks.step_profile import LAYERS, PRETEND, Operations, StepOperations, StepProfile, main, profile_steps
+from benchmarks.step_profile import LAYERS, PRETEND, Operations, StepOperations, StepProfile, _on, main, profile_steps
 from generator.coupling.streams import Savings
 from schema.tables import PLAIN, SWRB
 
@@ -45,6 +45,14 @@ def test_every_operation_is_counted_as_what_it_is() -> None:
     assert step.copies == 8
     named = ("gt", "scalar_tensor", "index_put_", "nonzero", "_to_copy")
     assert step.launches == {"aten::index": 2} | {f"aten::{name}": 1 for name in named}
+
+
+def test_a_real_device_has_its_operations_taken_apart() -> None:
+    numbers = torch.empty((2, 2), device="meta")
+    with _on("meta"), Operations() as operations, torch.inference_mode():
+        operations.next_step()
+        torch.nn.functional.linear(numbers, numbers).to(torch.float64)
+    assert operations.steps[0].launches == {"aten::mm": 1, "aten::_to_copy": 1}
 
 
 @cache
