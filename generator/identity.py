@@ -18,6 +18,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from generator.import_statements import import_statements
 from schema.errors import InputError
 from schema.study import ModelSection
 
@@ -258,22 +259,22 @@ class _Source:
     def imported(self, text: str) -> list[_Source]:
         """The modules beside it that it imports, anywhere in its text."""
         try:
-            tree = ast.parse(text)
+            statements = import_statements(text)
         except SyntaxError:  # of an extension, or of a file that was edited since
             return []
-        files = {path for node in ast.walk(tree) for path in self._named(node)}
+        files = {path for statement in statements for path in self._named(statement)}
         return [_Source(file, self.root, self.home) for file in sorted(files) if self.home in file.parents]
 
-    def _named(self, node: ast.AST) -> Iterator[Path]:
+    def _named(self, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
         """The files of the modules that one statement imports, as far as they are found from ``root``."""
-        if isinstance(node, ast.Import):
-            for alias in node.names:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
                 yield from _module_file(self.root.joinpath(*alias.name.split(".")))
-        elif isinstance(node, ast.ImportFrom):
-            start = self.file.parents[node.level - 1] if node.level else self.root
-            module = start.joinpath(*(node.module or "").split(".")) if node.module else start
-            for alias in node.names:  # a module of the package, or else a name that the module has
-                yield from _module_file(module / alias.name) or _module_file(module)
+            return
+        start = self.file.parents[statement.level - 1] if statement.level else self.root
+        module = start.joinpath(*(statement.module or "").split(".")) if statement.module else start
+        for alias in statement.names:  # a module of the package, or else a name that the module has
+            yield from _module_file(module / alias.name) or _module_file(module)
 
 
 def _sha256(text: bytes) -> str:

@@ -17,6 +17,7 @@ from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from generator.import_statements import import_statements
 from schema.errors import InputError
 
 _LOCK = threading.RLock()
@@ -158,12 +159,12 @@ def is_held(module: ModuleType | None) -> bool:
 
 def _imported(text: bytes, name: str, *, package: bool) -> Iterator[str]:
     """Names of all modules that a module's text may import, wherever it does so."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+    for statement in import_statements(text):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        else:
             parts = name.split(".")
-            base = parts[: len(parts) + package - node.level] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
+            base = parts[: len(parts) + package - statement.level] if statement.level else []
+            origin = ".".join([*base, *([statement.module] if statement.module else [])])
             yield origin
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            yield from (f"{origin}.{alias.name}" for alias in statement.names)
