@@ -17,7 +17,7 @@ from generator.selectors.own.building import build
 from generator.selectors.own.families import Family
 from generator.selectors.parameters import Value
 from generator.selectors.policies import Policy, build_policy
-from schema.errors import InputError
+from schema.errors import InputError, failure_of
 from schema.retention import Retention
 from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
@@ -31,6 +31,7 @@ CODEC_FAMILY: Family[Codec] = Family(
     says="how it stores entries",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None"}),
     keys=("name", GENERATED),
+    recorded=lambda codec: codec.parameters,
     common=MappingProxyType({GENERATED: False}),
 )
 
@@ -140,13 +141,16 @@ class Action:
         """Check that the codec can code heads of ``size`` channels.
 
         Raises:
-            InputError: It cannot.
+            InputError: It cannot, or fails.
         """
         try:
             if self.codec is not None:
                 self.codec.check(size)
         except InputError as error:
             raise InputError(f"action '{self.name}': codec '{self.codec_name}': {error}") from None
+        except Exception as error:
+            line = f"action '{self.name}': codec '{self.codec_name}': {failure_of(error, self.codec)}"
+            raise InputError(line) from error
 
     def kept_entries(self, entries: int, where: str) -> int:
         """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above.

@@ -15,6 +15,8 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import sys
+import traceback
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache, wraps
 from typing import TypeVar
@@ -70,6 +72,18 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
     return re.sub(r"\x1b\[\d*m", "", (causes or lines or [type(error).__name__])[-1 if causes else 0]).strip()
+
+
+def failure_of(error: BaseException, part: object) -> str:
+    """Name an exception in code that is not ours: what it is, and where in the file of the part's class.
+
+    Where it came through no line of that file, the line that raised it stands for one.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+    place = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    name, said = type(error).__name__, first_line(error)
+    return f"{name if said == name else f'{name}: {said}'} ({place.filename}, line {place.lineno})"
 
 
 def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | None]:

@@ -6,12 +6,14 @@ that they take as they are stored. What is generated is held as it is computed.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from generator.attention.shared_prefix import PrefixLayer
+from schema.errors import KvdriftError, OperationError, failure_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -73,3 +75,21 @@ class InDtype:
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
         """Return the bytes of so many numbers of the dtype."""
         return StoredBytes((layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize)
+
+
+def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
+    """Return the bytes of a layer's keys and values, which may lack their numbers, as a codec says them.
+
+    Raises:
+        OperationError: The codec fails, or what it returns are no numbers of bytes.
+    """
+    try:
+        size = holding.stored_bytes(layer)
+        size = StoredBytes(operator.index(size.payload), operator.index(size.scales))
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
+    if min(size.payload, size.scales) < 0:
+        raise OperationError(f"codec {type(holding).__name__}: stored_bytes returned {size}; bytes are 0 or more")
+    return size

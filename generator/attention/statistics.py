@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from schema.errors import KvdriftError, OperationError, failure_of
+
 Gathered = TypeVar("Gathered")
 
 # transformers' rotary embedding: (tensor of the wanted dtype and device, positions [1, T]) -> cos, sin [1, T, size].
@@ -93,6 +95,7 @@ class Gathering:
         """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic.
 
         Raises:
+            OperationError: A statistic fails.
             RuntimeError: Outside of ``listening``.
         """
         if not self._statistics:
@@ -106,7 +109,12 @@ class Gathering:
         )
         gathered = self._layers.setdefault(layer, {})
         for statistic in self._statistics:
-            gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
+            try:
+                gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
+            except KvdriftError:
+                raise
+            except Exception as error:
+                raise OperationError(f"statistic {type(statistic).__name__}: {failure_of(error, statistic)}") from error
 
     def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
         """What was gathered of a layer so far, by statistic; later chunks change it in place."""

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from generator.selectors.own.failures import failure_of
-from schema.errors import KvdriftError, OperationError
+from schema.errors import KvdriftError, OperationError, failure_of
 
 
 class HasPart(Protocol):

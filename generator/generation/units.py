@@ -132,7 +132,7 @@ def generate_together(
 
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
-        OperationError: The memory is too small for one replicate.
+        OperationError: The memory is too small for a prompt or one replicate.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -175,7 +175,7 @@ def generate_documents(
 
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
-        OperationError: A selector fails, or the memory is too small for one replicate.
+        OperationError: A selector fails, or the memory is too small for a prompt or one replicate.
     """
     threads = min(THREADS, len(os.sched_getaffinity(0))) if model.pairs_at_once else 1
     parts = list(together(model.pairs_at_once, work, threads))
@@ -198,8 +198,17 @@ class _Prepared:
 
 def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int) -> _Prepared:
     items = sorted(pending, key=lambda item: item.estimator == SWRB)
-    prompt = model.prefill(document, [item.action for item in items], horizon)
-    return _Prepared(document, items, prompt.evict(), partial(uniform_table, seed, document.doc))
+    try:
+        caches = model.prefill(document, [item.action for item in items], horizon).evict()
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_shortage(error):
+            raise
+        raise OperationError(
+            f"document '{document.doc}': the memory is too small for its prompt of {document.prompt_tokens} tokens and "
+            f"what the actions keep of it ({first_line(error)}); ask for fewer actions or shorter prompts, or "
+            "take a larger device"
+        ) from None
+    return _Prepared(document, items, caches, partial(uniform_table, seed, document.doc))
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) -> list[list[_Prepared]]:

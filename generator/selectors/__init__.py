@@ -11,7 +11,7 @@ from generator.selectors.h2o import H2O
 from generator.selectors.keydiff import KeyDiff
 from generator.selectors.knorm import Knorm
 from generator.selectors.kvpress import PREFIX, build_kvpress
-from generator.selectors.own.building import build
+from generator.selectors.own.building import build, check_statistics
 from generator.selectors.own.classes import default_parameters
 from generator.selectors.own.families import SELECTOR_FAMILY
 from generator.selectors.parameters import Value
@@ -22,6 +22,7 @@ from generator.selectors.selector import ScoringSelector, Selector
 from generator.selectors.snapkv import SnapKV
 from generator.selectors.tova import TOVA
 from generator.selectors.whole_cache.numerics import Numerics
+from schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {
     "full": Full,
@@ -36,6 +37,10 @@ SELECTORS: dict[str, type[Selector]] = {
     "expected_attention": ExpectedAttention,
     "random": RandomEntries,
 }
+
+# What takes memory or time with each position, whatever the prompt: more of them than any model reads is a mistake.
+_POSITIONS = ("future_positions", "kernel")
+_MOST_POSITIONS = 2**20
 
 __all__ = [
     "SELECTORS", "Full", "Numerics", "Recent", "ScoringSelector", "Selector", "SnapKV", "build_selector",
@@ -57,4 +62,11 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
-    return build(SELECTOR_FAMILY, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])
+    selector = build(SELECTOR_FAMILY, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])
+    if name in SELECTORS:
+        for key in _POSITIONS:
+            if int(parameters.get(key, 0)) > _MOST_POSITIONS:
+                raise InputError(f"{key} = {parameters[key]}: should be at most {_MOST_POSITIONS:,}")
+    else:
+        check_statistics(selector)
+    return selector

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.holding import AsComputed, Holding, StoredBytes
+from generator.attention.holding import AsComputed, Holding, bytes_as_stored
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
-from generator.selectors.own.failures import failure_of
 from generator.selectors.selector import ScoringSelector
-from schema.errors import KvdriftError, OperationError
+from schema.errors import KvdriftError, OperationError, failure_of
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -146,9 +145,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather))
-        held, size = _held(own, holding)
-        layers.append(held)
-        stored.append(size)
+        stored.append(bytes_as_stored(own, holding))
+        layers.append(_held(own, holding))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
@@ -188,17 +186,16 @@ def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
         raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
 
 
-def _held(layer: PrefixLayer, holding: Holding) -> tuple[PrefixLayer, StoredBytes]:
+def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
     try:
-        size = holding.stored_bytes(layer)
         held = holding.hold(layer)
-        if layer.key.device.type != "cpu":  # kernels there take a head's entries to lie one after the other
-            held = PrefixLayer(held.key.contiguous(), held.value.contiguous())
-        return held, StoredBytes(operator.index(size.payload), operator.index(size.scales))
     except KvdriftError:
         raise
     except Exception as error:
         raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
+    if layer.key.device.type == "cpu":
+        return held
+    return PrefixLayer(held.key.contiguous(), held.value.contiguous())  # kernels there take a head's entries in a row
 
 
 def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:

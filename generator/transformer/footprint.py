@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from generator.attention.holding import DTYPES, Holding
+from generator.attention.holding import DTYPES, Holding, bytes_as_stored
 from generator.attention.shared_prefix import PrefixLayer
 from generator.transformer.local_folders import local_configuration
 from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
@@ -24,10 +24,14 @@ class Footprint:
     tied: bool
 
     def cache_bytes(self, entries: int, holding: Holding) -> int:
-        """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored."""
+        """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
+
+        Raises:
+            OperationError: The codec fails.
+        """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
-        stored = holding.stored_bytes(PrefixLayer(part, part)).total
+        stored = bytes_as_stored(PrefixLayer(part, part), holding).total
         return shape.layers * (stored + shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
 
     @property

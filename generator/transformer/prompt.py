@@ -29,7 +29,7 @@ from generator.transformer.fused.head import Head
 from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
 from schema.document import Document
-from schema.errors import InputError
+from schema.errors import InputError, OperationError, failure_of
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 _TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
@@ -98,6 +98,7 @@ class PrefilledPrompt:
 
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or choosing takes more memory than is free.
+        OperationError: A statistic fails, or what says how much memory choosing takes.
     """
 
     def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
@@ -123,8 +124,12 @@ class PrefilledPrompt:
         self._seconds = time.perf_counter() - began
 
     def _check_room(self, doc: str, action: Action) -> None:
-        entries, shape = self._entries, self._model.shape
-        needed = action.chooser.working_bytes(shape.heads, entries, shape.item_bytes)
+        entries, shape, chooser = self._entries, self._model.shape, action.chooser
+        try:
+            needed = int(chooser.working_bytes(shape.heads, entries, shape.item_bytes))
+        except Exception as error:
+            line = f"selector {type(chooser).__name__}: working_bytes: {failure_of(error, chooser)}"
+            raise OperationError(line) from error
         if needed and needed > (free := available_bytes(self._model.device)):
             raise InputError(
                 f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from generator.selectors.own.classes import default_parameters, made
 from generator.selectors.own.families import Family, Kind
 from generator.selectors.own.names import own_class
 from generator.selectors.parameters import Value, check_types
-from schema.errors import InputError
+from generator.selectors.selector import Selector
+from schema.errors import InputError, KvdriftError, failure_of
 
 
 def build(
@@ -37,6 +38,33 @@ def build(
         return _with_parameters(family, own.kind, name, parameters)
     except InputError as error:
         raise InputError(f"{own.file}: {error}") from error.__cause__
+
+
+def check_statistics(selector: Selector) -> None:
+    """Check what a selector asks to be gathered over all queries of a prompt.
+
+    Raises:
+        InputError: Its ``statistics`` fail, or are no hashable objects with a method ``update``.
+    """
+    named = f"selector {type(selector).__name__}: statistics"
+    try:
+        asked: object = selector.statistics
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise InputError(f"{named}: {failure_of(error, selector)}") from error
+    if not isinstance(asked, Iterable):
+        raise InputError(f"{named}: should be a tuple, such as (MyStatistic(),), and not one {type(asked).__name__}")
+    for one in asked:
+        if isinstance(one, type):
+            raise InputError(f"{named}: {one.__name__} is a class; name an object of it, as in ({one.__name__}(),)")
+        if not callable(getattr(one, "update", None)):
+            raise InputError(f"{named}: {type(one).__name__} has no method update(gathered, chunk); define it")
+        try:
+            hash(one)
+        except TypeError as error:
+            what = f"{type(one).__name__} is not hashable ({error})"
+            raise InputError(f"{named}: {what}; write @dataclass(frozen=True) above it, with hashable fields") from None
 
 
 def _with_parameters(family: Family[Kind], kind: type[Kind], name: str, parameters: Mapping[str, Value]) -> Kind:

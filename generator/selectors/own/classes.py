@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
@@ -45,12 +46,14 @@ def made(kind: type[Kind], parameters: Mapping[str, Value], family: Family[Kind]
     """Make one of a family, whose parameters are of the right names and types.
 
     Raises:
-        InputError: Its class refuses a value, or fails; or window or sinks are no numbers of positions.
+        InputError: Its class refuses a value, or fails; window or sinks are no numbers of positions; or what is
+            recorded of it cannot be written as JSON.
     """
     call = f"{kind.__name__}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"
     try:
         one = kind(**parameters)
         promised = {count: getattr(one, count) for count in family.counts}
+        json.dumps(family.recorded(one))
     except KvdriftError:
         raise
     except Exception as error:

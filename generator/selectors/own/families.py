@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -24,6 +24,7 @@ class Family(Generic[Kind]):
         says: What its summary says.
         class_variables: What is no parameter, each with its annotation.
         keys: Names that no parameter may have, since they are keys beside the parameters.
+        recorded: The parameters of one of them, as the table of actions has them.
         counts: Properties that must be numbers of positions or entries.
         common: Parameters that each of them takes beside its own, with their defaults; they are not its fields.
     """
@@ -35,6 +36,7 @@ class Family(Generic[Kind]):
     says: str
     class_variables: Mapping[str, str]
     keys: tuple[str, ...]
+    recorded: Callable[[Any], object]
     counts: tuple[str, ...] = ()
     common: Mapping[str, object] = field(default_factory=dict)
 
@@ -52,5 +54,6 @@ SELECTOR_FAMILY: Family[Selector] = Family(
     says="what it keeps",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "head_reduction": "str | None"}),
     keys=("name", "selector", "keep", "codec"),
+    recorded=lambda selector: selector.identity()["parameters"],
     counts=("window", "sinks"),
 )

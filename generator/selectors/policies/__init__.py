@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from generator.selectors.own.building import build
-from generator.selectors.own.failures import failure_of
+from generator.selectors.own.building import build, check_statistics
 from generator.selectors.own.families import Family
 from generator.selectors.own.names import share_texts
 from generator.selectors.parameters import Value
@@ -17,7 +16,7 @@ from generator.selectors.policies.scores import ScoringPolicy
 from generator.selectors.policies.sliding import Sliding
 from generator.selectors.policies.tova import TOVA
 from generator.selectors.selector import Selector
-from schema.errors import InputError, KvdriftError
+from schema.errors import InputError, KvdriftError, failure_of
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
@@ -29,6 +28,7 @@ POLICY_FAMILY: Family[Policy] = Family(
     says="what it reads",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "keeps_scores": "bool"}),
     keys=("name",),
+    recorded=lambda policy: policy.parameters,
     counts=("least",),
 )
 
@@ -59,5 +59,6 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
             f"policy {type(policy).__name__}: first_cut is of type {type(cut).__name__}; it should be a selector, such "
             "as Recent() of generator.selectors"
         )
+    check_statistics(cut)
     share_texts(type(cut), type(policy))
     return policy

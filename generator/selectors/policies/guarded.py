@@ -10,11 +10,10 @@ from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.recording import PromptLayer
-from generator.selectors.own.failures import failure_of
 from generator.selectors.own.names import source_texts
 from generator.selectors.policies.policy import Policy
 from generator.selectors.policies.scores import ScoringPolicy
-from schema.errors import KvdriftError, OperationError
+from schema.errors import KvdriftError, OperationError, failure_of
 
 
 def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:

@@ -26,8 +26,10 @@ from generator.codecs.rotated import RotatedInt4, hadamard
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256, selector_sha256
+from generator.transformer.footprint import Footprint
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID
+from generator.transformer.memory import ModelShape
 from schema.errors import InputError, OperationError
 from schema.study import ActionSection
 
@@ -270,6 +272,35 @@ class Mine(Codec):
     def stored_bytes(self, layer):
         return AsComputed().stored_bytes(layer)
 """
+
+
+@pytest.mark.parametrize(
+    ("stored_bytes", "says"),
+    [
+        (
+            "StoredBytes(-1)",
+            r"codec Mine: stored_bytes returned StoredBytes\(payload=-1, scales=0\); bytes are 0 or more",
+        ),
+        ("int(layer.key.sum())", r"codec Mine: .*Error: .* \(.*/my_codec.py, line 14\)"),
+    ],
+)
+def test_bytes_that_a_codec_of_ones_own_cannot_say_are_one_line(tmp_path: Path, stored_bytes: str, says: str) -> None:
+    """Also before a model is loaded, from shapes alone."""
+    text = OWN.replace("import AsComputed", "import StoredBytes").replace(
+        "AsComputed().stored_bytes(layer)", stored_bytes
+    )
+    (tmp_path / "my_codec.py").write_text(text)
+    codec = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path).holding
+    shape = ModelShape(3, 64, 96, 4, 2, 16, 96, "float32")
+    with pytest.raises(OperationError, match=says):
+        Footprint(shape, tied=True).cache_bytes(100, codec)
+
+
+def test_a_check_of_ones_own_codec_that_fails_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "my_codec.py").write_text(OWN + "    def check(self, size):\n        size / 0\n")
+    action = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
+    with pytest.raises(InputError, match=r"^action 'mine': codec 'my_codec:Mine': ZeroDivisionError: .*, line 16\)$"):
+        action.check_heads(16)
 
 
 def test_the_source_of_ones_own_codec_counts(tmp_path: Path) -> None:

@@ -263,6 +263,60 @@ def test_a_base_of_selectors_is_no_selector(tmp_path: Path) -> None:
     assert issubclass(type(build_selector(NAME, {}, tmp_path)), Selector)
 
 
+ASKING = (
+    "\nfrom generator.attention.statistics import QueryChunk, Statistic\n"
+    "\n@dataclass(frozen=True)\nclass Count:\n"
+    "    def update(self, gathered, chunk):\n        return len(chunk.query)\n"
+)
+ASKED = "\n    @property\n    def statistics(self):\n        return (Count(),)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("return (Count(),)", 'raise ValueError("no")'), ": ValueError: no ({path}, line {line})"),
+        (("(Count(),)", "Count()"), ": should be a tuple, such as (MyStatistic(),), and not one Count"),
+        (("(Count(),)", "(Count,)"), ": Count is a class; name an object of it, as in (Count(),)"),
+        (("(Count(),)", "(3,)"), ": int has no method update(gathered, chunk); define it"),
+        (("(Count(),)", "(slice(3),)"), ": slice has no method update"),
+        (
+            ("(frozen=True)\nclass Count", "\nclass Count"),
+            ": Count is not hashable (unhashable type: 'Count'); write @",
+        ),
+    ],
+)
+def test_what_a_selector_asks_for_wrongly_is_one_line(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+    path = write_module(tmp_path, change, text=IMPORTS + ASKING + CLASS + ASKED)
+    where = says.format(path=path, line=len(path.read_text().splitlines()))
+    assert refused(build_selector, NAME, {}, tmp_path).startswith(f"selector Mine: statistics{where}")
+
+
+@pytest.mark.parametrize(
+    ("failing", "says"), [('raise ValueError("no\\nmore")', "ValueError: no"), ("bytearray(10**15)", "MemoryError")]
+)
+def test_a_statistic_that_fails_in_a_run_has_its_line(failing: str, says: str, tmp_path: Path) -> None:
+    path = write_module(tmp_path, ("return len(chunk.query)", failing), text=IMPORTS + ASKING + CLASS + ASKED)
+    selector, document = build_selector(NAME, {}, tmp_path), random_document("short", 20)
+    line = refused(Prompt, random_model("llama"), document.tokens, 0, selector.statistics, error=OperationError)
+    number = path.read_text().splitlines().index(f"        {failing}") + 1
+    assert line == f"statistic Count: {says} ({path}, line {number})"
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("identity(self):\n        return 3", "{path}: Mine(): TypeError: 'int' object is not subscriptable"),
+        (
+            'identity(self):\n        return {{"parameters": {{"a": self}}}}',
+            "{path}: Mine(): TypeError: Object of type",
+        ),
+    ],
+)
+def test_what_cannot_be_recorded_of_a_selector_is_one_line(method: str, says: str, tmp_path: Path) -> None:
+    path = write_module(tmp_path, text=IMPORTS + CLASS + f"\n    def {method.format()}\n")
+    assert refused(build_selector, NAME, {}, tmp_path).startswith(says.format(path=path))
+
+
 def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
     path = write_module(tmp_path, ("self.coordinate]", "self.coordinat]"))
     model, selector = random_model("llama"), build_selector(NAME, {}, tmp_path)

@@ -546,6 +546,8 @@ def test_hashes_are_those_of_the_sets() -> None:
         ({"selector": "expected_attention", "keep": 512, "epsilon": "1"}, "epsilon = '1': should be a number"),
         ({"selector": "expected_attention", "keep": 512, "epsilon": float("nan")}, "epsilon = nan: should be at least 0"),
         ({"selector": "expected_attention", "keep": 512, "future_positions": 0}, "future_positions = 0: should be at least 1"),
+        ({"selector": "expected_attention", "keep": 512, "future_positions": 10**9}, "future_positions = 1000000000: should be at most 1,048,576"),
+        ({"selector": "snapkv", "keep": 512, "kernel": 2**40 + 1}, "kernel = 1099511627777: should be at most 1,048,576"),
     ],
 )  # fmt: skip
 def test_a_wrong_action_is_the_users_mistake(parameters: dict[str, Any], says: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from generator.transformer.footprint import plan_memory
 from generator.transformer.fused.head import Head
 from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
 from generator.transformer.prompt import PreparedPrompt
+from schema.errors import OperationError
 from schema.retention import Retention
 from schema.tables import PLAIN, SWRB
 
@@ -163,6 +165,38 @@ def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest
     model.prefill(document, greedy[1:], 6)
     monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 3 * 150**2)
     model.prefill(document, greedy, 6)
+
+
+@dataclass(frozen=True)
+class Vague(Recent):
+    """Does not know how much it takes."""
+
+    def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - the base's
+        return heads // (entries - entries)
+
+
+def test_what_cannot_say_how_much_it_takes_is_one_line() -> None:
+    action = Action("vague", "mine", Vague(), Retention(100))
+    line = refused(random_model("llama").prefill, random_document("d150", 150), [action], 6, error=OperationError)
+    assert line.startswith("selector Vague: working_bytes: ZeroDivisionError: ")
+    assert Path(__file__).name in line
+
+
+def test_a_prompt_that_memory_is_too_small_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other failures stay what they are."""
+    model, unit = random_model("llama"), PendingUnit(Action("recent", "recent", Recent(), Retention(50)), 0, 1)
+
+    def fails(error: Exception) -> None:
+        monkeypatch.setattr("generator.transformer.prompt.Prompt", Mock(side_effect=error))
+
+    fails(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
+    line = refused(generate_units, model, "s", random_document("d150", 150), [unit], 6, 3, error=OperationError)
+    assert line.startswith(
+        "document 'd150': the memory is too small for its prompt of 150 tokens and what the actions keep"
+    )
+    fails(RuntimeError("sizes do not match"))
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        generate_units(model, "s", random_document("d150", 150), [unit], 6, 3)
 
 
 def test_presses_that_need_the_whole_attention_say_how_much_that_is() -> None:
