@@ -49,6 +49,8 @@ REPRODUCE = """
 </dl>
 """  # noqa: E501
 
+_ROWS = "row_multiple"  # stands beside the versions of libraries in a unit
+
 
 def definitions(content: PageContent) -> Section:
     """What the page's symbols mean."""
@@ -76,7 +78,8 @@ def provenance(content: PageContent) -> Section:
     rows = [
         ("Study file SHA-256", facts.study_sha256),
         ("Plan SHA-256", facts.plan.sha256 if facts.plan else ""),
-        ("Generated with", _versions(facts.libraries)),
+        ("Generated with", _versions({name: facts.libraries[name] for name in facts.libraries if name != _ROWS})),
+        ("Batches", _batches(facts.libraries.get(_ROWS, ""))),
         ("Analyzed and drawn with", _versions(known.libraries)),
         ("Store", known.store),
         ("Table versions", _versions(known.tables)),
@@ -91,3 +94,14 @@ def provenance(content: PageContent) -> Section:
 
 def _versions(versions: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+
+
+def _batches(multiple: str) -> str:
+    """What decoding fills its batches up to, in words; several numbers where units were made on unlike machines."""
+    numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
+    if not numbers:
+        return ""
+    return (
+        f"filled up to a multiple of {' or of '.join(numbers)} rows, the least one that a test of model and machine "
+        "found, lest rounding depend on how many continuations are decoded at once"
+    )

@@ -91,6 +91,13 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
     assert not re.search(r"(?:fill|stroke): #", html), "a colour that is the same in the dark"
 
 
+def test_what_units_were_made_with_is_said_in_words(three: tuple[Path, str]) -> None:
+    _, html = three
+    assert "<dt>Generated with</dt><dd>torch 2.13.0, transformers 5.23.0</dd>" in html
+    assert "<dt>Batches</dt><dd>filled up to a multiple of 8 rows, " in html
+    assert "row_multiple" not in html
+
+
 @pytest.mark.slow
 def test_same_input_gives_same_bytes(three: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = three
