@@ -11,6 +11,7 @@ from report.printing.palette import QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import (
     PALE,
+    TOGETHER,
     WIDTH,
     across,
     action_legend,
@@ -40,10 +41,13 @@ PRE_EOS = (
 _ON_PAPER: Any = {"frameon": True, "framealpha": 1.0, "edgecolor": "none", "borderpad": 0.2}  # a legend upon lines
 _EVERY = 8  # lags between two open markers on a curve
 _STEP = 0.62  # of a stratum's height, for its actions
+_ASIDE, _SPREAD = 0.09, 0.72  # of the way from block to block: between two actions, and between the first and the last
+_LOWER = 2.0  # height of the lower panels; the upper ones' is 3
+_LINE = 0.22  # of that height, for an action
 
 TEMPLATE = """
 {% if figures.two_clocks is defined %}
-{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> <b>a</b> averages over all continuations at each position t: thick lines are δ, the distance of the two next-token laws on the texts that the two sides wrote, and thin lines are f, their distance with the compressed model forced along the reference. <b>c</b> has {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks of positions. <b>b</b>, on the same scale, has δ of the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members; the early lags (1–{{ windows.early_last }}) and the late ones ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded. <b>d</b> has late minus early: strong from all steps, pale from the steps before either EOS. A gap that closes in c while δ stays high in b does not close because branches come back together: the baseline diverges too, or texts have ended.{% endcall %}
+{% call figure("two_clocks") %}<b>Position in the text, and time since the first mismatch.</b> <b>a</b> averages over all continuations at each position t: thick lines are δ, the distance of the two next-token laws on the texts that the two sides wrote, and thin lines are f, their distance with the compressed model forced along the reference. <b>c</b> has {% if content.others %}the gap in δ to {{ content.baseline }}{% else %}the mean of δ{% endif %} in three blocks of positions. <b>b</b>, on the same scale, has δ of the continuations with τ ≤ {{ windows.cohort_bound }}, aligned at their first mismatch, so that every lag has the same members; the early lags (1–{{ windows.early_last }}) and the late ones ({{ windows.late_first }}–{{ windows.cohort_bound }}) are shaded.{% if bandless %} The bands of so many actions would hide one another in a and b, and are left out; the tables below have intervals.{% endif %} <b>d</b> has late minus early: strong from all steps, pale from the steps before either EOS. A gap that closes in c while δ stays high in b does not close because branches come back together: the baseline diverges too, or texts have ended.{% endcall %}
 <p class="how">Where late − early is above 0, the two laws move further apart along the branch; where it is below 0, they come closer.</p>
 {{ table(tables.branch) }}
 <details><summary>Before either EOS, and the generation clock by block, as tables</summary>
@@ -93,7 +97,8 @@ def section(content: PageContent) -> Section | None:
     if drawn and len(content.facts.strata) > 1:
         words = "Change of the gap over generation blocks and late minus early on the branch, in each stratum"
         drawings.append(Drawing("clocks_by_stratum", words, partial(strata_figure, content)))
-    return Section("clocks", "Two clocks", TEMPLATE, tuple(tables), tuple(drawings))
+    values = {"bandless": content.estimates.have_intervals and len(content.actions) > TOGETHER}
+    return Section("clocks", "Two clocks", TEMPLATE, tuple(tables), tuple(drawings), values)
 
 
 def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
@@ -125,8 +130,9 @@ def _span(block: tuple[int, int]) -> str:
 def clocks_figure(content: PageContent) -> Figure:
     """The generation clock on the left, the branch clock on the right; curves above, summaries below."""
     styles = action_styles(content.actions)
-    figure = new_figure(WIDTH, 6.6)
-    grid = figure.subplots(2, 2, height_ratios=(3, 2))
+    lower = max(_LOWER, _LINE * len(styles))
+    figure = new_figure(WIDTH, 6.6 + 1.32 * (lower - _LOWER))
+    grid = figure.subplots(2, 2, height_ratios=(3, lower))
     _generation_curves(grid[0, 0], content, styles)
     _branch_curves(grid[0, 1], content, styles)
     top = max(axes.get_ylim()[1] for axes in grid[0])
@@ -181,7 +187,7 @@ def _generation_curves(axes: Axes, content: PageContent, styles: dict[str, Actio
     for action, style in styles.items():
         forced = content.estimates.profile("generation_f", action)
         axes.plot(*points(forced), color=style.colour, linestyle=style.dashes, linewidth=0.8, alpha=0.8)
-        curve(axes, content.estimates.profile("generation_delta", action), style)
+        curve(axes, content.estimates.profile("generation_delta", action), style, band=len(styles) <= TOGETHER)
     axes.set_title("a  Generation clock")
     percent_axis(axes, "total variation (%)")
     axes.set_ylim(bottom=0)
@@ -198,7 +204,7 @@ def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionSty
     windows, bound = content.windows, content.windows.cohort_bound
     for action, style in styles.items():
         rows = content.estimates.profile("branch_delta", action)
-        curve(axes, rows, style)
+        curve(axes, rows, style, band=len(styles) <= TOGETHER)
         published_points(axes, rows, style, every=_EVERY)
     axes.set_ylim(bottom=0)
     axes.set_title("b  Branch clock")
@@ -216,9 +222,10 @@ def _branch_curves(axes: Axes, content: PageContent, styles: dict[str, ActionSty
 def _block_points(axes: Axes, content: PageContent, styles: dict[str, ActionStyle]) -> None:
     quantity, baseline = ("generation_gap", content.baseline) if content.others else ("generation_block_delta", None)
     drawn = content.others or content.actions
+    aside = min(_ASIDE, _SPREAD / max(1, len(drawn) - 1))
     for place, action in enumerate(drawn):
         rows = content.estimates.profile(quantity, action, baseline)
-        shift = 0.09 * (place - (len(drawn) - 1) / 2)
+        shift = aside * (place - (len(drawn) - 1) / 2)
         upright(axes, [(row.x or 0) + shift for row in rows], rows, styles[action])
     axes.set_xticks((1, 2, 3), [_span(block) for block in content.windows.blocks])
     axes.set(xlim=(0.6, 3.4), xlabel="block of generation positions (tokens)")

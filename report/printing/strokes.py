@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import ActionStyle, legend_line, library
-from report.printing.palette import INK, QUIET
+from report.printing.palette import ACTION_COLOURS, INK, QUIET
 from report.reading.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 WIDTH = 9.0
 BAND = 0.16
 PALE = 0.45
+TOGETHER = len(ACTION_COLOURS)  # actions whose bands are told apart in one panel
 _OPEN_SIZE = 7.5
 
 
-def curve(axes: Axes, rows: list[Estimate], style: ActionStyle) -> None:
+def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = True) -> None:
     """A profile as a line, its intervals as a band."""
     axes.plot(*points(rows), color=style.colour, linestyle=style.dashes)
-    banded = [row for row in rows if row.low is not None and row.high is not None]
+    banded = [row for row in rows if band and row.low is not None and row.high is not None]
     if banded:
         low, high = [100 * (row.low or 0.0) for row in banded], [100 * (row.high or 0.0) for row in banded]
         axes.fill_between([row.x or 0 for row in banded], low, high, color=style.colour, alpha=BAND, linewidth=0)

@@ -1,0 +1,55 @@
+"""Figures of more actions than there are colours."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fixtures.report_views import BLOCKS, MODEL, PAIR, STUDY, H, make_views
+from matplotlib.axes import Axes
+
+from report.parts import clocks, entry
+from report.printing.canvas import action_styles, drawing, new_figure
+from report.reading.content import read_content
+from report.reading.estimates import Estimate
+from report.reading.source import Provenance, StudyRows
+
+
+def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are colours share a panel; the bands of more could not be told apart there."""
+    actions = (*PAIR, "one-whose-name-is-too-long-for-a-line")
+    rows = StudyRows(make_views(actions, strata=("NIAH-4K",), documents_each=1), STUDY, MODEL)
+    content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+
+    def panels(together: int) -> list[Axes]:
+        monkeypatch.setattr(entry, "TOGETHER", together)
+        with drawing():
+            return [axes for axes in entry.entry_figure(content).axes if axes.get_visible()]
+
+    (whole,) = panels(len(actions))
+    assert len(whole.collections) == len(actions)
+    each = panels(len(actions) - 1)
+    assert [axes.get_title(loc="left").replace("\n", "") for axes in each] == content.actions
+    assert [(len(axes.collections), len(axes.lines)) for axes in each] == [(1, 3)] * 3, "a band, and the curves of all"
+    assert all(max(line.get_xdata()) == H for axes in each for line in axes.lines)
+
+
+def test_gaps_of_many_actions_stand_at_their_own_block() -> None:
+    others = [f"action-{number}" for number in range(11)]
+
+    def profile(quantity: str, action: str, baseline: str) -> list[Estimate]:
+        return [Estimate("pooled", action, baseline, quantity, block, 0.1, 0.05, 0.15, 0.95) for block in (1, 2, 3)]
+
+    content: Any = SimpleNamespace(
+        actions=["base", *others], others=others, baseline="base", estimates=SimpleNamespace(profile=profile),
+        windows=SimpleNamespace(blocks=BLOCKS),
+    )  # fmt: skip
+    with drawing():
+        axes = new_figure(4, 3).add_subplot()
+        clocks._block_points(axes, content, action_styles(content.actions))
+    lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 3]
+    assert len(lines) == len(others)
+    low, high = axes.get_xlim()
+    for place, (left, right) in enumerate(((low, 1.45), (1.55, 2.45), (2.55, high))):
+        assert all(left < line[place] < right for line in lines)
