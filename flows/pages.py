@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
@@ -16,6 +14,7 @@ from schema.progress import SILENT, Progress
 from schema.store.durability import sync
 from schema.store.parquet_files import replace_file
 from schema.store.store import Store
+from schema.study.laws import name_of_all
 
 if TYPE_CHECKING:
     from flows.generation.side_processes import SideProcess, SideProcesses
@@ -47,6 +46,7 @@ def write_report(
     latex: bool = False,
     progress: Progress = SILENT,
     sides: SideProcesses | None = None,
+    beside: Path | None = None,
 ) -> Path:
     """Write the report of a stored study.
 
@@ -59,6 +59,7 @@ def write_report(
         latex: whether the tables are written as .tex files too.
         progress: who is told how far the work is.
         sides: the processes beside this one, which draw the figures.
+        beside: the page that has this study and those of other temperatures side by side, which may still be written.
 
     Returns:
         The path of the page.
@@ -81,6 +82,7 @@ def write_report(
             token_text=token_text,
             latex=latex,
             draw=draw,
+            beside=beside,
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
@@ -152,7 +154,7 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
     page = folder / "index.html"
     if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
         with writing(folder):
-            write_ended(study, quote(os.path.relpath(report, folder)), store, folder)
+            write_ended(study, report, store, folder)
 
 
 def _draw_beside(sides: SideProcesses) -> DrawFigures:
@@ -225,6 +227,25 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
     return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
+
+
+def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:
+    """Return where the page goes that has several temperatures of one model side by side; ``name`` is their file's."""
+    return report_folder(store, f"{name}-laws", model)
+
+
+def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:
+    """Return the page that has a study, by its name one of several temperatures, beside the others; None without one.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: whose pages they are, for a study of several models.
+
+    """
+    name = name_of_all(study)
+    page = None if name is None else laws_report_folder(store, name, model) / "index.html"
+    return page if page is not None and page.is_file() else None
 
 
 def report_is_current(store: Store, folder: Path) -> bool:

@@ -209,15 +209,21 @@ def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
 
-def report(run: StudyRun) -> Path:
-    """Write the report unless it is there for the present tables; return the path of its page."""
+def report(run: StudyRun, beside: Path | None = None) -> Path:
+    """Write the report unless it is there for the present tables; return the path of its page.
+
+    Args:
+        run: the study's run.
+        beside: the page that will have this study and those of other temperatures side by side.
+
+    """
     page = page_of(run)
     if not report_is_current(run.store, page.parent):
         model = run.study.model
         text = None if model.kind == FINITE_STATE else token_reader(model_location(model), revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
-            token_text=text, progress=run.own_progress, sides=run.sides(),
+            token_text=text, progress=run.own_progress, sides=run.sides(), beside=beside,
         )  # fmt: skip
     return page
 

@@ -138,8 +138,8 @@ def _stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     from prefect.states import Completed  # noqa: PLC0415
 
     @wraps(function)
-    def stage(*runs: StudyRun) -> object:
-        done = function(*runs)
+    def stage(*given: Any) -> object:
+        done = function(*given)
         return done or Completed(name="Skipped", message=idle)
 
     return _task(stage, **options)
@@ -156,10 +156,10 @@ def _analyze(run: StudyRun) -> int:
     return stages.analyze(run, estimate_in_tasks)
 
 
-def _report(run: StudyRun) -> bool:
+def _report(run: StudyRun, beside: Path | None) -> bool:
     """Write the report; whether that was to be done."""
     current = report_is_current(run.store, page_of(run).parent)
-    stages.report(run)
+    stages.report(run, beside)
     return not current
 
 
@@ -239,9 +239,10 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     if plan_only:
         return Outcome(store, [], 0, did_something=True)
     # Estimates and reports record the version of all events: every model's events come first.
-    for stage in (analyze, report):
-        for run in runs:
-            stage(run)
+    for run in runs:
+        analyze(run)
+    for run in runs:
+        report(run, _page_beside(run, runs))
     for laws in _several_laws(runs):
         compare(*laws)
     return Outcome(store, _shown_pages(runs, page), 0, did_something=True)
@@ -265,6 +266,12 @@ def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
 def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
     """The runs of each model that has several laws."""
     return [laws for laws in _by_model(runs) if len(laws) > 1]
+
+
+def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
+    """The page that will have a run's law beside the others of its model; None where it is the only one."""
+    laws = [other for other in runs if other.study.model.id == run.study.model.id]
+    return laws_folder(laws) / "index.html" if len(laws) > 1 else None
 
 
 def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:

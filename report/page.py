@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import jinja2
 
@@ -43,6 +45,7 @@ def build_report(
     latex: bool = False,
     draw: DrawFigures | None = None,
     preliminary: str = "",
+    beside: Path | None = None,
 ) -> Path:
     """Write ``index.html``, ``trajectories.html``, ``figures/`` and ``tables/`` under ``folder``.
 
@@ -62,6 +65,7 @@ def build_report(
         draw: draws the figures; by default ``draw_figures``.
         preliminary: how far the study is, as a sentence, if it still moves: the page says so, recommends nothing, and
             reloads itself.
+        beside: the page that has this study and those of other temperatures side by side.
 
     Returns:
         The page's path.
@@ -86,16 +90,22 @@ def build_report(
     write_explorer(content, folder, token_text)
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
-    page.write_text(_html(content, parts, figures), encoding="utf-8", newline="\n")
+    link = "" if beside is None else relative_link(beside, folder)
+    page.write_text(_html(content, parts, figures, link), encoding="utf-8", newline="\n")
     return page
 
 
-def write_ended(study: str, report: str, store: str, folder: Path) -> Path:
+def relative_link(page: Path, folder: Path) -> str:
+    """The address of a page for another one in ``folder``, which holds from a disk as from a server."""
+    return quote(os.path.relpath(page, folder))
+
+
+def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
     """Put a page that leads to the report in place of a study's preliminary one, now that the study is finished.
 
     Args:
         study: the study's name.
-        report: where its report is, as a link from the page.
+        report: the page of its report, which may still be written.
         store: the store, as commands name it.
         folder: the preliminary page's.
 
@@ -106,7 +116,7 @@ def write_ended(study: str, report: str, store: str, folder: Path) -> Path:
     page = folder / "index.html"
     colours = [properties(dark=dark) for dark in (False, True)]
     html = page_environment().get_template("ended.html.j2").render(
-        study=study, report=report, store=store, colours=colours
+        study=study, report=relative_link(report, folder), store=store, colours=colours
     )  # fmt: skip
     page.write_text(html, encoding="utf-8", newline="\n")
     return page
@@ -152,7 +162,9 @@ def _section_template(text: str) -> jinja2.Template:
     return page_environment().from_string(_MACROS + text.lstrip())
 
 
-def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str]) -> str:
+def _html(
+    content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str], beside: str
+) -> str:
     def body(section: Section) -> str:
         return _section_template(section.template).render(
             content=content,
@@ -166,6 +178,7 @@ def _html(content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]
     whole = page_environment().get_template("page.html.j2")
     return whole.render(
         content=content,
+        beside=beside,
         between_looks=between_looks(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
         colours=[properties(dark=dark) for dark in (False, True)],

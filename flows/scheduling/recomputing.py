@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows.analysis.stored import analyze_stored
 from flows.orchestration.page import FlowRunPage
-from flows.pages import report_folder, report_is_current, write_report
+from flows.pages import page_beside, report_folder, report_is_current, write_report
 from flows.scores import score_stored
 from flows.tokens import record_tokens
 from generator.transformer.tokenizer import token_reader
@@ -51,11 +51,13 @@ def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path
     """Write a study's report, unless it is there; return the path of its page."""
     store = Store.open(location)
     several = sum(name == study for name, _ in stored_studies(location)) > 1  # then each model has a page of its own
-    folder = report_folder(store, study, model if several else None)
+    own = model if several else None
+    folder = report_folder(store, study, own)
     report = folder / "index.html"
     if not report_is_current(store, folder):
         text = token_reader(model, revision=_revision(store, study, model))
-        report = write_report(store, study, model, folder, token_text=text, progress=page)
+        beside = page_beside(store, study, own)
+        report = write_report(store, study, model, folder, token_text=text, progress=page, beside=beside)
     page.publish(store, study, model, report)
     return report
 

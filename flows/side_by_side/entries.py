@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path, PurePath
 
 from flows.analysis.estimation import document_moments
+from flows.pages import report_folder
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 from report.side_by_side.content import Entry
@@ -42,7 +44,8 @@ def read_entries(
     progress.begin("read", len(found), "studies")
     entries = []
     for (store, study, of), name in zip(found, names, strict=True):
-        entries.append(_read(store, study, of, name))
+        entry, moments = _read(store, study, of, name)
+        entries.append((replace(entry, page=_own_page(store, study, of)), moments))
         progress.advance(1)
     return entries
 
@@ -57,6 +60,13 @@ def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, s
         if study not in known:
             raise InputError(f"no study '{study}' in {store.location}; {nearest(study, known)}")
     return [pair for pair in there if studies is None or pair[0] in studies]
+
+
+def _own_page(store: Store, study: str, model: str) -> Path | None:
+    """The page of a study and model, where it goes unless asked otherwise; None if it is not there."""
+    several = sum(name == study for name, _ in _studies(store, None)) > 1  # then each model has a page of its own
+    page = report_folder(store, study, model if several else None) / "index.html"
+    return page if page.is_file() else None
 
 
 def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:

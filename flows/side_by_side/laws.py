@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.pages import present_inputs, record_inputs, report_folder, report_is_current
+from flows.pages import laws_report_folder, present_inputs, record_inputs, report_is_current
 from flows.study_run import StudyRun
 
 
 def laws_folder(runs: Sequence[StudyRun]) -> Path:
     """Return where the page goes that has the laws of one model side by side: beside those of its studies."""
     study = runs[0].study
-    return report_folder(runs[0].store, f"{study.name_in_file}-laws", study.model.id if study.several_models else None)
+    return laws_report_folder(runs[0].store, study.name_in_file, study.model.id if study.several_models else None)
 
 
 def laws_are_compared(runs: Sequence[StudyRun]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from report.reading.content import PageContent
@@ -25,6 +26,7 @@ class Entry:
         content: what the study's own page is made from.
         documents: the documents of its split that have events, by name.
         identities: the hashes of what made each action's units: weights, tokenizer, selector, numerics.
+        page: the study's own page; None where there is none.
 
     """
 
@@ -33,6 +35,7 @@ class Entry:
     content: PageContent
     documents: Mapping[str, ViewRow]
     identities: Mapping[str, Identity]
+    page: Path | None = None
 
     @property
     def study(self) -> str:

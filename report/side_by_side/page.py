@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from report.page import draw_figures, page_environment
+from report.page import draw_figures, page_environment, relative_link
 from report.printing.numbers import count
 from report.printing.palette import properties
 from report.printing.section import Drawing
@@ -51,6 +51,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
     page = folder / "index.html"
     html = page_environment().get_template("side_by_side.html.j2").render(
         comparison=comparison,
+        pages=[(entry.name, relative_link(entry.page, folder)) for entry in comparison.entries if entry.page],
         tables=tables,
         figures=figures,
         temperatures=list(temperatures),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from schema.errors import InputError
 
 _TRUNCATING: Final = ("top_p", "top_k")
+_ONE_OF_SEVERAL: Final = re.compile(r"(.+)-t\d[\d.e-]*")
 
 
 def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,3 +50,9 @@ def law_name(study: str, temperature: float) -> str:
     """Return what the study of one of several temperatures is called: the shortest decimal number tells it."""
     number = repr(float(temperature)).removesuffix(".0").replace("+", "")
     return f"{study}-t{number}"
+
+
+def name_of_all(study: str) -> str | None:
+    """Return what the file calls a study that has the name of one of several temperatures; None for another name."""
+    found = _ONE_OF_SEVERAL.fullmatch(study)
+    return found and found[1]

@@ -297,10 +297,15 @@ def test_a_run_ends_with_a_page_of_each_law_and_one_of_all(
         store / "report" / name / "index.html" for name in ("finite-t1", "finite-t0", "finite-t0.5", "finite-laws")
     ]
     assert out.splitlines()[2:] == [f"report: {page}" for page in pages]
-    check(pages[-1].read_text(encoding="utf-8"))
+    html = [page.read_text(encoding="utf-8") for page in pages]
+    own = [link for link in check(html[-1]).links if link.endswith(".html")]
+    assert {(pages[-1].parent / link).resolve() for link in own} == set(pages[:-1])
+    assert all('<a href="../finite-laws/index.html">' in one for one in html[:-1])
     again = store / "again"
     assert call(capsys, "report", store, "--side-by-side", "-o", again)[:2] == (0, f"report: {again / 'index.html'}\n")
-    assert (again / "index.html").read_text() == pages[-1].read_text()
+    assert (again / "index.html").read_text() == html[-1].replace('href="../finite', 'href="../report/finite')
+    assert call(capsys, "report", store)[0] == 0
+    assert [page.read_text(encoding="utf-8") for page in pages] == html
     with (again / "tables" / "by_temperature_1.csv").open() as file_of_rows:
         rows = list(csv.DictReader(file_of_rows))
     with open_views(Store.open(store)) as views:

@@ -211,7 +211,8 @@ def test_the_command_writes_one_page(
         assert (code, out) == (0, f"report: {folder / 'index.html'}\n"), err
         pages.append((folder / "index.html").read_text(encoding="utf-8"))
     assert pages[0] == pages[1]
-    check(pages[0])
+    own = [link for link in check(pages[0]).links if link.endswith(".html")]
+    assert [(folder / link).resolve() for link in own] == [finished / "report" / "small" / "index.html"]
     assert (
         "R is the share of positions whose token differs from that of the full cache, P(τ ≤ H) the share " in pages[0]
     )

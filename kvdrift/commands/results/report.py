@@ -89,7 +89,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
         InputError: there is no such store or study.
 
     """
-    from flows.pages import report_folder, write_report
+    from flows.pages import page_beside, report_folder, write_report
     from generator.transformer.tokenizer import token_reader
     from schema.location import folder_name
     from schema.store.store import Store
@@ -106,6 +106,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     pages = []
     for name, model in chosen:
         several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own
+        beside = page_beside(store, name, model if several else None)
         if output is None:
             folder = report_folder(store, name, model if several else None)
         elif len(chosen) == 1:
@@ -114,5 +115,5 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
             own = output / folder_name(name)
             folder = own / folder_name(model) if several else own
         text = token_reader(model, revision=revisions.get((name, model)))
-        pages.append(write_report(store, name, model, folder, token_text=text, latex=latex))
+        pages.append(write_report(store, name, model, folder, token_text=text, latex=latex, beside=beside))
     return pages
