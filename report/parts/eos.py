@@ -25,7 +25,7 @@ TEMPLATE = """
 <p>A side that has emitted EOS emits EOS at every later position up to the horizon. So part of the difference between the two histories is only that one answer is shorter. R (TV) − F is the sum of four parts: before either EOS (G₀), at the first EOS (G₁), while one side has ended (G₂), and after both have ended (G₃, where δ is 0).</p>
 {{ table(tables.eos_partition) }}
 {% if content.others %}
-{% call figure("eos_terms") %}<b>Difference in R (TV) − F to {{ content.baseline }}, by place.</b> The two segments add up to the difference. The EOS share is the second segment divided by the difference; it is negative where the two have opposite signs.{% if content.estimates.have_intervals %} The black line is the interval of the whole difference; a share is left out where it includes 0.{% endif %}{% endcall %}
+{% call figure("eos_terms") %}<b>Difference in R (TV) − F to {{ content.baseline }}, by place.</b> The two segments add up to the difference. The EOS share is the second segment divided by the difference; it is negative where the two have opposite signs.{% if content.estimates.have_intervals %} The line with ends is the interval of the whole difference; a share is left out where it includes 0.{% endif %}{% endcall %}
 {{ table(tables.eos_contrasts) }}
 {% if facts.strata | length > 1 %}
 <details><summary>EOS partition in each stratum</summary>

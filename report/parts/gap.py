@@ -28,7 +28,7 @@ TERMS = Terms(
 )
 TEMPLATE = """
 {% if shown %}
-{% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The black line is the interval of the whole gap; segments and shares are points. A share is left out where that interval includes 0.{% endif %}{% endcall %}
+{% call figure("gap_terms") %}<b>Gap in R to {{ content.baseline }}, and its terms.</b> The segments of a bar add up to the gap: exposure (the pair is apart for longer), rate (tokens differ more often while the pair is apart), and occurrence (the first mismatch itself). Negative terms go to the left of zero.{% if content.estimates.have_intervals %} The line with ends is the interval of the whole gap; segments and shares are points. A share is left out where that interval includes 0.{% endif %}{% endcall %}
 <p class="how">Each share is a term divided by ΔR, so the three shares add up to 100%. Where one share is above 100%, another term is negative.{% if content.estimates.have_intervals %} Shares are left out where the interval of ΔR includes 0.{% endif %}</p>
 {{ table(tables.gap) }}
 {% if tables.differences is defined %}

@@ -91,6 +91,14 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
     assert not re.search(r"(?:fill|stroke): #", html), "a colour that is the same in the dark"
 
 
+def test_words_hold_in_the_dark_too_and_brackets_are_explained_where_they_first_stand(three: tuple[Path, str]) -> None:
+    """What is black on a light page is not on a dark one."""
+    _, html = three
+    for said in re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL):
+        assert not re.search(r"\b(?:black|dark|white|grey)\b", said)
+    assert html.index("Brackets hold intervals") < html.index('id="table-ranking"')
+
+
 def test_what_units_were_made_with_is_said_in_words(three: tuple[Path, str]) -> None:
     _, html = three
     assert "<dt>Generated with</dt><dd>torch 2.13.0, transformers 5.23.0</dd>" in html

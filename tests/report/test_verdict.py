@@ -167,7 +167,8 @@ def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> No
     assert words.startswith(
         "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 30.0 pp"
     )
-    assert "The intervals behind this were prespecified, and hold together." in words
+    assert "The plan named these differences before their outcomes were known" in words
+    assert "kvdrift confirm" not in words
 
 
 def test_what_loses_most_right_answers_is_not_recommended() -> None:

@@ -49,9 +49,10 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
     reasons = [
-        *_costs(content, choice), *_floors(content), *_not_settled(content, choice), *_ruled_out(content, choice)
+        *_costs(content, choice), *_floors(content), *_not_settled(content, choice), *_ruled_out(content, choice),
+        *_planned(content, choice),
     ]  # fmt: skip
-    settles = [*_unsettled(content, choice), *_confirmed(content, choice)]
+    settles = [*_unsettled(content, choice), *_fresh(content, choice)]
     return Recommendation(lead, reasons, settles, _pairs(content, choice))
 
 
@@ -263,15 +264,25 @@ def _documents(gap: Estimate, one: str, other: str) -> str:
     )
 
 
-def _confirmed(content: PageContent, choice: Choice) -> list[str]:
-    """What the intervals behind a recommendation are worth."""
+def _standings(content: PageContent, choice: Choice) -> set[str]:
+    """The standings of the differences behind a recommendation; none without one."""
     pairs = [*choice.ruled_out.items()]
     pairs += [(b, a) for a in choice.recommended for b in choice.recommended if a < b]
-    standings = {difference(content.estimates, *pair).standing for pair in pairs}
-    if not standings or not choice.recommended:
+    return {difference(content.estimates, *pair).standing for pair in pairs} if choice.recommended else set()
+
+
+def _planned(content: PageContent, choice: Choice) -> list[str]:
+    """What a recommendation is worth that rests on what the plan named."""
+    if _standings(content, choice) != {PRIMARY}:
         return []
-    if standings == {PRIMARY}:
-        return ["The intervals behind this were prespecified, and hold together."]
+    return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
+
+
+def _fresh(content: PageContent, choice: Choice) -> list[str]:
+    """How a recommendation would be confirmed that rests on anything else."""
+    standings = _standings(content, choice)
+    if not standings or standings == {PRIMARY}:
+        return []
     fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
     if standings <= {PRIMARY, SEEN}:
         return [f"The plan named these differences when outcomes were known. {fresh}"]

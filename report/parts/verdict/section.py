@@ -24,7 +24,10 @@ VERDICT = """
 <p class="detail">{{ sentence }}</p>
 {% endfor %}
 {% if said.settles %}
-<p class="detail"><b>What settles it.</b> {{ said.settles | join(" ") }}</p>
+<p class="detail"><b>What would settle it.</b> {{ said.settles | join(" ") }}</p>
+{% endif %}
+{% if content.estimates.have_intervals %}
+<p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory (nobody had named it).</p>
 {% endif %}
 {% if said.pairs %}
 <details><summary>The pairs that are not told apart, and what would settle each</summary>
@@ -58,10 +61,7 @@ CONTRASTS = """
 {% if sample %}
 <p class="detail">{{ sample }}</p>
 {% endif %}
-{% if content.estimates.have_intervals %}
-<p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory.</p>
-{% endif %}
-"""  # noqa: E501
+"""
 
 
 def section(content: PageContent) -> Section:
