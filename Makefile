@@ -26,7 +26,8 @@ test: $(STAMP)
 
 # The long checks: coverage of intervals, means of both estimators, random edits of a study, everything under python -OO,
 # a study on a cluster of the command's own, a device map, which needs accelerate, and what the default suite shows on
-# less: a grown study, side processes, pages of many actions, moments of redone actions. Faults have their own target.
+# less: a grown study, side processes, pages of many actions, moments of redone actions, more models and policies. Faults
+# have their own target.
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[multi-gpu]'
 	$(BIN)/python -m pytest -m slow --ignore=tests/faults

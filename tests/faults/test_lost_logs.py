@@ -72,7 +72,9 @@ def use(location: Path) -> None:
     store.units()
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("torn", "zeros") else pytest.mark.slow) for kind in DAMAGE]
+)
 def test_a_damaged_newest_log_file_is_refused(location: Path, kind: str) -> None:
     for table in TABLES:
         path = newest(location, table)

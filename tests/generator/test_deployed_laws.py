@@ -56,8 +56,9 @@ def embedded() -> tuple[Any, Any]:
     return load_model(EMBEDDED_ID), load_eager(folder)
 
 
-def test_greedy_tokens_are_those_that_transformers_generates() -> None:
-    """Of 20 documents on the whole cache, and on the halves that SnapKV and recency keep of it."""
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None:
+    """Of documents on the whole cache, and on the halves that SnapKV and recency keep of it."""
     model, network = embedded()
     horizon, parted = 20, 0
     section = DocumentsSection(
@@ -65,7 +66,7 @@ def test_greedy_tokens_are_those_that_transformers_generates() -> None:
     )
     documents = stratum_documents(section, 7, lambda: None)["evaluation"]
     assert len(documents) == 20
-    for document in documents:
+    for document in documents[:count]:
         pending = [PendingUnit(action, 0, 2) for action in (*ACTIONS, CONTROL)]
         snapkv, recent, control = generate_units(replace(model, law=GREEDY), "s", document, pending, horizon, 3)
         half = document.prompt_tokens // 2
@@ -82,13 +83,16 @@ def test_greedy_tokens_are_those_that_transformers_generates() -> None:
             assert np.array_equal(steps["delta"], steps["x_token"] != steps["y_token"]), "a greedy law is one token"
             assert set(np.unique(steps["f"])) <= {0.0, 1.0}
             parted += steps["delta"].any()
-    assert parted > 10, "there is something to tell apart"
+    assert parted > count / 2, "there is something to tell apart"
 
 
 @pytest.mark.parametrize(
     ("law", "vocabulary"),
-    [(GREEDY, 97), (SamplingLaw(0.7, 0.9), 97), (SamplingLaw(1.5, 0.8, 12), 97), (SamplingLaw(0.7, 0.9), 5000)],
-)
+    [
+        (GREEDY, 97), (SamplingLaw(0.7, 0.9), 97), (SamplingLaw(1.5, 0.8, 12), 97),
+        pytest.param(SamplingLaw(0.7, 0.9), 5000, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_events_equal_plain(law: SamplingLaw, vocabulary: int, tmp_path: Path) -> None:
     """Laws part by less than 1e-5, unless a token is at the very edge of what is left out, as in ``test_generator``."""
     folder = save_random_model(tmp_path / "model", "llama", vocab_size=vocabulary)

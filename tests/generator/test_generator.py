@@ -86,8 +86,11 @@ def plain_steps(kind: str, length: int, layers: int, replicates: int) -> dict[st
 
 @pytest.mark.parametrize(
     ("kind", "length", "layers"),
-    [("llama", 197, 2), ("llama", 300, 3), ("qwen2", 151, 3), ("qwen2", 260, 2), ("qwen3", 197, 2)],
-)
+    [
+        ("llama", 300, 3), ("qwen2", 151, 3), ("qwen3", 197, 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", 197, 2), ("qwen2", 260, 2))),
+    ],
+)  # fmt: skip
 def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
     """Shared prompts, shared streams and merged softmaxes move logits by some 1e-6, so delta and f by less than 1e-5.
 
@@ -128,7 +131,13 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-@KINDS
+@pytest.mark.parametrize(
+    ("kind", "length", "dtype"),
+    [
+        ("llama", 197, "float32"), ("qwen2", 150, "bfloat16"),
+        *(pytest.param(kind, 197, "float32", marks=pytest.mark.slow) for kind in ARCHITECTURES if kind != "llama"),
+    ],
+)  # fmt: skip
 def test_events_do_not_depend_on_what_is_asked_at_once(kind: str, length: int, dtype: str) -> None:
     """Bitwise: single actions, pairs, another order, replicate ranges of any size, K grown by ranges, and repeats."""
     assert random_model(kind, dtype).batch_deviation == 0.0, "otherwise what follows need not hold"

@@ -196,6 +196,7 @@ def test_least_cost_by_brute_force(
     assert "all targets met" in got.reason
 
 
+@pytest.mark.slow
 def test_simulated_half_width_is_the_promised_one() -> None:
     """Plan from a large development set, simulate evaluations of the planned size: z times their sd.
 

@@ -133,6 +133,7 @@ def develop(address: str, folder: Path) -> None:
         stages.develop(run)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_path: Path, here: Path) -> None:
     worker = dask_cluster.add_worker("before its units are stored")
     driver = forked().Process(target=develop, args=(dask_cluster.address, tmp_path))

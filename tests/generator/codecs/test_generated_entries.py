@@ -274,7 +274,7 @@ def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
 # --- What holds to the bit -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+@pytest.mark.parametrize("estimator", [PLAIN, pytest.param(SWRB, marks=pytest.mark.slow)])
 def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
     """What is coded follows streams that fork, move, are shared or parked, and a prompt is exact again for the next."""
     actions = [action_of(name) for name in ("int8", "int2", "rotated-int4-late", "fp8")] + [HALF_RECENT, CONTROL]

@@ -51,7 +51,10 @@ def assert_same_events(one: list[Unit], other: list[Unit]) -> None:
             assert unit.record[name] == twin.record[name]
 
 
-MODELS = pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen3", "float32"), ("qwen2", "bfloat16")])
+MODELS = pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("llama", "float32"), ("qwen2", "bfloat16"), pytest.param("qwen3", "float32", marks=pytest.mark.slow)],
+)
 
 
 @MODELS
@@ -79,7 +82,7 @@ def plain_laws(savings: Savings) -> int:
     return sum(record["kernel_evaluations"] for record in records if record["estimator"] != SWRB)
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("at_once", [3, pytest.param(1, marks=pytest.mark.slow)])
 @MODELS
 def test_splitting_replicates_changes_nothing(
     kind: str, dtype: str, at_once: int, monkeypatch: pytest.MonkeyPatch
