@@ -10,8 +10,10 @@ from flows.planning.plan import primary_endpoints
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.documents.registry import left_out
+from generator.transformer.configuration import absent_eos_tokens
+from generator.transformer.local_folders import model_location
 from schema.document import Document
-from schema.study import FIXED, Study
+from schema.study import FINITE_STATE, FIXED, Study
 
 _DRAWS_BEYOND = 50
 
@@ -27,12 +29,26 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
     """
     lines = left_out(runs[0].study.documents)
     for run in runs:
+        lines += _absent_eos_tokens(run.study)
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
         lines += _whole_caches(run.material)
         lines += _equal_prompts(run.material)
         lines += _single_clusters(run.material)
     return list(dict.fromkeys(lines))
+
+
+def _absent_eos_tokens(study: Study) -> Iterator[str]:
+    """Name EOS tokens that a model's vocabulary lacks."""
+    if study.model.kind == FINITE_STATE:
+        return
+    absent, others = absent_eos_tokens(model_location(study.model), study.model.revision)
+    if absent:
+        which = f"EOS token{'s' if absent[1:] else ''} {', '.join(map(str, absent))}"
+        yield (
+            f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
+            f"vocabulary (vocab_size), and {'nothing ends there' if others else 'no continuation ends'}"
+        )
 
 
 def _whole_caches(material: Material) -> Iterator[str]:

@@ -13,7 +13,12 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from generator.transformer.local_folders import ARCHITECTURES, local_configuration, model_source
+from generator.transformer.local_folders import (
+    ARCHITECTURES,
+    local_configuration,
+    local_generation_configuration,
+    model_source,
+)
 from schema.errors import InputError, first_line
 
 _ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
@@ -98,12 +103,37 @@ def check_supported(config: Any, model_id: str) -> None:
         raise InputError(f"model.id = '{model_id}': {problem}")
 
 
-def eos_tokens(generation: Any, config: Any) -> tuple[int, ...]:
-    """EOS tokens of a generation configuration or, where it has none, of the model's configuration."""
+def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:
+    """EOS tokens of a generation configuration or, where it has none, of the model's configuration.
+
+    Those that the vocabulary lacks are left out.
+
+    Raises:
+        InputError: They are no tokens.
+    """
     ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    return tuple(token for token in _tokens(model_id, ids) if 0 <= token < config.vocab_size)
+
+
+def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple[int, ...], bool]:
+    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether it has another one.
+
+    Raises:
+        InputError: They are no tokens, or the generation configuration cannot be read.
+    """
+    config = local_configuration(model_id, revision) or {}
+    ids = local_generation_configuration(model_id, revision).get("eos_token_id")
+    tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)
+    size = config.get("vocab_size")
+    absent = tuple(token for token in tokens if type(size) is int and not 0 <= token < size)
+    return absent, len(absent) < len(tokens)
+
+
+def _tokens(model_id: str, ids: Any) -> tuple[int, ...]:
+    tokens = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    if not all(type(token) is int for token in tokens):
+        raise InputError(f"model.id = '{model_id}': eos_token_id = {ids!r}: should be a token or a list of tokens")
+    return tokens
 
 
 @contextlib.contextmanager

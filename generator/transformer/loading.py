@@ -67,7 +67,7 @@ def load_model(
         rows = find_row_multiple(network)
     return LoadedModel(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
-        eos_tokens=eos_tokens(network.generation_config, config), positions=config.max_position_embeddings,
+        eos_tokens=eos_tokens(model_id, network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype,
     )  # fmt: skip

@@ -85,6 +85,24 @@ def local_configuration(model_id: str, revision: str | None = None) -> dict[str,
     return _json(model_id, "config.json", revision)
 
 
+def local_generation_configuration(model_id: str, revision: str | None = None) -> dict[str, Any]:
+    """Return the contents of ``generation_config.json``; {} where there is none on this machine.
+
+    Raises:
+        InputError: It is no object of JSON. Transformers would do without it.
+    """
+    file = _file(model_id, "generation_config.json", revision)
+    if file is None:
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: should be an object of JSON, as transformers writes it")
+    return content
+
+
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
     """Whether all of the model's weights are on this machine."""
     folder = local_folder(model_id)

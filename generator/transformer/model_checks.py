@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from generator.attention.holding import DTYPES
-from generator.transformer.configuration import check_supported, read_configuration
+from generator.transformer.configuration import absent_eos_tokens, check_supported, read_configuration
 from generator.transformer.local_folders import has_local_weights, local_folder, model_source
 from generator.transformer.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
@@ -66,6 +66,7 @@ def checked_configuration(model_id: str, dtype: str, revision: str | None, devic
         raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
     config = read_configuration(model_id, revision)
     check_supported(config, model_id)
+    absent_eos_tokens(model_id, revision)  # refuses what is no token
     return config
 
 

@@ -99,6 +99,21 @@ def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("eos", "says"),
+    [
+        (2, None),
+        ([2, 255], None),
+        (300, "EOS token 300 of its configuration is not in its vocabulary (vocab_size), and no continuation ends"),
+        ([300, 2, -1], "EOS tokens 300, -1 of its configuration are not in its vocabulary (vocab_size), and nothing ends there"),
+    ],
+)  # fmt: skip
+def test_eos_tokens_that_never_come_are_said(tmp_path: Path, eos: int | list[int], says: str | None) -> None:
+    study = write_own_study(tmp_path, prompts(40))
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert said(study) == ([] if says is None else [f"model.id = 'model': {says}"])
+
+
 def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
     """No plan can be made from one cluster, and no interval of one."""
     names = {split: [name for name in map(str, range(40)) if split_of(name) == split] for split in SPLITS}

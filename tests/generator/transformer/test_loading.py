@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, assert_like_plain, plain_twin
-from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, save_random_model
+from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, VOCABULARY, random_document, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import keep_snapkv, load_eager
 from safetensors import safe_open
@@ -274,12 +274,32 @@ def test_a_folder_loads(tmp_path: Path, kind: str, dtype: str) -> None:
         (None, 9, (9,)),
         (None, [9, 8], (9, 8)),
         (None, None, ()),
+        ([200, 17, -1, 40], 9, (17, 40)),  # as large as no token is
+        ([VOCABULARY - 1, VOCABULARY], 9, (VOCABULARY - 1,)),
+        (200, 9, ()),
+        (None, 200, ()),
     ],
 )
 def test_eos_tokens(folder: Path, generation: Any, config: Any, expected: tuple[int, ...]) -> None:
     edit_config(folder, eos_token_id=config)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     assert load_model(str(folder)).eos_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "says"),
+    [
+        ('{"eos_token_id": "17"}', "model.id = '{folder}': eos_token_id = '17': should be a token or a list of tokens"),
+        ('{"eos_token_id": 17.0}', "eos_token_id = 17.0: should be a token"),
+        ('{"eos_token_id": true}', "eos_token_id = True: should be a token"),
+        ('{"eos_token_id": [17, null]}', "eos_token_id = [17, None]: should be a token"),
+        ("{bad", "{folder}/generation_config.json: cannot be read: Expecting property name"),
+        ("[17]", "{folder}/generation_config.json: should be an object of JSON"),
+    ],
+)
+def test_wrong_eos_tokens_are_refused_before_weights_are_loaded(folder: Path, generation: str, says: str) -> None:
+    (folder / "generation_config.json").write_text(generation)
+    assert says.replace("{folder}", str(folder)) in refused(check_model, str(folder), dtype="float32", revision=None)
 
 
 def test_eos_tokens_without_a_generation_configuration(folder: Path) -> None:
