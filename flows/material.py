@@ -89,7 +89,7 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
             for split, own in (made or stratum_documents(section, study.study.seed, tokenizer)).items():
                 documents[split][section.stratum_name] = own
     material = Material(study, documents, actions, frozenset(nominal))
-    check_distinct((document.doc, document.stratum) for split in SPLITS for document in material.of_split(split))
+    check_distinct(document for split in SPLITS for document in material.of_split(split))
     if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
@@ -193,17 +193,19 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
         action.kept_entries(tokens, where)
 
 
-def check_distinct(names: Iterable[tuple[str, str]]) -> None:
-    """Check pairs of document and stratum.
+def check_distinct(documents: Iterable[Document]) -> None:
+    """Check that each document is in one stratum.
 
     Raises:
         InputError: a document is in two strata.
 
     """
     strata: dict[str, str] = {}
-    for name, stratum in names:
-        if (other := strata.setdefault(name, stratum)) != stratum:
-            raise InputError(f"document '{name}' is in two strata, '{other}' and '{stratum}'")
+    for document in documents:
+        if (other := strata.setdefault(document.doc, document.stratum)) != document.stratum:
+            line = f"document '{document.doc}' is in two strata, '{other}' and '{document.stratum}', and can be in one:"
+            rows = ", or name a stratum in each row of the file" if document.source == "jsonl" else ""
+            raise InputError(f'{line} give their [[documents]] sections part = "1/2" and part = "2/2"{rows}')
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:

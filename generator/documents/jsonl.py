@@ -20,10 +20,10 @@ _NAMED = 5  # strata in a line
 class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
-    A row with a ``stratum`` belongs to that stratum only; a row without one belongs to every stratum that names the
-    file. Rows of strata that a study does not name are left out, and a line says so. Rows with the same ``cluster`` are
-    in one split. A row's ``answers`` are scored by their share that occurs in a continuation (``scoring`` "all", the
-    default), or by whether any does ("part").
+    A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
+    a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
+    left out, and a line says so. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by
+    their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part").
     """
 
     takes = ("path", "chat_template")

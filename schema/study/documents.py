@@ -41,7 +41,8 @@ class DocumentsSection(Section):
         Name | None,
         meaning(
             "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows of a "
-            "JSON Lines file that name another stratum are not in it; a run says how many no section takes."
+            "JSON Lines file that name another stratum are not in it; a run says how many no section takes. A row that "
+            "names none fits every section of its file, and a study takes no row twice: `part` tells them apart."
         ),
     ] = None
     path: Annotated[str | None, meaning("The file or folder that the source reads.")] = None
@@ -51,7 +52,10 @@ class DocumentsSection(Section):
     part: Annotated[
         str,
         Field(pattern=PART),
-        meaning('Which part of the source\'s clusters is taken: studies of parts "1/2" and "2/2" share no document.'),
+        meaning(
+            'Which part of the source\'s clusters is taken: studies or strata of parts "1/2" and "2/2" share no '
+            "document."
+        ),
     ] = "1/1"
     shots: Annotated[
         Annotated[int, Field(ge=0)] | None, meaning("Worked examples in front of a prompt; 2 by default.", "examples")

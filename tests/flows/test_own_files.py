@@ -89,6 +89,18 @@ def test_rows_without_a_stratum_of_their_own_need_no_line(tmp_path: Path) -> Non
     assert said(write_own_study(tmp_path, prompts(40))) == []
 
 
+def test_rows_without_a_stratum_fit_sections_that_share_a_file_by_parts(tmp_path: Path) -> None:
+    """Each of them is a document, and a document is in one stratum."""
+    other = '\n[[documents]]\nsource = "jsonl"\npath = "prompts.jsonl"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n{}\n[[act'
+    line = refused(said, write_own_study(tmp_path, prompts(80), ("\n[[act", other.format(""))))
+    assert line == (
+        "document 'p0' is in two strata, 'words' and 'names', and can be in one: give their [[documents]] sections "
+        'part = "1/2" and part = "2/2", or name a stratum in each row of the file'
+    )
+    parts = ('stratum = "words"', 'stratum = "words"\npart = "1/2"'), ("\n[[act", other.format('part = "2/2"\n'))
+    assert said(write_own_study(tmp_path, prompts(80), *parts)) == []
+
+
 def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     """Intervals take their documents for independent."""
     rows = prompts(40)
