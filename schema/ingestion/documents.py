@@ -178,8 +178,9 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
     given = {name: _value(name, record[name], where) for name in DOCUMENTS.columns if record.get(name) is not None}
+    given = {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
     for name in REQUIRED:
-        if given.get(name) in {None, ""}:
+        if name not in given:
             raise InputError(f"{where}: {name} is missing")
     if given["split"] not in SPLITS:
         raise InputError(f"{where}: split is '{given['split']}'; {nearest(given['split'], SPLITS)}")

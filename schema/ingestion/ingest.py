@@ -211,7 +211,7 @@ class Filing:
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
         self._file, self._groups, self._intake, self._report = file, groups, intake, report
-        self._unnamed = np.array([None in names for names in groups.names], dtype=np.bool_)
+        self._unnamed = np.array([not all(map(_is_name, names)) for names in groups.names], dtype=np.bool_)
         self.control = np.array([intake.is_control(str(n[0]), str(n[3])) for n in groups.names], dtype=np.bool_)
         models = [(str(names[0]), str(names[1])) for names in groups.names]
         self._models = sorted(set(models))  # (study, model)
@@ -241,16 +241,17 @@ class Filing:
         return self._remarks(given, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
-        """Leave out the rows without a study, model, doc or action: they belong to no unit."""
+        """Leave out the rows whose study, model, doc or action is null or empty: they belong to no unit."""
         unnamed = self._unnamed[rows.group]
         if not unnamed.any():
             return rows
         at = int(np.argmax(unnamed))
         names = dict(zip(GROUP_KEY, self._groups.names[rows.group[at]], strict=True))
-        null = next(name for name, value in names.items() if value is None)
-        key = {"row": first + at + 1, **{name: value for name, value in names.items() if value is not None}}
+        wrong = next(name for name, value in names.items() if not _is_name(value))
+        kind = "null" if names[wrong] is None else "empty"
+        key = {"row": first + at + 1, **{name: value for name, value in names.items() if _is_name(value)}}
         count = int(unnamed.sum())
-        self._report.findings.append(Finding(self._file, "null", f"{null} is null", key, count))
+        self._report.findings.append(Finding(self._file, kind, f"{wrong} is {kind}", key, count))
         self._report.kept_out.add(0, count)
         return rows.take(~unnamed)
 
@@ -303,3 +304,8 @@ class Filing:
         if row is not None:
             key |= {"replicate": int(given.rows.replicate[row]), "t": int(given.rows.t[row])}
         return key
+
+
+def _is_name(name: str | None) -> bool:
+    """Tell whether a name has something that a person could read or write."""
+    return name is not None and bool(name.strip())

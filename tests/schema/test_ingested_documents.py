@@ -69,6 +69,16 @@ def test_documents_of_one_study_or_of_all(tmp_path: Path, run: Run) -> None:
         ("ext", "d0"): "all", ("b", "d0"): "all", ("ext", "d1"): "own", ("b", "d1"): "b"}  # fmt: skip
 
 
+def test_an_empty_text_says_nothing(run: Run, tmp_path: Path) -> None:
+    """As in CSV: documents of the cluster "" would all be of one."""
+    empty = {"stratum": "S", "split": "evaluation", "cluster": "", "task": " ", "study": ""}
+    path = rows_of(tmp_path, "jsonl", [{"doc": doc, **empty} for doc in ("d0", "d1")])
+    assert run(make_log(["d0", "d1"]), documents=path).findings == []
+    rows = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert {(row["doc"], row["study"], row["cluster"], row["task"]) for row in rows} == {
+        ("d0", "ext", "d0", None), ("d1", "ext", "d1", None)}  # fmt: skip
+
+
 def test_documents_that_contradict_the_store(run: Run, tmp_path: Path) -> None:
     run(make_log(["d0"]))
     rows = [
@@ -101,6 +111,7 @@ def test_documents_that_contradict_the_store(run: Run, tmp_path: Path) -> None:
         ('{"doc": "d0", "stratum": "S", "split": "evaluation", "answers": ["a", ""]}', "line 1: answers is ['a', ''], and every continuation states an empty one"),
         ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
         ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
+        ('{"doc": "d0", "stratum": " ", "split": "evaluation"}\n', "line 1: stratum is missing"),
         ('{"doc": "d0"\n', "line 1: not JSON"),
         ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
         ("[" * 100_000, "line 1: not JSON (maximum recursion depth exceeded"),

@@ -515,6 +515,21 @@ def test_a_row_without_a_name_has_no_unit(run: Run) -> None:
     assert (report.kept_out.units, report.kept_out.events) == (1, 4 * H)
 
 
+@pytest.mark.parametrize("empty", ["", " \t"])
+@pytest.mark.parametrize("column", GROUP_KEY)
+def test_an_empty_name_is_none(run: Run, column: str, empty: str) -> None:
+    """Nobody could ask for what has it."""
+    value = LOG[column][0].as_py()
+    names = pa.array([empty if name == value else name for name in LOG[column].to_pylist()])
+    log = LOG.set_column(LOG.schema.get_field_index(column), column, names)
+    report = run(log)
+    (finding,) = report.findings
+    of_column = sum(name == value for name in LOG[column].to_pylist())
+    assert (finding.kind, finding.text, finding.count) == ("empty", f"{column} is empty", of_column)
+    assert column not in finding.key
+    assert (report.kept_out.events, report.taken.events) == (of_column, LOG.num_rows - of_column)
+
+
 def test_several_kinds_in_several_units(run: Run) -> None:
     log = edit(edit(LOG, {"delta": 2.0}, **AT), {"f": -1.0}, **(AT | {"doc": "d3", "t": 9}))
     report = run(without(edit(log, {"f": 3.0}, **(AT | {"t": 8})), **(AT | {"t": 4})))
