@@ -6,18 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import action_styles, new_figure
+from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import count, fixed, in_text
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
-from report.printing.tables import (
-    Cell,
-    CellColumn,
-    Column,
-    EstimateColumn,
-    action_tables,
-    columns_of,
-    contrast_rows_table,
-)
+from report.printing.tables import Cell, Column
 from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from schema.study import POOLED

@@ -21,20 +21,12 @@ from report.parts.depth import (
     window_panels,
 )
 from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure
+from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
 from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, action_legend, errors, log_axis
-from report.printing.tables import (
-    Cell,
-    CellColumn,
-    Column,
-    EstimateColumn,
-    PrintedTable,
-    action_table,
-    action_tables,
-    columns_of,
-)
+from report.printing.tables import Cell, Column, PrintedTable
 from report.printing.wording import listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates

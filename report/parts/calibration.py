@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import legend_patch, new_figure
+from report.printing.estimate_tables import contrast_rows_table
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level
 from report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, published_handle, zero_line
-from report.printing.tables import Cell, Column, PrintedTable, contrast_rows_table, label_column, table_row
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.published import PublishedStudy, PublishedVerdict
 from report.reading.source import ViewRow

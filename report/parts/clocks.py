@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import ActionStyle, action_styles, legend_line, library, new_figure, shown
+from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
 from report.printing.numbers import MISSING, count
 from report.printing.palette import QUIET, SHADE
 from report.printing.section import Drawing, Section
@@ -25,7 +26,7 @@ from report.printing.strokes import (
     upright,
     zero_line,
 )
-from report.printing.tables import Cell, CellColumn, Column, EstimateColumn, action_table, action_tables, columns_of
+from report.printing.tables import Cell, Column
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from schema.study import POOLED

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import action_styles, legend_line, new_figure, shown
+from report.printing.estimate_tables import EstimateColumn, action_tables
 from report.printing.numbers import count
 from report.printing.palette import INK, QUIET, RULE
 from report.printing.section import Drawing, Section
@@ -22,7 +23,6 @@ from report.printing.strokes import (
     published_handle,
     published_points,
 )
-from report.printing.tables import EstimateColumn, action_tables
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from report.printing.estimate_tables import EstimateColumn, action_table, action_tables, columns_of
 from report.printing.palette import TERM_COLOURS
 from report.printing.section import Drawing, Section
-from report.printing.tables import EstimateColumn, action_table, action_tables, columns_of
 from report.printing.term_bars import Terms, term_drawings
 from report.reading.content import PageContent
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from report.printing.estimate_tables import action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import MISSING, fixed
 from report.printing.palette import TERM_COLOURS
 from report.printing.section import Section
-from report.printing.tables import Cell, PrintedTable, TableRow, action_tables, columns_of, contrast_rows_table
+from report.printing.tables import Cell, PrintedTable, TableRow
 from report.printing.term_bars import Terms, term_drawings
 from report.reading.content import PageContent
 from schema.study import POOLED

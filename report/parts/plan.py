@@ -10,20 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import new_figure
+from report.printing.estimate_tables import estimate_cells, marks, status_note
 from report.printing.numbers import MISSING, count, duration, fixed, level
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
-from report.printing.tables import (
-    Cell,
-    Column,
-    PrintedTable,
-    estimate_cells,
-    label_column,
-    marks,
-    status_note,
-    table_row,
-)
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
 from schema.frozen_text import with_measured

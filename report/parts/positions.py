@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 
+from report.printing.estimate_tables import action_table, action_tables, columns_of
 from report.printing.numbers import fixed, in_text
 from report.printing.section import Section
-from report.printing.tables import action_table, action_tables, columns_of
 from report.reading.content import PageContent
 from stats.registry import Scale
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+from report.printing.estimate_tables import NOISE_FLOOR
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
 from report.printing.section import Section
-from report.printing.tables import NOISE_FLOOR, Cell, Column, PrintedTable, label_column, table_row
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total

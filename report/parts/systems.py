@@ -15,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import legend_line, library, new_figure
+from report.printing.estimate_tables import estimate_cells
 from report.printing.numbers import MISSING, count, fixed, significant
 from report.printing.palette import ACTION_COLOURS, INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
-from report.printing.tables import Cell, Column, PrintedTable, estimate_cells, label_column, table_row
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import natural

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from report.printing.estimate_tables import QuantityColumns
 from report.printing.numbers import count, in_text
-from report.printing.tables import (
-    Cell,
-    Column,
-    PrintedTable,
-    estimate_cells,
-    label_column,
-    marks,
-    status_note,
-    table_row,
-)
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.estimates import Estimate
 from report.side_by_side.content import Comparison, Difference, Pairing
-from stats.quantities import ALL_QUANTITIES
 from stats.registry import Scale
 
 
@@ -24,20 +15,14 @@ def differences_table(comparison: Comparison) -> PrintedTable | None:
     found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
     if not found:
         return None
-    names = list(found[0][1].estimates)
-    listed = [one.estimates[name] for name in names for _, one in found]
-    mark = marks(listed)
-    cells = [
-        estimate_cells([one.estimates[name] for _, one in found], ALL_QUANTITIES[name].scale, mark) for name in names
-    ]
+    shown = QuantityColumns({name: [one.estimates[name] for _, one in found] for name in found[0][1].estimates})
     rows = [
         table_row(_called(one), *own, count(pairing.documents), "yes" if one.same else "no", group=_between(pairing))
-        for (pairing, one), *own in zip(found, *cells, strict=True)
+        for (pairing, one), *own in zip(found, *shown.cells, strict=True)
     ]
     columns = (
         label_column("action"),
-        *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
-          for name in names),
+        *shown.heads,
         Column("documents", "", "that are the same in both"),
         Column(
             "same weights and code", "", "whether weights, tokenizer, selector and numerics are the same on both sides",
@@ -46,7 +31,7 @@ def differences_table(comparison: Comparison) -> PrintedTable | None:
     records = tuple(
         comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
     )
-    return PrintedTable("differences", "Differences", columns, tuple(rows), status_note(listed), records)
+    return PrintedTable("differences", "Differences", columns, tuple(rows), shown.note, records)
 
 
 def _called(one: Difference) -> Cell:

@@ -6,20 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from report.printing.estimate_tables import QuantityColumns
 from report.printing.numbers import MISSING, count, count_range, fixed, size
-from report.printing.tables import (
-    Cell,
-    Column,
-    PrintedTable,
-    estimate_cells,
-    label_column,
-    marks,
-    status_note,
-    table_row,
-)
+from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.estimates import Estimate
 from report.side_by_side.content import Comparison, Entry
-from stats.quantities import ALL_QUANTITIES
 
 _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
 
@@ -93,11 +84,7 @@ def shown_quantities(places: Sequence[Place]) -> list[str]:
 
 def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
     """The leaderboard as a table, with intervals under the numbers."""
-    shown = shown_quantities(places)
-    estimates = {name: [place.estimate(name) for place in places] for name in shown}
-    listed = [row for column in estimates.values() for row in column]
-    mark = marks(listed)
-    cells = [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in estimates.items()]
+    shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
     rows = [
         table_row(
             Cell(place.action, _told(place)),
@@ -107,7 +94,7 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
             _replicates(place),
             str(place.entry.content.windows.horizon),
         )
-        for place, *own in zip(places, *cells, strict=True)
+        for place, *own in zip(places, *shown.cells, strict=True)
     ]
     columns = (
         label_column("action"),
@@ -116,12 +103,11 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
             "mean bytes of the prompt as it is stored, with scales and indices, or the most that a decode-time policy "
             "holds, generated entries included; their share of the full prompt's",
         ),
-        *(Column(ALL_QUANTITIES[name].label, ALL_QUANTITIES[name].scale.sign, ALL_QUANTITIES[name].meaning)
-          for name in shown),
+        *shown.heads,
         Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),
     )  # fmt: skip
     records = tuple(place.record() for place in places)
-    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), status_note(listed), records)
+    return PrintedTable("leaderboard", "Actions by R", columns, tuple(rows), shown.note, records)
 
 
 def _told(place: Place) -> str:

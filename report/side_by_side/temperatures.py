@@ -8,16 +8,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from report.printing.canvas import action_styles, new_figure
+from report.printing.estimate_tables import QuantityColumns
 from report.printing.strokes import WIDTH, action_legend, errors, round_ticks
-from report.printing.tables import (
-    Column,
-    PrintedTable,
-    estimate_cells,
-    label_column,
-    marks,
-    status_note,
-    table_row,
-)
+from report.printing.tables import PrintedTable, label_column, table_row
 from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
 from report.side_by_side.content import Comparison, Entry
 from stats.quantities import ALL_QUANTITIES
@@ -96,30 +89,23 @@ def _alike(one: Entry, other: Entry) -> bool:
 def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
     """A row for each action and temperature, with intervals under the numbers."""
     places = [(action, entry) for action in shown.actions for entry in shown.entries if action in entry.content.actions]
-    found = {
+    columns = QuantityColumns({
         quantity: [entry.content.estimates.get(quantity, action) for action, entry in places]
         for quantity in _QUANTITIES
-    }
-    listed = [row for column in found.values() for row in column]
-    mark = marks(listed)
-    cells = [estimate_cells(rows, ALL_QUANTITIES[quantity].scale, mark) for quantity, rows in found.items()]
+    })  # fmt: skip
     rows = [
         table_row(f"{temperature_of(entry):.12g}", *own, group=action)
-        for (action, entry), *own in zip(places, *cells, strict=True)
+        for (action, entry), *own in zip(places, *columns.cells, strict=True)
     ]
-    columns = (
-        label_column("temperature"),
-        *(Column(ALL_QUANTITIES[one].label, ALL_QUANTITIES[one].scale.sign, ALL_QUANTITIES[one].meaning)
-          for one in _QUANTITIES),
-    )  # fmt: skip
     records = tuple(
         {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)}
         | {column: getattr(estimate, column) for column in ESTIMATE_COLUMNS}
-        for quantity in _QUANTITIES
-        for (_, entry), estimate in zip(places, found[quantity], strict=True)
+        for estimates in columns.estimates.values()
+        for (_, entry), estimate in zip(places, estimates, strict=True)
     )
     title = f"By temperature, {shown.entries[0].model}"
-    return PrintedTable(name, title, columns, tuple(rows), status_note(listed), records)
+    heads = label_column("temperature"), *columns.heads
+    return PrintedTable(name, title, heads, tuple(rows), columns.note, records)
 
 
 def temperatures_figure(shown: Temperatures) -> Figure:

@@ -6,18 +6,9 @@ from typing import Any
 
 from report.parts.verdict.choice import Choice, difference
 from report.parts.verdict.contrasts import whole_cache
+from report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from report.printing.numbers import MISSING, count, fixed, size
-from report.printing.tables import (
-    NOISE_FLOOR,
-    Cell,
-    CellColumn,
-    Column,
-    EstimateColumn,
-    PrintedTable,
-    TableRow,
-    action_table,
-    columns_of,
-)
+from report.printing.tables import Cell, Column, PrintedTable, TableRow
 from report.printing.wording import meanings
 from report.reading.content import PageContent
 from report.reading.estimates import PRIMARY, Estimate
