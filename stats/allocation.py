@@ -23,13 +23,13 @@ from schema.errors import InputError
 from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.endpoints import Family
+from stats.gradients import STEP
 from stats.moments import Float, ReplicateMoments
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import is_reduced
 from stats.registry import Array, Pooled
-from stats.standard_errors import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

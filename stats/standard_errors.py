@@ -11,7 +11,7 @@ weight. A stratum's own row takes the clusters that have documents in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
 from typing import TYPE_CHECKING
 
@@ -19,21 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stats.clusters import linked_strata
-from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling, evaluate
+from stats.gradients import constant_gradient, derivative, features_read
+from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
 from stats.registry import Feature, Pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from stats.moments import DocumentMoments, Float
-    from stats.registry import Array, Quantity
-
-# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), and no difference cancels. Quantities are
-# rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.
-STEP = 1e-30
+    from stats.registry import Quantity
 
 _ROUNDING = 1e-13  # of the terms that a squared deviation is the difference of: less is 0 but for rounding
-
 
 _Covariances = dict[tuple[int, int], "Float"]
 
@@ -150,7 +146,7 @@ class StandardErrors:
         """
         with np.errstate(all="ignore"):
             # By what is read, of every row: [rows, subjects, B, X]
-            gradient = [self._derivative(pooled, side, feature).transpose(1, 2, 0, 3) for side, feature in self._read]
+            gradient = [derivative(self._quantity, pooled, *one).transpose(1, 2, 0, 3) for one in self._read]
             variance = np.zeros((len(counts), *self._cells))
             over_strata: _Covariances = {}
             for part in self._parts:
@@ -166,9 +162,6 @@ class StandardErrors:
             # A variance below 0 is rounding: see _Part.covariances.
             np.maximum(variance, 0.0, out=variance)
             return np.sqrt(variance, out=variance)
-
-    def _derivative(self, pooled: Sequence[Pooled], side: int, feature: Feature) -> Float:
-        return _derivative(self._quantity, pooled, side, feature)
 
 
 class _Part:
@@ -266,70 +259,6 @@ def _totals(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float
     totals = np.zeros((clusters, *values.shape[1:]))
     np.add.at(totals, cluster_of, values)
     return totals
-
-
-@dataclass(frozen=True)
-class _Recorded(Pooled):
-    """Pooled moments that note what is read of them."""
-
-    seen: dict[Feature, None] = field(default_factory=dict)
-
-    def read(self, feature: Feature) -> Array:
-        self.seen[feature] = None
-        return super().read(feature)
-
-
-@dataclass(frozen=True)
-class _Stepped(Pooled):
-    """Pooled moments of which one is a step into the complex plane."""
-
-    at: Feature | None = None
-
-    def read(self, feature: Feature) -> Array:
-        value = super().read(feature)
-        return value + 1j * STEP if feature == self.at else value
-
-
-def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[int, Feature], ...]:
-    """Return what a quantity reads, with the side: 0 of an action or a baseline, 1 of the action of a contrast."""
-    ones = {name: np.ones(()) for name in moments.scalars}
-    profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
-    sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
-    quantity.function(*sides)
-    return tuple((number, feature) for number, side in enumerate(sides) for feature in side.seen)
-
-
-def constant_gradient(
-    quantity: Quantity, moments: DocumentMoments, read: Sequence[tuple[int, Feature]]
-) -> list[Float] | None:
-    """Return a linear quantity's derivative by what it reads, each [1 or X]; None of one that is not linear.
-
-    Quantities are rational functions: a gradient that is the same at two points of no special place is so everywhere.
-    """
-    random = np.random.default_rng(0)
-    profiles = {**moments.positions, **moments.lags}
-    found = []
-    for _ in range(2):
-        scalars = {name: random.uniform(0.1, 0.9) * np.ones(()) for name in moments.scalars}
-        longs = {name: random.uniform(0.1, 0.9, size=value.shape[2:]) for name, value in profiles.items()}
-        sides = [Pooled(scalars, longs, moments.windows), Pooled(_halved(scalars), _halved(longs), moments.windows)]
-        own = sides[: 1 if quantity.kind == "action" else 2]
-        found.append([_derivative(quantity, own, side, feature) for side, feature in read])
-    same = all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
-    return found[0] if same else None
-
-
-def _halved(values: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: value / 2 for name, value in values.items()}
-
-
-def _derivative(quantity: Quantity, pooled: Sequence[Pooled], side: int, feature: Feature) -> Float:
-    stepped = [
-        _Stepped(one.scalars, one.profiles, one.windows, one.sums, feature) if number == side else one
-        for number, one in enumerate(pooled)
-    ]
-    derivative: Float = evaluate(quantity, stepped).imag / STEP
-    return derivative
 
 
 def _values(moments: DocumentMoments, feature: Feature) -> Float:

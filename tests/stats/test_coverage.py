@@ -39,10 +39,10 @@ from benchmarks.synthetic_study import (
 from flows.analysis.estimation import document_moments
 from sql.catalog import open_views
 from stats.bootstrap import BLOCK, groups, observed, observed_errors, resample
+from stats.gradients import constant_gradient, features_read
 from stats.intervals import EXPANDED, Studentized, percentile_intervals, studentized_intervals
 from stats.pooling import Pooling
 from stats.quantities import QUANTITIES
-from stats.standard_errors import constant_gradient, features_read
 
 DRAWS = 4 * BLOCK
 

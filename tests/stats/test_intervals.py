@@ -14,12 +14,13 @@ from schema.windows import Windows
 from stats.bootstrap import estimate, observed, observed_errors, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint
+from stats.gradients import constant_gradient, features_read
 from stats.intervals import Request, expanded_intervals
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import ALL_QUANTITIES, QUANTITIES
 from stats.registry import Range, Scale
-from stats.standard_errors import ClusterBlocks, StandardErrors, constant_gradient, features_read
+from stats.standard_errors import ClusterBlocks, StandardErrors
 
 H = 8
 WINDOWS = Windows.of(H)

@@ -1,0 +1,86 @@
+"""What a quantity reads of the pooled moments, and its derivative by each of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stats.pooling import evaluate
+from stats.registry import Feature, Pooled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stats.moments import DocumentMoments, Float
+    from stats.registry import Array, Quantity
+
+# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), and no difference cancels. Quantities are
+# rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.
+STEP = 1e-30
+
+
+@dataclass(frozen=True)
+class _Recorded(Pooled):
+    """Pooled moments that note what is read of them."""
+
+    seen: dict[Feature, None] = field(default_factory=dict)
+
+    def read(self, feature: Feature) -> Array:
+        self.seen[feature] = None
+        return super().read(feature)
+
+
+@dataclass(frozen=True)
+class _Stepped(Pooled):
+    """Pooled moments of which one is a step into the complex plane."""
+
+    at: Feature | None = None
+
+    def read(self, feature: Feature) -> Array:
+        value = super().read(feature)
+        return value + 1j * STEP if feature == self.at else value
+
+
+def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[int, Feature], ...]:
+    """Return what a quantity reads, with the side: 0 of an action or a baseline, 1 of the action of a contrast."""
+    ones = {name: np.ones(()) for name in moments.scalars}
+    profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
+    sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
+    quantity.function(*sides)
+    return tuple((number, feature) for number, side in enumerate(sides) for feature in side.seen)
+
+
+def constant_gradient(
+    quantity: Quantity, moments: DocumentMoments, read: Sequence[tuple[int, Feature]]
+) -> list[Float] | None:
+    """Return a linear quantity's derivative by what it reads, each [1 or X]; None of one that is not linear.
+
+    Quantities are rational functions: a gradient that is the same at two points of no special place is so everywhere.
+    """
+    random = np.random.default_rng(0)
+    profiles = {**moments.positions, **moments.lags}
+    found = []
+    for _ in range(2):
+        scalars = {name: random.uniform(0.1, 0.9) * np.ones(()) for name in moments.scalars}
+        longs = {name: random.uniform(0.1, 0.9, size=value.shape[2:]) for name, value in profiles.items()}
+        sides = [Pooled(scalars, longs, moments.windows), Pooled(_halved(scalars), _halved(longs), moments.windows)]
+        own = sides[: 1 if quantity.kind == "action" else 2]
+        found.append([derivative(quantity, own, side, feature) for side, feature in read])
+    same = all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    return found[0] if same else None
+
+
+def _halved(values: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: value / 2 for name, value in values.items()}
+
+
+def derivative(quantity: Quantity, pooled: Sequence[Pooled], side: int, feature: Feature) -> Float:
+    """Return the derivative of a quantity by one feature of one side, in the shape of its values, at pooled moments."""
+    stepped = [
+        _Stepped(one.scalars, one.profiles, one.windows, one.sums, feature) if number == side else one
+        for number, one in enumerate(pooled)
+    ]
+    found: Float = evaluate(quantity, stepped).imag / STEP
+    return found
