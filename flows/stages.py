@@ -23,7 +23,8 @@ from flows.generation.storing import generate
 from flows.looks import LooksTaken, look_line
 from flows.material import record_identities, record_material
 from flows.pages import page_of, report_is_current, write_report
-from flows.planning.plan import decides_the_same, freeze_plan, make_plan
+from flows.planning.freezing import decides_the_same, freeze_plan
+from flows.planning.plan import make_plan
 from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.study_run import StudyRun

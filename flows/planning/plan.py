@@ -1,48 +1,28 @@
-"""Making a plan from development documents, and freezing it before the first evaluation event.
-
-A later revision of a plan is made from the same documents. It says whether evaluation documents had been seen by then.
-"""
+"""Making a plan from development documents: sizes, endpoints, levels. Later revisions are made from the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from flows.frozen_plan import (
-    PRIMARY_FAMILY,
-    FrozenPlan,
-    check_plan_agrees,
-    find_plan,
-    plan_section_sha256,
-    plan_settings,
-    require_plan,
-)
+from flows.frozen_plan import PRIMARY_FAMILY, FrozenPlan, plan_section_sha256, plan_settings
 from flows.material import Material
 from flows.planning.looks import last_constant, plan_looks
-from flows.planning.seen import SeenDocuments, generated_documents
 from flows.planning.size import NOTHING, EvaluatedSize, size_bounds
-from schema.errors import InputError, OperationError, PlanError
-from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
-from schema.store.store import Store
+from schema.errors import OperationError
+from schema.frozen_text import MEASURED
 from schema.study import Study
-from schema.tables import PLAIN, PLANS, SWRB
+from schema.tables import PLAIN, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from stats.endpoints import Endpoint, Family
-from stats.intervals import PERCENTILE, STUDENTIZED
+from stats.intervals import STUDENTIZED
 from stats.moments import ReplicateMoments
 from stats.quantities import PAIR_QUANTITIES
 from stats.reduction.coefficients import reduced_replicates
 from stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
-
-# What says how a plan came about; two that differ in nothing else decide the same.
-# Looks follow from the settings and from what was evaluated before.
-_CIRCUMSTANCES = (
-    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
-)  # fmt: skip
 
 
 def make_plan(
@@ -184,83 +164,6 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
         else:
             endpoints += [Endpoint(quantity, name) for name in names]
     return endpoints
-
-
-def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two plans have equal settings and lead to the same evaluation and estimates."""
-    first, second = (
-        {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
-        | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
-        for one in (content, other)
-    )
-    return first == second
-
-
-def freeze_plan(
-    store: Store,
-    material: Material,
-    content: dict[str, Any],
-    events_version: int,
-    superseded: FrozenPlan | None = None,
-) -> FrozenPlan:
-    """Write a plan to the store, or adopt the one that another run of the same study froze first.
-
-    Args:
-        store: the study's store.
-        material: the study with its documents and actions.
-        content: what ``make_plan`` returned; the plan says too whether its evaluation documents had been seen.
-        events_version: the version of ``events`` that the content was made from.
-        superseded: the plan that this is the next revision of; None for the study's first one.
-
-    Returns:
-        The study's one frozen plan.
-
-    Raises:
-        PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
-
-    """
-    study, revision = material.study, 0 if superseded is None else superseded.revision + 1
-    if (frozen := _adopted(store, study, revision)) is not None:
-        return frozen
-    evaluation = {document.doc for document in material.of_split("evaluation")}
-    evaluated = evaluation & generated_documents(store, study.name, material.model_id)
-    if evaluated and not revision:
-        if (frozen := _adopted(store, study, revision)) is not None:  # another run froze it just now, and went on
-            return frozen
-        raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
-    documents = material.of_split("evaluation", content["documents_per_stratum"])
-    seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
-    content = content | {"seen": bool(seen or evaluated)}
-    if revision:
-        content |= {"revision": revision, "evaluated_documents": len(evaluated)}
-        looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
-        content |= {} if looks is None else {"sequential": looks}
-    text = frozen_text(content)
-    row = {
-        "study": study.name,
-        "model": material.model_id,
-        "plan_sha256": frozen_sha256(text),
-        "frozen_at": datetime.now(UTC),
-        "events_version": events_version,
-        "plan": text,
-        "plan_revision": revision,
-    }
-    try:
-        store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
-    except InputError:  # another run's plan came first, unless something else is wrong with the row
-        if (frozen := _adopted(store, study, revision)) is not None:
-            return frozen
-        raise
-    return require_plan(store, study)
-
-
-def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
-    """The plan of this revision or a later one that is there already, if the study file agrees with it."""
-    plan = find_plan(store, study.name, study.model.id)
-    if plan is None or plan.revision < revision:
-        return None
-    check_plan_agrees(plan, study)
-    return plan
 
 
 def _raised(study: Study, evaluated: EvaluatedSize) -> str:

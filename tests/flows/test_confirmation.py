@@ -16,7 +16,7 @@ from flows import material
 from flows.frozen_plan import find_plan
 from flows.material import gather_material
 from flows.planning.confirmation import write_confirmation
-from flows.planning.plan import freeze_plan
+from flows.planning.freezing import freeze_plan
 from flows.planning.seen import SeenDocuments
 from schema.document import Document
 from schema.errors import InputError

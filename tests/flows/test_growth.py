@@ -23,7 +23,7 @@ from flows.analysis.current import estimates_are_current
 from flows.analysis.stored import analyze_stored
 from flows.comparison import check_agrees
 from flows.frozen_plan import FrozenPlan, find_plan
-from flows.planning import plan as planning
+from flows.planning import freezing
 from flows.planning.seen import seen_actions
 from flows.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
@@ -292,13 +292,13 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
 def test_the_same_revision_of_another_run_is_adopted(laws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs look for the plan before either has frozen the revision; the later one goes on with the earlier one's."""
     run, other = study_run(laws, "store", K), study_run(laws, "store", K)
-    freeze: Callable[..., Any] = planning.freeze_plan
+    freeze: Callable[..., Any] = freezing.freeze_plan
     found = find_plan
     late = [find_plan(run.store, "laws", "tables")]
 
     def overtaken(*arguments: Any) -> Any:
         stages.plan(other)
-        monkeypatch.setattr(planning, "find_plan", lambda *rest: late.pop() if late else found(*rest))
+        monkeypatch.setattr(freezing, "find_plan", lambda *rest: late.pop() if late else found(*rest))
         return freeze(*arguments)
 
     real = stages.freeze_plan

@@ -23,6 +23,7 @@ from flows.analysis.current import estimated_version
 from flows.analysis.estimation import replicate_moments
 from flows.comparison import differences
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
+from flows.planning import freezing
 from flows.planning import plan as planning
 from flows.study_run import StudyRun
 from kvdrift.plan_lines import plan_lines
@@ -57,11 +58,11 @@ def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: py
         return find_plan(*arguments)
 
     monkeypatch.setattr(stages, "find_plan", find_late)
-    monkeypatch.setattr(planning, "find_plan", find_late)
+    monkeypatch.setattr(freezing, "find_plan", find_late)
     assert stages.plan(run_of(developed.study, developed.location)) == first
     assert len(looked) == 2
     evaluation = {document.doc for document in developed.material.of_split("evaluation")}
-    monkeypatch.setattr(planning, "generated_documents", lambda *_: evaluation)
+    monkeypatch.setattr(freezing, "generated_documents", lambda *_: evaluation)
     looked.clear()
     assert stages.plan(run_of(developed.study, developed.location)) == first
     assert developed.store.read("plans").num_rows == 1
@@ -71,7 +72,7 @@ def test_the_plan_of_another_study_file_is_not(developed: StudyRun, tmp_path: Pa
     stages.plan(developed)
     changed = run_of(load_study(write_study(tmp_path, ("draws = 200", "draws = 300"))), developed.location)
     with pytest.raises(PlanError, match=r"\[plan\] or \[windows\] differ"):
-        planning.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
+        freezing.freeze_plan(changed.store, changed.material, {"other": "content"}, 1)
 
 
 def frozen(location: Path) -> FrozenPlan:
@@ -156,8 +157,8 @@ def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
                 PlanError, match=f"plan.interval: frozen {same}, asked {other}; restore them, or kvdrift"
             ):
                 check_plan_agrees(plan, said[other])
-    assert planning.decides_the_same({}, {"interval": "percentile"})
-    assert not planning.decides_the_same({}, {"interval": "studentized"})
+    assert freezing.decides_the_same({}, {"interval": "percentile"})
+    assert not freezing.decides_the_same({}, {"interval": "studentized"})
 
 
 def test_a_new_plan_is_studentized(finished: Path) -> None:
@@ -181,8 +182,8 @@ def test_what_sizes_are_chosen_by_is_the_plans(tmp_path: Path) -> None:
         check_plan_agrees(plan, said["plain"])
         with pytest.raises(PlanError, match=what):
             check_plan_agrees(plan, said["reduced"])
-    assert planning.decides_the_same({}, {"variance": "plain", "reduction": []})
-    assert not planning.decides_the_same({}, {"variance": "reduced"})
+    assert freezing.decides_the_same({}, {"variance": "plain", "reduction": []})
+    assert not freezing.decides_the_same({}, {"variance": "reduced"})
 
 
 def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(

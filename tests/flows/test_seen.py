@@ -11,7 +11,7 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 from flows.frozen_plan import find_plan
-from flows.planning.plan import freeze_plan
+from flows.planning.freezing import freeze_plan
 from flows.planning.seen import SeenDocuments, seen_actions
 from schema.document import Document
 from schema.store.revisions import current_actions
