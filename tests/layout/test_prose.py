@@ -14,8 +14,7 @@ from generator.transformer.local_folders import EMBEDDED_ID
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError|DamagedStoreError)\b")
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
 DOCUMENTS = (
-    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/adding-a-selector.md", "docs/finite-state-systems.md",
-    "docs/reliability.md", "docs/gate.md", "docs/tutorial.md", "docs/services.md", "docs/changing-a-study.md",
+    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
 )  # fmt: skip
 
 
