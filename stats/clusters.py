@@ -59,7 +59,16 @@ class ClusterDraws:
 
 
 def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Number the sets of strata that share clusters, directly or through others; returns the set of each document."""
+    """Number the sets of strata that share clusters, directly or through others.
+
+    Args:
+        strata: the stratum of each document, [D].
+        cluster_of: the cluster of each document, [D].
+
+    Returns:
+        The set of each document, from 0, [D].
+
+    """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()
     for documents in _by_cluster(cluster_of):

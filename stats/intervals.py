@@ -313,7 +313,7 @@ def expanded_intervals(
 
 
 def expanded_tails(levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64]) -> Float:
-    """The lower percentiles of ``expanded_intervals``."""
+    """The lower percentiles of ``expanded_intervals``, as fractions, [N]; arguments are those that it takes."""
     free = np.maximum(clusters - strata, 1)
     tails: Float = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
     return tails

@@ -58,7 +58,11 @@ class RuledStreams:
         return slice(self._prompt + length)
 
     def open(self, stream_cache: Tensor) -> None:
-        """Give stream i, which lies in slot i and is at the end of its prompt, the scores of its prompt's entries."""
+        """Give stream i, which lies in slot i and is at the end of its prompt, the scores of its prompt's entries.
+
+        Args:
+            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
+        """
         for cache, rule in self._rules.items():
             own = (stream_cache == cache).nonzero().squeeze(-1)
             if len(own) and rule.scores:
@@ -68,10 +72,16 @@ class RuledStreams:
                     scores[rows, :, self._prompt :] = 0.0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
-        """Take up the open streams, so many of a cache at once at most, filled up to a multiple.
+        """Take up the open streams.
+
+        Args:
+            stream_cache: The cache of each, ascending, int64 [streams], on the CPU.
+            slots: The slot of each, int64 [streams], on the CPU.
+            at_once: Of each cache, how many streams are computed at once at most.
+            multiple: What they are filled up to a multiple of.
 
         Returns:
-            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64.
+            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64 [filled-up streams].
         """
         self._parts, packed, first = [], [], 0
         for cache in self._rules:

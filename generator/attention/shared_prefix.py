@@ -157,7 +157,12 @@ class SharedPrefix:
             self._pack()
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``."""
+        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``.
+
+        Args:
+            rows: int64 [parked], on the CPU.
+            places: Likewise.
+        """
         self._slots.park(rows, places)
 
     def rewind(self) -> None:
@@ -202,7 +207,18 @@ class SharedPrefix:
                 part[kind::kinds, :, :entries] = content
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend from one new token per row, T = 1, whose keys and values join the suffixes of the slots."""
+        """Attend from one new token per row, whose keys and values join the suffixes of the slots.
+
+        Args:
+            layer: The layer's number.
+            query: [rows, heads, 1, size].
+            key: [rows, KV heads, 1, size].
+            value: Likewise.
+            scaling: What products of queries and keys are multiplied by.
+
+        Returns:
+            [rows, heads, 1, size]; zeros where there is no stream.
+        """
         if self._fused is not None:
             indices = self._indices[query.device]
             result = self._fused.attend(layer, query, key, value, self._suffix[layer], indices, scaling)

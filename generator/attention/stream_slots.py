@@ -71,7 +71,7 @@ class StreamSlots:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``.
 
-        Who is parked at a place already is given up.
+        Who is parked at a place already is given up. Both are int64 [parked].
         """
         more = int(places.max()) + 1 - len(self._parked_caches)
         if more > 0:
@@ -88,7 +88,7 @@ class StreamSlots:
         self._source = self._target = _NONE
 
     def copies(self) -> tuple[Tensor, Tensor, int]:
-        """What is to be copied now, all at once: from which slots, to which, and up to which length.
+        """What is to be copied now, all at once: from which slots, to which, int64 [copies], and up to which length.
 
         They are then counted as made, so this is asked for once a step, after ``select`` and before a token is fed.
         """

@@ -43,7 +43,7 @@ class FiniteKernels:
         return self._tables[0][self._table, self._code]
 
     def send(self, indices: Tensor) -> None:
-        """Take integers where laws are."""
+        """Take integers, int64 of any shape, where laws are."""
         self.sent = indices
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class FiniteKernels:
         return True
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by the given rows of the open and the parked streams."""
+        """Replace the open streams by the given rows, int64 [streams], of the open and the parked streams."""
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -66,7 +66,12 @@ class FiniteKernels:
         self._code = torch.cat([self._code, parked])[rows]
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of these open streams, as the parked streams ``places``, for a later ``select``."""
+        """Keep the histories of these open streams, as the parked streams ``places``, for a later ``select``.
+
+        Args:
+            rows: int64 [parked].
+            places: Likewise.
+        """
         more = max(int(places.max()) + 1 - len(self._parked_table), 0)
         self._parked_table, self._parked_code, self._parked_length = (
             torch.cat([parked, torch.zeros(more, dtype=torch.int64)])

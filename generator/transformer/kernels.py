@@ -92,7 +92,11 @@ class TransformerKernels:
         return self._first_laws[own["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there."""
+        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+
+        Args:
+            indices: int64, of any shape, on the CPU.
+        """
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
@@ -105,7 +109,12 @@ class TransformerKernels:
         return self._attention.cuts_back
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``."""
+        """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``.
+
+        Args:
+            rows: int64 [parked], on the CPU.
+            places: Likewise.
+        """
         self._attention.park(rows, places)
 
     def rewind(self) -> None:

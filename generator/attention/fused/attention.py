@@ -41,7 +41,12 @@ class FusedAttention:
         self._partials = 0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
-        """Take up the open streams: the cache of each, ascending, and its slot among the model's rows.
+        """Take up the open streams.
+
+        Args:
+            stream_cache: The cache of each, ascending, int64 [streams], on the CPU.
+            slots: The slot of each among the model's rows, int64 [streams], on the CPU.
+            rows: The number of rows that the model computes.
 
         Returns:
             What ``attend`` needs on the layers' devices, by name.

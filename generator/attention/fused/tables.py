@@ -77,7 +77,7 @@ def tables(
 
 
 def chunks_of(entries: Tensor) -> Tensor:
-    """How many chunks so many entries make, int64."""
+    """How many chunks so many entries make, int64 of any shape."""
     return -(-entries // CHUNK)
 
 
