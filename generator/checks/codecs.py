@@ -13,6 +13,7 @@ from generator.attention.holding import DTYPES, AsComputed
 from generator.attention.shared_prefix import PrefixLayer
 from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
+from generator.checks.exactness import first_token_found, require_unmoved
 from generator.checks.random_models import random_document, random_model
 from generator.checks.tried import Tried, identity_found
 from generator.codecs import Codec
@@ -118,20 +119,14 @@ def _repetition(subject: CodecSubject) -> str:
 
 
 def _first_token(subject: CodecSubject) -> str:
-    *some, control = ([row for row in unit.events.to_pylist() if row["t"] == 1] for unit in subject.generated())
-    tokens = {tuple(row[side] for row in rows) for rows in (*some, control) for side in ("x_token", "y_token")}
-    require(len(tokens) == 1, "the first tokens are not the control's")
-    moved = {row[name] for rows in some for row in rows for name in ("delta", "f")} - {0.0}
-    require(not moved, "delta or f is not 0 at t = 1")
-    return "delta = f = 0 at t = 1, and the control's token"
+    return first_token_found(subject.generated())
 
 
 def _after_a_selector(subject: CodecSubject) -> str:
     own, after, half, control = subject.generated()
     require(after.record["kept_sha256"] == half.record["kept_sha256"], "the selector keeps other entries")
     require(own.record["kept_sha256"] == control.record["kept_sha256"], "the codec alone does not keep every entry")
-    moved = sum(row["delta"] != 0 or row["f"] != 0 for row in control.events.to_pylist())
-    require(moved == 0, f"the control beside it: delta or f is not 0 in {moved} of {control.events.num_rows} events")
+    require_unmoved(control, "the control beside it")
     alone, with_selector = (max(unit.events["delta"].to_pylist()) for unit in (own, after))
     return f"its kept sets, and a control of exactly 0; delta up to {alone:.2f} alone, {with_selector:.2f} after it"
 
@@ -151,8 +146,7 @@ def _generated_entries(subject: CodecSubject) -> str:
         return generate_units(random_model("qwen2"), "study", document, pending, 12, 7)
 
     alone, kept = units(PendingUnit(own, 0, 4), PendingUnit(control, 0, 2))
-    moved = sum(row["delta"] != 0 or row["f"] != 0 for row in kept.events.to_pylist())
-    require(moved == 0, f"the control beside it: delta or f is not 0 in {moved} of {kept.events.num_rows} events")
+    require_unmoved(kept, "the control beside it")
     parts = [*units(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)), *units(PendingUnit(own, 1, 3))]
     rows = [row for unit in parts for row in unit.events.to_pylist() if row["action"] == own.name]
     require(rows == alone.events.to_pylist(), "the events are others beside another action, or replicate by replicate")

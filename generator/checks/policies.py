@@ -12,6 +12,7 @@ import torch
 from generator.actions import Action, build_action
 from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
+from generator.checks.exactness import first_token_found
 from generator.checks.random_models import random_document, random_model
 from generator.checks.real_cache import TOLERANCE, Law, RealSide, RealStream, WatchedStream, plain_network
 from generator.checks.tried import Tried, identity_found
@@ -220,12 +221,7 @@ _NOTHING_SHARED = Savings(**{field.name: False for field in fields(Savings) if f
 
 
 def _first_token(subject: PolicySubject) -> str:
-    units = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in subject.generated()]
-    tokens = {tuple(row[side] for row in rows) for rows in units for side in ("x_token", "y_token")}
-    require(len(tokens) == 1, "the first tokens are not the control's")
-    moved = {row[name] for rows in units for row in rows for name in ("delta", "f")} - {0.0}
-    require(not moved, "delta or f is not 0 at t = 1")
-    return "delta = f = 0 at t = 1, and the control's token"
+    return first_token_found(subject.generated())
 
 
 def _nothing_dropped(subject: PolicySubject) -> str:

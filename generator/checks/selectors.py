@@ -14,6 +14,7 @@ from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
 from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
+from generator.checks.exactness import first_token_found, require_unmoved
 from generator.checks.random_models import random_document
 from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
 from generator.selectors import Recent, Selector, build_selector
@@ -189,18 +190,13 @@ def options_of(selector: Selector) -> dict[str, Any]:
 
 
 def _first_token(subject: Subject) -> str:
-    some, _, control = ([row for row in unit.events.to_pylist() if row["t"] == 1] for unit in subject.generated())
-    tokens = {tuple(row[side] for row in rows) for rows in (some, control) for side in ("x_token", "y_token")}
-    require(len(tokens) == 1, "the first tokens are not the control's")
-    require({row["delta"] for row in some} | {row["f"] for row in some} == {0.0}, "delta or f is not 0 at t = 1")
-    return "delta = f = 0 at t = 1, and the control's token"
+    return first_token_found(subject.generated())
 
 
 def _full_retention(subject: Subject) -> str:
     some, whole, control = subject.generated()
     for unit, name in ((whole, "the selector's own path"), (control, "the control")):
-        moved = sum(row["delta"] != 0 or row["f"] != 0 for row in unit.events.to_pylist())
-        require(moved == 0, f"{name}: delta or f is not 0 in {moved} of {unit.events.num_rows} events")
+        require_unmoved(unit, name)
         require(unit.events["x_token"].equals(unit.events["y_token"]), f"{name}: the two sides differ")
     most = float(np.max(some.events["delta"].to_numpy()))
     if subject.whole:
