@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from schema.errors import InputError
 from schema.study import POOLED
 from stats.bootstrap import BLOCK
-from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.clusters import ClusterDraws
 from stats.intervals import (
     COLUMNS,
@@ -31,6 +30,7 @@ from stats.intervals import (
 )
 from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
+from stats.quantities.branching import BRANCHING_QUANTITIES
 from stats.registry import Support
 
 if TYPE_CHECKING:

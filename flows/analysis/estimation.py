@@ -25,11 +25,11 @@ from schema.store.store import Store
 from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views
-from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.quantities.branching import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each

@@ -30,8 +30,8 @@ from report.parts.branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
 from schema.windows import Windows
-from stats.branching_quantities import BRANCHING_QUANTITIES
 from stats.quantities import ALL_QUANTITIES
+from stats.quantities.branching import BRANCHING_QUANTITIES
 from stats.registry import Scale
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")
