@@ -13,6 +13,12 @@ StoreArgument = Annotated[
     str,
     typer.Argument(metavar="STORE", help="Folder or object-store URL of a store.", autocompletion=completion.stores),
 ]
+StudyArgument = Annotated[
+    Path, typer.Argument(metavar="STUDY.toml", help="The study file.", autocompletion=completion.studies)
+]
+StudyStoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")

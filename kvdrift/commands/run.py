@@ -6,13 +6,18 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdrift import completion
-from kvdrift.options import ClusterOption, EndpointOption, RootCertsOption, TokenOption
+from kvdrift.options import (
+    ClusterOption,
+    EndpointOption,
+    RootCertsOption,
+    StudyArgument,
+    StudyStoreOption,
+    TokenOption,
+)
 from schema.errors import KvdriftError, printable
 
 if TYPE_CHECKING:
@@ -20,12 +25,8 @@ if TYPE_CHECKING:
 
 
 def run(
-    study: Annotated[
-        Path, typer.Argument(metavar="STUDY.toml", help="The study file.", autocompletion=completion.studies)
-    ],
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
-    ] = None,
+    study: StudyArgument,
+    store: StudyStoreOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents at most, then stop.")
     ] = None,

@@ -73,7 +73,7 @@ def test_shells_complete_commands_stores_actions_and_views(finished: Path, tmp_p
     assert completed("kvdrift ve", tmp_path) == ["verify"]
     assert completed("kvdrift status ", tmp_path) == ["stores/small"]
     assert completed("kvdrift status stores/s", tmp_path) == ["stores/small"]
-    assert completed("kvdrift run mi", tmp_path) == ["mine.toml"]
+    assert completed("kvdrift schedule mi", tmp_path) == ["mine.toml"]
     assert completed("kvdrift list se", tmp_path) == ["selectors"]
     assert completed("kvdrift drop stores/small --action snap", tmp_path) == ["snapkv-half"]
 

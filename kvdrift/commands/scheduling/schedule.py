@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvdrift.options import ClusterOption, EndpointOption, RootCertsOption, TokenOption
+from kvdrift.options import (
+    ClusterOption,
+    EndpointOption,
+    RootCertsOption,
+    StudyArgument,
+    StudyStoreOption,
+    TokenOption,
+)
 from schema.errors import InputError
 
 _POOL = "kvdrift"
 
 
 def schedule(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    study: StudyArgument,
     cron: Annotated[
         str | None,
         typer.Option("--cron", metavar='"M H D M W"', help="When it runs; without it, runs are started by hand."),
@@ -22,9 +28,7 @@ def schedule(
     timezone: Annotated[
         str, typer.Option("--timezone", metavar="ZONE", help="Of the times in --cron, such as Europe/Berlin.")
     ] = "UTC",
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
-    ] = None,
+    store: StudyStoreOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents a run at most.")
     ] = None,

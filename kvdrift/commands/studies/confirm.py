@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvdrift import completion
+from kvdrift.options import StudyStoreOption
 
 
 def confirm(
@@ -21,9 +22,7 @@ def confirm(
     action: Annotated[
         list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat it for several.")
     ],
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
-    ] = None,
+    store: StudyStoreOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; NAME-confirm.toml by default.")
     ] = None,
