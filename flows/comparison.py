@@ -18,7 +18,7 @@ from typing import Any
 from flows.forecast import stored
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
 from flows.generation.pending import lacking_actions
-from flows.material import stored_identities
+from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import ActionIdentity, changes

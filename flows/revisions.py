@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from flows.frozen_plan import find_plan
 from flows.generation.pending import lacking_actions
-from flows.material import stored_identities
+from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import changes

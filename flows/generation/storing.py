@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from flows.generation.failures import Trying
 from flows.generation.pending import Work
-from flows.material import stored_identities
+from flows.stored_material import stored_identities
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds
 from schema.errors import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from fixtures.heard import Heard
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
-from fixtures.table_systems import study_of_tables, table_system, write_systems
+from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
 from flows import stages
 from flows.analysis.current import estimates_are_current
@@ -34,14 +33,8 @@ from sql.catalog import open_views
 from verification.whole_store import verify
 
 STUDY = (
-    study_of_tables(4, 2, 3)
+    study_of_tables(4, 2, 3, "one", "two")
     + """
-[[actions]]
-name = "one"
-
-[[actions]]
-name = "two"
-
 [plan]
 baseline = "one"
 primary = ["mismatch", "gap"]
@@ -79,8 +72,7 @@ def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laws(finished_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder with the finished study's store, to write to."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished_laws / "store", tmp_path / "store")
-    shutil.copy(finished_laws / "tables.json", tmp_path)
+    copy_study(finished_laws, tmp_path)
     return tmp_path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from fixtures.random_models import VOCABULARY, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
-from fixtures.table_systems import study_of_tables, table_system, write_systems
+from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -173,8 +172,7 @@ def laws_finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laws(laws_finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a finished study of tables, to be changed."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(laws_finished / "store", tmp_path / "store")
-    shutil.copy(laws_finished / "tables.json", tmp_path)
+    copy_study(laws_finished, tmp_path)
     return tmp_path
 
 

@@ -9,7 +9,8 @@ import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows.material import Material, record_material
+from flows.material import Material
+from flows.stored_material import record_material
 from schema.document import SPLITS
 from schema.store.store import Store
 from schema.tables import STUDIES

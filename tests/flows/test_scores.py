@@ -20,8 +20,8 @@ from flows import scores, stages
 from flows.analysis.answers import answers_are_current
 from flows.analysis.stored import analyze_stored
 from flows.forecast import forecast
-from flows.material import _leave_unrecorded_scoring
 from flows.scores import Scoring, known_answers, score_stored
+from flows.stored_material import _leave_unrecorded_scoring
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
 from schema.store.store import Store, Unit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
-from fixtures.table_systems import study_of_tables, table_system, write_systems
+from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
 from flows import stages
 from flows.analysis.gate import GateQuestion, gate_stored
@@ -35,14 +34,8 @@ from sql.catalog import open_views
 from verification.whole_store import verify
 
 STUDY = (
-    study_of_tables(4, 2, 16)
+    study_of_tables(4, 2, 16, "one", "two")
     + """
-[[actions]]
-name = "one"
-
-[[actions]]
-name = "two"
-
 [plan]
 baseline = "one"
 primary = ["mismatch"]
@@ -75,8 +68,7 @@ def stopped_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laws(stopped_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder with the stopped study's store, to write to."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(stopped_laws / "store", tmp_path / "store")
-    shutil.copy(stopped_laws / "tables.json", tmp_path)
+    copy_study(stopped_laws, tmp_path)
     return tmp_path
 
 

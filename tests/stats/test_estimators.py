@@ -18,14 +18,8 @@ from sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
 TABLES = (
-    study_of_tables(8, 4, 3)
+    study_of_tables(8, 4, 3, "rarely", "never")
     + """
-[[actions]]
-name = "rarely"
-
-[[actions]]
-name = "never"
-
 [plan]
 estimator = "hybrid"
 baseline = "rarely"

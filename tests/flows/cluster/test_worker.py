@@ -23,7 +23,7 @@ from flows.cluster.generator import check_stored
 from flows.generation.laws import of_all_laws
 from flows.generation.named_work import named
 from flows.generation.pending import pending_development
-from flows.material import stored_identities
+from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.identity import ActionIdentity, GpuKinds
 from schema.errors import InputError, OperationError
