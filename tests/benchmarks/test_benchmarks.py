@@ -36,3 +36,17 @@ def test_it_runs(name: str) -> None:
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
     assert printed.get("rows") or printed["launches"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["analysis", "derivation", "scale"])
+def test_they_print_a_table_or_an_object(name: str) -> None:
+    """Half a minute each: every part runs in a process of its own."""
+    sizes = ["--strata=2", "--documents=4", "--actions=2", "--replicates=3", "--horizon=16"]
+    options = {"analysis": [*sizes, "--draws=200"], "derivation": sizes, "scale": ["--events", "4e5", "8e5"]}
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options[name]]
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found["benchmark"] == name
+    assert all(f"{row['part']} " in table for row in found["rows"])
+    assert any(row["peer"] and row["ratio"] > 0 for row in found["rows"])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -388,17 +385,3 @@ def _units_of(source: Store) -> list[Unit]:
         record = {name: value for name, value in row.items() if name != "path"}
         found.append(Unit(record, events.filter(own)))
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["analysis", "derivation", "scale"])
-def test_benchmarks_print_a_table_or_an_object(name: str) -> None:
-    """Half a minute each: every part runs in a process of its own."""
-    sizes = [f"--{size}={value}" for size, value in dataclasses.asdict(SIZES).items()]
-    options = {"analysis": [*sizes, "--draws=200"], "derivation": sizes, "scale": ["--events", "4e5", "8e5"]}
-    command = [sys.executable, "-m", f"benchmarks.{name}", *options[name]]
-    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found["benchmark"] == name
-    assert all(f"{row['part']} " in table for row in found["rows"])
-    assert any(row["peer"] and row["ratio"] > 0 for row in found["rows"])
