@@ -17,9 +17,9 @@ from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
-from report.reading.estimates import PRIMARY, Estimate
+from report.reading.estimates import Estimate
 from schema.frozen_text import with_measured
-from stats.intervals import SEEN
+from stats.intervals import PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.reduction.saving import saving
 from stats.registry import Quantity, Scale
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 # Labels of the plan's entries: what it decided, and what it was decided from.
 _CHOSEN = {
     "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
-    "actions": "actions", "target_half_width": "target half-width", "variance": "sizes chosen by the variance that is",
-    "saving": "what reduced estimates save", "reachable": "targets reachable",
-    "reason": "reason", "alpha": "alpha", "family_size": "family size", "level": "level of primary intervals",
-    "interval": "intervals", "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
+    "actions": "actions", "target_half_width": "target half-width (fraction, or tokens)",
+    "variance": "variance that chose K and N", "saving": "what reduced estimates save",
+    "reachable": "targets reachable", "reason": "reason", "alpha": "alpha, over all primary intervals",
+    "family_size": "primary intervals", "level": "level of each primary interval", "interval": "intervals",
+    "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
     "expected_seconds": "expected time", "seen": "evaluation documents seen before",
 }  # fmt: skip
 _REST = {
@@ -48,7 +49,7 @@ _OF_ACTIONS = "their action, or its baseline, was redone after its evaluation do
 
 TEMPLATE = """
 {% if facts.plan %}
-<p>{% if facts.plan.revision %}Revision {{ facts.plan.revision }}, frozen{% else %}Frozen{% endif %} {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from events version {{ facts.plan.events_version }}{% endif %}, {% if facts.plan.evaluated %}after {{ facts.plan.evaluated }} evaluation documents had been generated{% else %}before the first evaluation event{% endif %}. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
+<p>{% if facts.plan.revision %}Revision {{ facts.plan.revision }}, frozen{% else %}Frozen{% endif %} {{ facts.plan.frozen_at }}{% if facts.plan.events_version is not none %} from version {{ facts.plan.events_version }} of the table events{% endif %}, {% if facts.plan.evaluated %}after {{ facts.plan.evaluated }} evaluation documents had been generated{% else %}before the first evaluation event{% endif %}. SHA-256 <span class="hash">{{ facts.plan.sha256 }}</span>.</p>
 {{ facts_list(chosen) }}
 {% if tables.plan_endpoints is defined %}{{ table(tables.plan_endpoints) }}{% endif %}
 {% if figures.cost_curve is defined %}
@@ -83,7 +84,7 @@ def section(content: PageContent) -> Section:
     plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
     plan |= {"saving": saved} if (saved := saving(plan)) else {}
     estimates = content.estimates.all()
-    primary = [row for row in estimates if row.standing in {PRIMARY, SEEN}]
+    primary = [row for row in estimates if row.standing in {PRESPECIFIED, SEEN}]
     other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
     listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
     costs = cost_table(plan)

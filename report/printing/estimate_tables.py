@@ -9,16 +9,16 @@ from typing import Any
 from report.printing.numbers import MISSING, decimals_for, interval, level, scaled
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
-from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, PRIMARY, Estimate, ReportedEstimates
+from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
 from schema.study import POOLED
-from stats.intervals import EXPLORATORY, SEEN
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import DIFFERENCE, Scale
 
 NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
 
 _STANDINGS = {
-    PRIMARY: "prespecified primary endpoints, family-adjusted",
+    PRESPECIFIED: "prespecified primary endpoints, family-adjusted",
     SEEN: "primary endpoints that were planned after their outcomes had been seen, family-adjusted",
     EXPLORATORY: "exploratory, pointwise",
 }
@@ -216,7 +216,7 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
     """The mark for each standing in one table: planned ones have one, exploratory where others stand beside it."""
     present = {row.standing for row in estimates if row.has_interval}
-    return {PRIMARY: "†", SEEN: "§", EXPLORATORY: "‡" if len(present) > 1 else ""}
+    return {PRESPECIFIED: "†", SEEN: "§", EXPLORATORY: "‡" if len(present) > 1 else ""}
 
 
 def status_note(estimates: Iterable[Estimate]) -> str:

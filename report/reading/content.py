@@ -69,6 +69,15 @@ class PageContent:
         """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed where nothing was branched."""
         return self.pooled("swrb_risk") if self.facts.branched else []
 
+    @property
+    def unmeasured_strata(self) -> list[str]:
+        """Strata without an estimate of R: none of their documents of the page's split is measured."""
+        return [
+            stratum
+            for stratum in self.facts.strata
+            if all(self.estimates.get("mismatch", one, stratum=stratum).estimate is None for one in self.actions)
+        ]
+
     def pooled(self, view: str, **equal: object) -> list[ViewRow]:
         """Rows of ``view`` that pool the strata of the page's split."""
         return self.source.of(view, split=self.split, stratum=POOLED, **equal)

@@ -13,7 +13,6 @@ from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES
 from stats.registry import Quantity
 
-PRIMARY = "primary"
 FEW_CLUSTERS = 20  # intervals over fewer are marked
 
 _Series = tuple[str, str, str, str | None]
@@ -62,13 +61,12 @@ class Estimate:
 
     @property
     def standing(self) -> str:
-        """``primary`` where the plan named it and its level is adjusted for the family, ``exploratory`` otherwise.
+        """``prespecified`` where the plan named it and its level is adjusted for the family, else ``exploratory``.
 
         ``seen`` where the plan named it when its outcomes were known.
         """
-        if self.family is None or self.status not in {PRESPECIFIED, SEEN}:
-            return EXPLORATORY
-        return PRIMARY if self.status == PRESPECIFIED else SEEN
+        planned = self.family is not None and self.status in {PRESPECIFIED, SEEN}
+        return str(self.status) if planned else EXPLORATORY
 
     @property
     def of_few_clusters(self) -> bool:

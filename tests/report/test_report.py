@@ -330,13 +330,27 @@ def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> N
         row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
     html = undrawn_page(views)
     assert (
-        "Revision 1, frozen 2026-03-01 09:30:00 UTC from events version 3, after 12 evaluation documents had been"
+        "Revision 1, frozen 2026-03-01 09:30:00 UTC from version 3 of the table events, after 12 evaluation documents had been"
         in html
     )
     assert "ef" * 32 in html
     assert "ab" * 32 not in html
     assert "evaluation documents of this study had been generated when this revision of the plan was frozen" in html
     assert "dded after the plan" not in html
+
+
+def test_a_study_that_moves_says_what_its_numbers_leave_out(undrawn_page: Page) -> None:
+    """And by what it goes on: no unit lacks anything."""
+    views = make_views()
+    for rows in views.views.values():
+        for row in rows:
+            if row.get("stratum") == "VT-4K":
+                row |= {name: None for name in ("mismatch", "estimate") if name in row}
+    html = undrawn_page(views, preliminary="The study still moves.")
+    assert "No evaluation document is measured of VT-4K: numbers over all strata leave it out." in html
+    assert "By R, over all strata but those without a measured document." in html
+    assert "kvdrift run goes on to the end of the study." in html
+    assert "payload_bytes" not in html
 
 
 def test_stale_estimates_are_said(undrawn_page: Page) -> None:
@@ -497,7 +511,7 @@ def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, st
     assert endpoint[2:] == ["7.00 pp", "5.00 pp", "10.00 pp", "1.50 pp"]  # roots of the components, in points
     assert [row[:2] for row in tables["table-cost_curve"][1:]] == [["4", "48"], ["16", "12"], ["64", "3"]]
     assert "<dt>expected time</dt><dd>2.0 h</dd>" in html
-    assert html.index("windows] SHA-256") > html.index("What the plan was made from") > html.index("<dt>alpha</dt>")
+    assert html.index("windows] SHA-256") > html.index("What the plan was made from") > html.index("<dt>alpha, over")
     assert "<dd>folds: 6; margin: −0.02; observations: positions</dd>" in html
 
 

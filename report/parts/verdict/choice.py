@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from report.reading.content import PageContent
-from report.reading.estimates import PRIMARY, Estimate, ReportedEstimates
+from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION
-from stats.intervals import SEEN
+from stats.intervals import PRESPECIFIED, SEEN
 
 _TOO_MANY = 0.5  # of the right answers lost
-_BEST_FIRST = {PRIMARY: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
+_BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from report.parts.verdict.choice import by_divergence
 from report.printing.numbers import fixed, in_text, level
 from report.printing.wording import capital
 from report.reading.content import PageContent
-from report.reading.estimates import PRIMARY, Estimate, ReportedEstimates
+from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import Facts
-from stats.intervals import EXPLORATORY, SEEN
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.registry import DIFFERENCE, Scale
 
 _TERMS = {
@@ -28,8 +28,7 @@ _TERMS = {
 }
 
 
-_STATUS = {PRIMARY: "prespecified", SEEN: "seen", EXPLORATORY: "exploratory"}
-_GROUNDS = re.compile(rf" \((both )?([\d.]+%, (?:{'|'.join(_STATUS.values())}))\)")
+_GROUNDS = re.compile(rf" \((both )?([\d.]+%, (?:{PRESPECIFIED}|{SEEN}|{EXPLORATORY}))\)")
 _FEW = 10  # clusters of a stratum: intervals from fewer rest on too little
 
 
@@ -149,7 +148,7 @@ def grounds(estimate: Estimate) -> str:
     """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
     if not estimate.has_interval:
         return ""
-    return f" ({level(estimate.level)}, {_STATUS[estimate.standing]})"
+    return f" ({level(estimate.level)}, {estimate.standing})"
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:

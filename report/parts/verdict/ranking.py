@@ -11,7 +11,6 @@ from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
 from report.printing.wording import meanings
 from report.reading.content import PageContent
-from report.reading.estimates import PRIMARY, Estimate
 from schema.study import POOLED
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
@@ -29,8 +28,9 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     columns += columns_of(*shown)
     columns.append(_verdicts(content, choice, order))
     records = tuple(_record(content, choice, action) for action in order)
+    measured = "all strata but those without a measured document" if content.unmeasured_strata else "all strata"
     note = (
-        "By R, over all strata. The place is what the intervals of the differences leave open. "
+        f"By R, over {measured}. The place is what the intervals of the differences leave open. "
         f"{meanings(whole_cache(content), f'H = {content.windows.horizon}', shown)}"
     )
     table = action_table(
@@ -96,7 +96,7 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
     for action in order:
         said, further = verdict_of(content, choice, action)
         better = choice.ruled_out.get(action)
-        status = _standing(difference(content.estimates, better, action)) if better else ""
+        status = difference(content.estimates, better, action).standing if better else ""
         added = "added after the plan" if action in content.facts.added else ""
         cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, status, added))))
     meaning = (
@@ -138,7 +138,3 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
     return record | {
         "level": risk.level, "status": risk.status, "verdict": " ".join(verdict_of(content, choice, action)).strip(),
     }  # fmt: skip
-
-
-def _standing(row: Estimate) -> str:
-    return "prespecified" if row.standing == PRIMARY else row.standing

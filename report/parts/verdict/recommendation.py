@@ -11,9 +11,9 @@ from report.parts.verdict.contrasts import Sample, shown, whole_cache
 from report.printing.numbers import count, fixed, in_text, size
 from report.printing.wording import counted, listed
 from report.reading.content import PageContent
-from report.reading.estimates import PRIMARY, Estimate
+from report.reading.estimates import Estimate
 from report.reading.facts import EVALUATION
-from stats.intervals import SEEN
+from stats.intervals import PRESPECIFIED, SEEN
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
@@ -273,7 +273,7 @@ def _standings(content: PageContent, choice: Choice) -> set[str]:
 
 def _planned(content: PageContent, choice: Choice) -> list[str]:
     """What a recommendation is worth that rests on what the plan named."""
-    if _standings(content, choice) != {PRIMARY}:
+    if _standings(content, choice) != {PRESPECIFIED}:
         return []
     return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
 
@@ -281,10 +281,10 @@ def _planned(content: PageContent, choice: Choice) -> list[str]:
 def _fresh(content: PageContent, choice: Choice) -> list[str]:
     """How a recommendation would be confirmed that rests on anything else."""
     standings = _standings(content, choice)
-    if not standings or standings == {PRIMARY}:
+    if not standings or standings == {PRESPECIFIED}:
         return []
     fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
-    if standings <= {PRIMARY, SEEN}:
+    if standings <= {PRESPECIFIED, SEEN}:
         return [f"The plan named these differences when outcomes were known. {fresh}"]
     return [f"Exploratory intervals hold for one difference at a time. {fresh}"]
 
@@ -294,8 +294,8 @@ def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
     facts = content.facts
     if facts.finite or not choice.candidates:
         return []
-    if content.split != EVALUATION:
-        return ["kvdrift run goes on to the evaluation documents."]
+    if content.preliminary or content.split != EVALUATION:
+        return ["kvdrift run goes on to the end of the study."]
     if any(not control.zero for control in facts.controls):
         return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
     if not content.estimates.have_intervals or content.estimates.stale:
