@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": ACTION_COLOURS[0], "different": ACTION_COLOURS[1]}
+_MOST = 24  # predictors of a figure; of more, those that development selected stand for all
 _UNCALIBRATED = (
     "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
     "full_minus_flat_extrapolation",
@@ -31,7 +32,7 @@ _UNCALIBRATED = (
 
 TEMPLATE = """
 {% if tables.calibration is defined %}
-{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> Those with the least error come first. Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it. The filled marker is the predictor that development selected. A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
+{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> {% if chosen %}Of each contrast the predictors that development selected are drawn, and the table has all of them. {% endif %}Those with the least error come first. Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it.{% if not chosen %} The filled marker is the predictor that development selected.{% endif %} A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
 {{ table(tables.calibration) }}
 {% else %}
 <p class="absent">No predictor has been judged: the view <code>calibration</code> has no row for these contrasts. <code>kvdrift analyze</code> makes the rows from development and evaluation documents.</p>
@@ -52,12 +53,14 @@ def section(content: PageContent) -> Section | None:
     if rows:
         tables.append(calibration_table(rows, baseline, windows, content.published))
         words = "Error of each predictor of the gap with its interval against the margin"
-        drawings.append(Drawing("calibration", words, partial(calibration_figure, rows, windows, content.published)))
+        drawn = [row for row in rows if row["selected"]] if len(rows) > _MOST else rows
+        drawings.append(Drawing("calibration", words, partial(calibration_figure, drawn, windows, content.published)))
     names = [name for name in _UNCALIBRATED if estimates.known(name)]
     if "flat_extrapolation_gap" in names:
         title = "Uncalibrated predictions"
         tables.append(contrast_rows_table("uncalibrated", title, estimates, names, content.others, baseline))
-    return Section("calibration", "Predicting the gap", TEMPLATE, tuple(tables), tuple(drawings))
+    values = {"chosen": len(rows) > _MOST}
+    return Section("calibration", "Predicting the gap", TEMPLATE, tuple(tables), tuple(drawings), values)
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:

@@ -9,7 +9,7 @@ import pytest
 from fixtures.report_views import BLOCKS, MODEL, PAIR, STUDY, H, make_views
 from matplotlib.axes import Axes
 
-from report.parts import clocks, entry
+from report.parts import calibration, clocks, entry
 from report.printing.canvas import action_styles, drawing, new_figure
 from report.reading.content import read_content
 from report.reading.estimates import Estimate
@@ -33,6 +33,23 @@ def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.Mo
     assert [axes.get_title(loc="left").replace("\n", "") for axes in each] == content.actions
     assert [(len(axes.collections), len(axes.lines)) for axes in each] == [(1, 3)] * 3, "a band, and the curves of all"
     assert all(max(line.get_xdata()) == H for axes in each for line in axes.lines)
+
+
+def test_of_many_predictors_those_that_were_selected_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = StudyRows(make_views(PAIR, strata=("NIAH-4K",), documents_each=1), STUDY, MODEL)
+    content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+
+    def drawn() -> list[str]:
+        section = calibration.section(content)
+        assert section is not None
+        assert len(section.tables[0].rows) == 6
+        with drawing():
+            (axes,) = section.drawings[0].draw().axes
+        return [label.get_text().strip() for label in axes.get_yticklabels()]
+
+    assert len(drawn()) == 6
+    monkeypatch.setattr(calibration, "_MOST", 5)
+    assert drawn() == ["fixed history · ridge", "positions 1–16 · ridge"]
 
 
 def test_gaps_of_many_actions_stand_at_their_own_block() -> None:
