@@ -69,13 +69,15 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
         A line for each thing that was done.
 
     Raises:
-        InputError: The store is behind a URL.
+        InputError: The store is behind a URL, or there is no store.
         OperationError: Another process repairs it, or writes to it for seconds.
         KvdriftError: Something cannot be mended.
 
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")
+    if not any(Path(store.location, table, "_delta_log").is_dir() for table in TABLES):
+        store.version("events")  # raises what says that it is no store
     with repaired(store.location):
         yield from _repair(store, faults)
 

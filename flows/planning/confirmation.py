@@ -21,6 +21,7 @@ from schema.store.store import Store
 from schema.study import Study, load_studies
 from schema.study.laws import of_each_law
 from schema.study.reading import read_content
+from stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # that are tried
 
@@ -55,7 +56,8 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
         path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
 
     Raises:
-        InputError: An action is unknown, the file is there already, or there are too few documents that were not seen.
+        InputError: An action is unknown, or it is the baseline alone; the file is there already; or there are too few
+            documents that were not seen.
 
     """
     studies, content = load_studies(study_file), read_content(study_file)
@@ -92,6 +94,12 @@ def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: P
     for name in names:
         if name not in known:
             raise InputError(f"--action {name}: no such action in {study_file}; {nearest(name, known)}")
+    contrasts = {name for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
+    if contrasts.intersection(studies[0].plan.primary) and set(names) == {baseline := studies[0].plan.baseline}:
+        raise InputError(
+            f"--action {baseline}: is the baseline, which the new file has too; name an action to hold against it, of "
+            f"{', '.join(sorted(known - {baseline}))}"
+        )
     if any(study.model.tables is not None for study in studies):
         raise InputError(f"{study_file}: its systems are read from model.tables, and there are no others to confirm on")
 

@@ -13,7 +13,7 @@ from generator.actions import Action
 from generator.checks.check import require
 from generator.identity import parts_sha256
 from generator.selectors.parameters import Value
-from schema.errors import KvdriftError
+from schema.errors import InputError, KvdriftError
 from schema.store.store import Unit
 
 Part = TypeVar("Part")
@@ -39,7 +39,11 @@ class Tried(ABC, Generic[Part]):
     _units: list[Unit] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "part", self.part_of(self.action()))
+        try:
+            action = self.action()
+        except InputError as error:  # the action is the checks' own, and nobody knows its name
+            raise InputError(str(error).removeprefix("action 'own': ")) from error.__cause__
+        object.__setattr__(self, "part", self.part_of(action))
 
     @staticmethod
     @abstractmethod

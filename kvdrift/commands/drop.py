@@ -30,6 +30,7 @@ def drop(
     from schema.store.store import Store
     from sql.catalog import refresh_catalog
 
+    Store.open(store)  # refuses a folder that is no store, of which the next line would make one
     opened = Store.create(store)
     units = drop_action(opened, action, study)
     refresh_catalog(opened)

@@ -54,6 +54,11 @@ def test_an_unknown_action_is_named(finished: Path, tmp_path: Path) -> None:
         write_confirmation(write_study(tmp_path), ["snapkv-hal"], Store.open(finished))
 
 
+def test_the_baseline_alone_confirms_no_difference(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^--action snapkv-half: is the baseline, .* against it, of recent-half"):
+        write_confirmation(write_study(tmp_path), ["snapkv-half"], Store.create(tmp_path / "store"))
+
+
 class Bytes:
     """A tokenizer whose tokens are a text's bytes."""
 

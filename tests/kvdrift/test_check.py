@@ -55,4 +55,6 @@ def test_mistakes_are_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
 ) -> None:
     write_module(folder)
-    assert says in mistake(capsys, "check", *arguments)
+    line = mistake(capsys, "check", *arguments)
+    assert says in line
+    assert "action" not in line, "the user has named none"

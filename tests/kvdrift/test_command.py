@@ -87,6 +87,8 @@ def test_an_unwritable_store_is_one_line(capsys: pytest.CaptureFixture[str], tmp
         (("run", "nowhere.toml"), "nowhere.toml: no such study file"),
         (("status", "nowhere"), "nowhere is not a kvdrift store: there is no such folder"),
         (("sql", "nowhere", "select 1"), "nowhere is not a kvdrift store"),
+        (("drop", "nowhere", "--action", "x"), "nowhere is not a kvdrift store: there is no such folder"),
+        (("verify", "nowhere", "--repair"), "nowhere is not a kvdrift store: there is no such folder"),
         (("list", "view"), "did you mean 'views'?"),
         (("rnu",), "No such command 'rnu'"),
         (("run", "--stoer", "x"), "No such option: --stoer"),
@@ -98,6 +100,7 @@ def test_mistakes_in_a_call_are_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert message in mistake(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -628,8 +628,12 @@ def test_a_damaged_log(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert "events" not in out
 
 
-def test_what_is_no_store_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "verify", tmp_path)
+@pytest.mark.parametrize("options", [(), ("--repair",)])
+def test_what_is_no_store_is_the_users_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    """Also where it might be mended: no store is made of another folder."""
+    code, out, err = call(capsys, "verify", tmp_path, *options)
     assert (code, out) == (2, "")
     assert "is not a kvdrift store" in err
     assert list(tmp_path.iterdir()) == []
