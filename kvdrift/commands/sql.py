@@ -27,7 +27,11 @@ def sql(
     store: StoreArgument,
     query: Annotated[
         str | None,
-        typer.Argument(metavar="QUERY", help="A select; without it, a prompt.", autocompletion=completion.views),
+        typer.Argument(
+            metavar="QUERY",
+            help="A select, or a command such as .views; without it, a prompt.",
+            autocompletion=completion.views,
+        ),
     ] = None,
     output_format: Annotated[
         str | None,
@@ -57,6 +61,9 @@ def sql(
     output_format = output_format or _format_of(output)
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
+    command = query is not None and query.lstrip().startswith(".")
+    if command and (output or output_format != "table"):
+        raise InputError(f"{query}: a command of the prompt prints text; leave --format and -o out")
     opened = Store.open(store)
     with read_only(open_views(opened, threads=os.cpu_count() or 1, checked=checked), opened) as views:
         if waiting := opened.pending_segments(views.versions["events"], views.versions):
@@ -65,6 +72,8 @@ def sql(
             typer.echo(f"note: the views lack {units} whose events are not derived yet; {derive}", err=True)
         if query is None:
             Prompt(views, _show).read_all()
+        elif command:
+            Prompt(views, _show).answer(query)
         else:
             answer(views, query, output_format, output)
 

@@ -60,13 +60,18 @@ class Prompt:
             if text.strip().rstrip(";").lower() in _LEAVE:
                 break
             try:
-                self._answer(text.strip())
+                self.answer(text.strip())
             except KvdriftError as error:
                 typer.echo(f"kvdrift: {error}", err=True)
             except KeyboardInterrupt:
                 typer.echo("interrupted", err=True)
 
-    def _answer(self, text: str) -> None:
+    def answer(self, text: str) -> None:
+        """Answer one query, or one command that begins with a dot.
+
+        Raises:
+            InputError: It is no such command, or DuckDB refuses the query.
+        """
         command, *arguments = text.rstrip(";").split()
         if not command.startswith("."):
             began = time.monotonic()
@@ -85,7 +90,7 @@ class Prompt:
             self._show(self._columns(promised))
         elif command == ".help":
             typer.echo(_HELP)
-        else:
+        elif command not in _LEAVE:
             raise InputError(f"{command}: no such command; {nearest(command, ('.views', '.schema', '.help', '.quit'))}")
 
     def _of(self, arguments: list[str]) -> Contract:

@@ -28,6 +28,7 @@ from kvdrift.queries.prompt import Prompt, completer, history_file, is_whole
 from kvdrift.queries.running import rows_of
 from schema.store.store import Store
 from sql.catalog import Views, describe_views
+from sql.contracts import contracts
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,20 @@ def test_the_prompt_answers_queries_and_commands(store: str) -> None:
     assert "1 row, 0." in done.stderr
     for problem in ("did you mean 'decomposition'", ".tabels: no such command", "syntax error"):
         assert problem in done.stderr
+
+
+def test_a_command_of_the_prompt_may_stand_for_a_query(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "sql", store, ".views")
+    assert (code, err) == (0, "")
+    assert all(f"\n{one.view}" in out for one in describe_views())
+    code, out, err = call(capsys, "sql", store, " .schema decomposition")
+    assert (code, err) == (0, "")
+    assert out.startswith(contracts()["decomposition"].description)
+    assert call(capsys, "sql", store, ".quit") == (0, "", "")
+    assert "did you mean '.views'" in mistake(capsys, "sql", store, ".veiws")
+    for option in (("--format", "csv"), ("-o", "rows.txt")):
+        line = mistake(capsys, "sql", store, ".views", *option)
+        assert ".views: a command of the prompt prints text; leave --format and -o out" in line
 
 
 def test_a_terminal_has_history_and_completion(views: Views, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
