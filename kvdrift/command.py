@@ -31,7 +31,7 @@ from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
-from schema.errors import InputError, KvdriftError, first_line, is_forbidden, printable
+from schema.errors import InputError, KvdriftError, failure_of, first_line, is_forbidden, printable
 
 app = typer.Typer(
     name="kvdrift",
@@ -111,6 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
         _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
+    except SystemExit as error:  # commands return their codes: this one is of somebody's selector, or of a library
+        _fail(f"ended from inside: {failure_of(error, None)}", failure, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)

@@ -6,6 +6,7 @@ import csv as csv_module
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,16 @@ def test_failures_are_one_line_unless_debugging(
     code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")
     assert code == 1
     assert "Traceback" in err
+
+
+def test_whoever_ends_the_process_in_a_commands_place_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The code of somebody's selector calls ``sys.exit()``, which would say that all is done."""
+    monkeypatch.setattr("schema.study.load_studies", lambda *_: sys.exit())
+    code, out, err = call(capsys, "run", tmp_path / "x.toml")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"kvdrift: ended from inside: SystemExit.* \(.*test_command\.py, line \d+\)\n", err)
 
 
 def test_an_interruption_says_how_to_go_on(
