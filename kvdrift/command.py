@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,21 @@ from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
-from schema.errors import InputError, KvdriftError, failure_of, first_line, is_forbidden, printable
+from schema.errors import InputError, KvdriftError, OperationError, failure_of, first_line, is_forbidden, printable
+
+
+def _returning(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that ends by returning: what ends the process inside of it, such as somebody's selector, has failed."""
+
+    @functools.wraps(command)
+    def returning(**options: Any) -> None:
+        try:
+            command(**options)
+        except SystemExit as error:
+            raise OperationError(f"ended from inside: {failure_of(error, None)}") from error
+
+    return returning
+
 
 app = typer.Typer(
     name="kvdrift",
@@ -59,8 +74,8 @@ for function in (
     confirm,
     check,
 ):
-    app.command(epilog=epilog(function.__name__))(function)
-app.command(name="list", epilog=epilog("list"))(list_)
+    app.command(epilog=epilog(function.__name__))(_returning(function))
+app.command(name="list", epilog=epilog("list"))(_returning(list_))
 
 
 def _version(value: bool) -> None:
@@ -111,8 +126,6 @@ def main(arguments: list[str] | None = None) -> None:
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
         _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
-    except SystemExit as error:  # commands return their codes: this one is of somebody's selector, or of a library
-        _fail(f"ended from inside: {failure_of(error, None)}", failure, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
         _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)
