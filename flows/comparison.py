@@ -149,7 +149,9 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         asked = {"model.id": study.model.id, "study.horizon": study.study.horizon, "study.seed": study.study.seed}
         stored = {"model.id": row["model"], "study.horizon": row["horizon"], "study.seed": row["seed"]}
     else:
-        asked, stored = (_leaves(json.loads(text)) for text in (study.settings, row["settings"]))
+        present, before = (json.loads(text) for text in (study.settings, row["settings"]))
+        present["documents"] = _in_order_of(before["documents"], present["documents"])
+        asked, stored = _leaves(present), _leaves(before)
     law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
     asked, stored = asked | law[0], stored | law[1]  # settings have what is not the default
     names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
@@ -162,6 +164,13 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
     if not names:
         what = "documents, device, dtype or revision"
         yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
+
+
+def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
+    """Document sections that are asked for, equal ones in the places that they have among the stored ones."""
+    others = [section for section in asked if section not in stored]
+    placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
+    return placed + others
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
@@ -279,7 +288,7 @@ def _identity(
     """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
-        "weights_sha256": "reference laws" if finite else "weights",
+        "weights_sha256": "reference laws" if finite else "model files (weights and configuration)",
         "tokenizer_sha256": "tokenizer",
         "selector_sha256": "laws" if finite else f"source of {action.told}",
         "numerics": "numerics",

@@ -1,7 +1,7 @@
-"""The documents that a study has in its store: those that it holds before others, and those whose answers changed.
+"""The documents that a study has in its store, which it takes before others, and whose answers changed since.
 
-A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these first,
-whatever order the source has.
+A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these
+first, whatever order the source has.
 """
 
 from __future__ import annotations

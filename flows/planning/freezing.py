@@ -24,9 +24,11 @@ from stats.intervals import PERCENTILE
 from stats.reduction.saving import PLAIN_VARIANCE
 
 # What says how a plan came about; two that differ in nothing else decide the same.
-# Looks follow from the settings and from what was evaluated before.
+# Looks follow from the settings and from what was evaluated before. The hash of the study file's settings tells orders
+# of its sections apart; other settings than the stored ones are refused.
 _CIRCUMSTANCES = (
     MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
+    "study_sha256",
 )  # fmt: skip
 
 
@@ -38,6 +40,7 @@ def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bo
     first, second = (
         {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
         | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
+        | {"strata": sorted(one["strata"])}
         for one in (content, other)
     )
     taken = [one.pop("documents", None) for one in (first, second)]

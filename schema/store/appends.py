@@ -160,10 +160,11 @@ def unit_name(record: Mapping[str, Any]) -> str:
     return f"({names}) {what} [{record['first_replicate']}, {last}){of_revision}"
 
 
-def conform(table: Table, rows: pa.Table) -> pa.Table:
+def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
     """Put rows, columns in any order, into the declared schema of a table.
 
-    A column that came after the table may be missing or null, and gets its default.
+    A column that came after the table may be missing, and gets its default; so do its nulls if they are to be
+    ``filled``.
 
     Raises:
         InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
@@ -185,7 +186,7 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
             column = pa.chunked_array([pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)])
         if column.type != field.type:
             raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
-        if column.null_count and defaults.get(field.name) is not None:
+        if filled and column.null_count and defaults.get(field.name) is not None:
             column = column.fill_null(pa.scalar(defaults[field.name], field.type))
         columns.append(column)
         if column.null_count and not field.nullable:

@@ -73,7 +73,7 @@ def make_store(folder: Path, *development: str) -> Store:
     """Documents with answers, some of them of the development split, and one without."""
     made = Store.create(folder)
     documents = [
-        dict.fromkeys(DOCUMENTS.columns) | {
+        dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | {
             "study": STUDY, "model": MODEL, "doc": doc, "stratum": "n", "cluster": doc,
             "split": "development" if doc in development else "evaluation",
             "task": "needle", "source": "embedded", "answers": list(document.answers),
