@@ -134,7 +134,7 @@ class Store(ReadableStore):
         """
         if table not in KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
-        given = conform(TABLES[table], rows)
+        given = conform(TABLES[table], rows, filled=True)
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
 

@@ -175,13 +175,19 @@ class Study(Section):
         return json.dumps(deciding, sort_keys=True)
 
     def agrees_with(self, settings: str | None) -> bool:
-        """Whether stored settings are those of the study; a file that lies elsewhere now is known by what is in it."""
-        return settings is not None and _without_tables(settings) == _without_tables(self.settings)
+        """Whether stored settings are those of the study.
+
+        A file that lies elsewhere now is known by what is in it. The order of document sections decides nothing, unless
+        they take their systems from one file in turn.
+        """
+        return settings is not None and _deciding(settings) == _deciding(self.settings)
 
 
-def _without_tables(settings: str) -> dict[str, Any]:
+def _deciding(settings: str) -> dict[str, Any]:
+    """What of settings decides events."""
     content: dict[str, Any] = json.loads(settings)
-    content["model"].pop("tables", None)
+    if content["model"].pop("tables", None) is None:
+        content["documents"].sort(key=lambda section: json.dumps(section, sort_keys=True))
     return content
 
 

@@ -179,6 +179,11 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     )
     plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
     connection.execute(f"create view internal.superseded_plans as {plans}")
+    documents = (
+        "select '' as study, '' as model, '' as doc, 0 as document_revision, 0 as documents_revision where false"
+    )
+    for view in ("superseded_documents", "superseded_analyses"):
+        connection.execute(f"create view internal.{view} as {documents}")
     staged = connection.sql(view_texts()[table])
     assert (staged.columns, staged.types) == (declared.columns, declared.types)
 
