@@ -17,27 +17,24 @@ from generator.attention.shared_prefix import PrefixLayer
 
 _ODD = 0x9E3779B97F4A7C15 - 2**64  # Weyl's constant of 64 bits, signed: its multiples spread over all bits
 _BYTES = 8  # of a word
-_TRIED_STEPS = 2  # of a policy; a step costs what decoding one token does
 
 
 def checksum(*parts: Tensor) -> Tensor:
     """Sum the bits of some tensors as 64-bit words modulo 2^64, each word times an odd number of its place.
 
     Args:
-        parts: Tensors of one device, any shapes and dtypes.
+        parts: Tensors of one device and dtype, any shapes.
 
     Returns:
         int64 [], on that device: nothing is copied to the host.
     """
-    sums, first = [], 1
-    for part in parts:
-        flat = part.contiguous().view(torch.uint8).flatten()
-        words = torch.nn.functional.pad(flat, (0, -len(flat) % _BYTES)).view(torch.int64)
-        places = torch.arange(first, first + len(words), device=part.device)
-        mixed = words ^ (words >> 32)  # else the high bits of a word would be lost in its product
-        sums.append((mixed * (places * _ODD | 1)).sum())
-        first += len(words)
-    return torch.stack(sums).sum()
+    flat = torch.cat([part.flatten() for part in parts]).view(torch.uint8)
+    if left_over := -len(flat) % _BYTES:
+        flat = torch.nn.functional.pad(flat, (0, left_over))
+    words = flat.view(torch.int64)
+    weights = torch.arange(1, 1 + len(words), device=flat.device).mul_(_ODD).bitwise_or_(1)
+    mixed = (words >> 32).bitwise_xor_(words)  # else a word's high bits would be lost in its product
+    return mixed.mul_(weights).sum()
 
 
 def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
@@ -48,8 +45,8 @@ def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
     """Checksums of what a decode-time policy does first, the same for all replicates: no drawn token is fed.
 
-    The prompt's last token is fed again in place of drawn ones. Of a policy that scores entries, the sums are of which
-    entries are left before each step and after the last one; of another policy, of the attention.
+    The prompt's last token is fed once more in place of a drawn one. If a policy scores entries, the sums are of which
+    entries are left before and after that step; else they are of the attention.
 
     Args:
         rule: The policy's rule of the prompt's cache.
@@ -59,21 +56,18 @@ def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequen
     Returns:
         One of each layer, int64 [].
     """
-    return [checksum(*_decided(rule, layer, own)) for layer, own in zip(prompt, held, strict=True)]
+    return [_decided(rule, layer, own) for layer, own in zip(prompt, held, strict=True)]
 
 
-def _decided(rule: CacheRule, layer: PromptLayer, own: PrefixLayer) -> list[Tensor]:
+def _decided(rule: CacheRule, layer: PromptLayer, own: PrefixLayer) -> Tensor:
     kv_heads, _, size = layer.key.shape
-    query = layer.window_query[:, -1].reshape(1, kv_heads, -1, size)
-    scores = rule.first_scores(layer.number)[None] if rule.scores else torch.empty(0, device=layer.key.device)
-    decided = [scores >= 0]
-    for length in range(1, _TRIED_STEPS + 1):
-        if rule.scores:
-            scores = torch.nn.functional.pad(scores, (0, 1))  # the new entry's is 0
-        if rule.passes(length):
-            continue
-        suffix = [part[None, :, -1:].expand(-1, -1, length, -1).contiguous() for part in (layer.key, layer.value)]
-        entries = StreamEntries(layer.number, query, own.key, own.value, *suffix, layer.scaling)
-        attention, scores = rule.attend(entries, scores)
-        decided.append(scores >= 0 if rule.scores or attention is None else attention)
-    return decided
+    before = rule.first_scores(layer.number) if rule.scores else layer.key.new_empty(0)
+    if rule.passes(1):
+        return checksum(before >= 0)
+    entries = StreamEntries(
+        layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), own.key, own.value,
+        layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling,
+    )  # fmt: skip
+    joined = torch.nn.functional.pad(before, (0, 1))[None] if rule.scores else before  # the new entry's score is 0
+    attention, after = rule.attend(entries, joined)
+    return checksum(before >= 0, after >= 0) if rule.scores or attention is None else checksum(attention)

@@ -130,7 +130,8 @@ class UnitRows:
         first, last = min(names["doc"]), max(names["doc"])
         # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
         where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
-        return self._folder.read(units, columns, where=where, paths=paths).to_pylist()
+        found: list[dict[str, Any]] = self._folder.read(units, columns, where=where, paths=paths).to_pylist()
+        return found
 
     def _groups_of(self, units: Snapshot, paths: Iterable[str]) -> dict[str, frozenset[int]]:
         """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
