@@ -26,6 +26,7 @@ from generator.identity import ActionIdentity, changes
 from schema.document import SPLITS
 from schema.errors import PlanError
 from schema.sampling import SamplingLaw
+from schema.store.kept_sets import COMPARED, check_alike
 from schema.store.revisions import current_actions
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
@@ -113,8 +114,12 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
     Raises:
         PlanError: A difference that the run does not make; the line says how to accept it.
+        UnlikeUnitsError: The store has units of one action and document that keep or read unlike entries.
 
     """
+    if (store := stored(run)) is not None:
+        units = store.units(run.study.name, run.study.model.id, COMPARED).to_pylist()
+        check_alike(unit for unit in units if unit["action"] not in redo)
     every = differences(run)
     growth = [one for one in every if one.kind is Kind.GROWTH]
     accepted = [Kind.GROWTH, *([Kind.PLAN] if run.replan else [])]

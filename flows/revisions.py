@@ -18,6 +18,7 @@ from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import changes
 from schema.errors import InputError, PlanError, nearest
+from schema.store.kept_sets import COMPARED, unlike_units
 from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
 from schema.tables import ACTIONS
@@ -74,8 +75,14 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
-    """Whether a revision lacks units, and those that are still to come would be made like those that are there."""
+    """Whether a revision lacks units, and those that are still to come would be made like those that are there.
+
+    A revision whose units keep unlike entries cannot go on.
+    """
     for run in runs:
+        units = run.store.units(run.study.name, run.study.model.id, COMPARED)
+        if any(unlike_units(units.filter(pc.equal(units["action"], action.name)).to_pylist())):
+            return False
         stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))
         if stored is not None and changes(stored, run.identity(action)):
             return False

@@ -3,6 +3,7 @@
 KvdriftError               one line, made to be read by a person
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   ├── PlanError          an evaluation without its frozen plan, or against another one
+│   ├── UnlikeUnitsError   units of one action and document that keep or read unlike entries
 │   └── MissingStoreError  a place where there is no store yet
 └── OperationError         the work failed though the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
@@ -36,6 +37,10 @@ class InputError(KvdriftError):
 
 class PlanError(InputError):
     """Evaluation events were asked for without a frozen plan, or the study no longer matches its plan."""
+
+
+class UnlikeUnitsError(InputError):
+    """Units of one document, action, revision and estimator keep or read unlike prompt entries."""
 
 
 class MissingStoreError(InputError):

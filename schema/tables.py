@@ -22,7 +22,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
-# 10: revisions of documents
+# 10: revisions of documents, checksums of what is read with codecs and policies
 SCHEMA_VERSION = 10
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -329,6 +329,13 @@ UNITS = _table(
         "bytes",
         null=True,
         since=9,
+    ),
+    _column(
+        "read_checksums",
+        pa.list_(pa.string()),
+        "per layer, checksum of the entries as a codec reads them back, or of what a policy does first; null without",
+        null=True,
+        since=10,
     ),
 )
 

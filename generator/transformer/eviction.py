@@ -18,6 +18,7 @@ from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
 from generator.selectors.selector import ScoringSelector
+from generator.transformer.checksums import checksum, in_words
 from schema.errors import KvdriftError, OperationError, failure_of
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -34,6 +35,7 @@ class CompactCache:
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
         payload_bytes: Bytes of the kept keys and values as they are stored.
         scale_bytes: Bytes of their scales and zero points.
+        read_checksums: Per layer, the checksum of keys and values as they are read back; None if they are as computed.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -42,6 +44,7 @@ class CompactCache:
     kept_sha256: tuple[str, ...]
     payload_bytes: int
     scale_bytes: int
+    read_checksums: tuple[str, ...] | None = None
 
     @property
     def kept_entries(self) -> int:
@@ -139,7 +142,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
     budgets = _budgets(chooser, kept, entries, len(prompt))
     holding = holding or AsComputed()
-    layers, indices, hashes, stored = [], [], [], []
+    layers, indices, hashes, stored, sums = [], [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
         index = _kept(layer, budget, chooser)
         _check(index, layer, budget, chooser, number)
@@ -147,11 +150,14 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather))
         stored.append(bytes_as_stored(own, holding))
         layers.append(_held(own, holding))
+        if not isinstance(holding, AsComputed):
+            sums.append(checksum(layers[-1].key, layers[-1].value))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales)
+    checksums = in_words(sums) if sums else None
+    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, checksums)
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:

@@ -23,6 +23,7 @@ from generator.attention.statistics import Statistic
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.selectors.policies.guarded import rule_of
+from generator.transformer.checksums import first_decisions, in_words
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, SharedScores, evict
 from generator.transformer.fused.head import Head
@@ -167,7 +168,9 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
-        return PreparedCache(compact, most, 0, rule_of(action.policy, layers, compact.indices, budget))
+        rule = rule_of(action.policy, layers, compact.indices, budget)
+        decided = in_words(first_decisions(rule, layers, compact.layers))
+        return PreparedCache(replace(compact, read_checksums=decided), most, 0, rule)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
@@ -305,5 +308,7 @@ class PreparedPrompt:
             "payload_bytes": payload, "scale_bytes": compact.scale_bytes, "index_bytes": index,
             "metadata_bytes": compact.metadata_bytes,
             "resident_bytes": compact.stored_bytes + suffix * streams,
-            "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
+            "kept_sha256": list(compact.kept_sha256),
+            "read_checksums": None if compact.read_checksums is None else list(compact.read_checksums),
+            "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip

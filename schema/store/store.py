@@ -96,6 +96,8 @@ class Store(ReadableStore):
         Raises:
             InputError: The events of a unit are not exactly its own, a replicate range overlaps a stored one with
                 other bounds, or writing is not permitted. Then nothing is written.
+            UnlikeUnitsError: A unit keeps or reads other entries than those of its document, action, revision and
+                estimator. Then nothing is written.
             OperationError: Writing failed.
 
         """

@@ -64,7 +64,15 @@ def test_what_later_versions_added() -> None:
             "batch_deviation": None,
             **REVISION,
             **dict.fromkeys(
-                ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256", "scale_bytes")
+                (
+                    "weights_sha256",
+                    "tokenizer_sha256",
+                    "selector_sha256",
+                    "numerics",
+                    "prompt_sha256",
+                    "scale_bytes",
+                    "read_checksums",
+                )
             ),
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
