@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from generator.attention.shared_prefix import PrefixLayer
 from generator.checks.check import Check, require
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.exactness import first_token_found, require_unmoved
+from generator.checks.least_bytes import bits_claimed_and_needed
 from generator.checks.random_models import random_document, random_model
 from generator.checks.tried import Tried, identity_found
 from generator.codecs import Codec
@@ -28,6 +30,7 @@ from schema.study import ActionSection
 _ENTRIES = (1, 31, 127, 128, 129, 160, 161, 401)
 _HEADS = ((2, 16), (1, 64), (3, 24))
 _PROMPT = 200
+_LONG = 1024  # entries, of which a window of 128 is little
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +49,18 @@ class CodecSubject(Tried[Codec]):
         codec = {**self.parameters, **changes, "name": self.name}
         return build_action(ActionSection(name=name, codec=codec, **chosen), self.folder)
 
-    def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
-        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+    def heads(self) -> Iterator[tuple[int, int]]:
+        """KV heads and head sizes that the codec takes."""
         for heads, size in _HEADS:
             try:
                 self.part.check(size)
             except InputError:
                 continue
+            yield heads, size
+
+    def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
+        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+        for heads, size in self.heads():
             for entries in _ENTRIES:
                 generator = torch.Generator().manual_seed(entries)
                 key, value = torch.randn(2, heads, entries, size, generator=generator)
@@ -103,6 +111,21 @@ def _bytes(subject: CodecSubject) -> str:
         shares.append((layer.key.shape[1], layer.key.itemsize, stored.total / AsComputed().stored_bytes(layer).total))
     ends = [f"{share:.3f} of {entries} entries in {8 * item} bits" for entries, item, share in shares if entries == 401]
     return f"the same by shapes alone; with scales, {ends[0]}, {ends[-1]}"
+
+
+def _least_bytes(subject: CodecSubject) -> str:
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        part = subject.part
+        for heads, size in islice(subject.heads(), 1):
+            stored, needed = bits_claimed_and_needed(part.hold, part.stored_bytes, heads, _LONG, size, dtype)
+            require(
+                stored >= needed,
+                f"{dtype}: stored_bytes says {stored:.2f} bits a number, and what comes back needs {needed:.2f} at least, "
+                "however it is stored (Shannon's rate-distortion bound)",
+            )
+            found.append(f"{stored:.1f} bits a number in {dtype}, and {needed:.1f} are needed at least")
+    return "; ".join(found)
 
 
 def _repetition(subject: CodecSubject) -> str:
@@ -162,6 +185,7 @@ _SIZES = "1 to 401 entries of 16, 24 and 64 channels, three dtypes"
 CODEC_CHECKS = (
     Check("shapes", _SIZES, _shapes),
     Check("bytes", _SIZES, _bytes),
+    Check("least bytes", f"what comes back of {_LONG:,} entries of independent normal numbers", _least_bytes),
     Check("repetition", "a second round trip, and a twin's", _repetition),
     Check("identity", "each parameter changed", identity_found),
     Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),

@@ -34,6 +34,7 @@ class CompactCache:
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
         payload_bytes: Bytes of the kept keys and values as they are stored.
         scale_bytes: Bytes of their scales and zero points.
+        indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -42,6 +43,7 @@ class CompactCache:
     kept_sha256: tuple[str, ...]
     payload_bytes: int
     scale_bytes: int
+    indexed: bool
 
     @property
     def kept_entries(self) -> int:
@@ -55,8 +57,8 @@ class CompactCache:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the kept indices."""
-        return sum(index.nbytes for index in self.indices)
+        """Bytes of the kept indices; 0 unless the cache is indexed."""
+        return sum(index.nbytes for index in self.indices) if self.indexed else 0
 
     @property
     def metadata_bytes(self) -> int:
@@ -151,7 +153,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales)
+    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, indexed=kept < entries)
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:

@@ -167,7 +167,8 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
-        return PreparedCache(compact, most, 0, rule_of(action.policy, layers, compact.indices, budget))
+        rule = rule_of(action.policy, layers, compact.indices, budget)
+        return PreparedCache(replace(compact, indexed=True), most, 0, rule)  # steps remove entries, if prefill did not
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
