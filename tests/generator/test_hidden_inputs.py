@@ -7,7 +7,6 @@ the package has.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from generator.checks.tried import Tried
 from generator.codecs import CODECS
 from generator.codecs.quantized_cache import QuantizedCacheCodec
 from generator.selectors import SELECTORS
+from generator.selectors.kvpress_presses import PRESSES
 from generator.selectors.policies import POLICIES
 
 SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
@@ -152,22 +152,22 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
     ]
 
 
-@cache
-def of_the_package() -> list[Tried[Any]]:
-    """All that the package has, and what one second interpreter found of it."""
-    kinds = {"selector": SELECTORS, "codec": CODECS, "policy": POLICIES}
-    made = [
-        tried_of(name, {}, None, kind)
-        for kind, named in kinds.items()
-        for name, one in named.items()
-        if not issubclass(one, QuantizedCacheCodec)
-    ]
-    for subject, found in zip(made, decided_elsewhere(made), strict=True):
-        subject.found_elsewhere.append(found)
-    return made
+OWN_CODECS = [name for name, one in CODECS.items() if not issubclass(one, QuantizedCacheCodec)]
+OF_LIBRARIES = [name for name in CODECS if name not in OWN_CODECS]
 
 
-def test_all_of_the_package_decides_the_same_in_a_second_interpreter() -> None:
-    for tried in of_the_package():
-        assert same_elsewhere(tried) == same_after_others(tried) == f"the same {tried.decides}", tried.name
-        assert source_notes(type(tried.part)) == []
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"selector": [*SELECTORS], "codec": OWN_CODECS, "policy": [*POLICIES]},
+        pytest.param({"codec": OF_LIBRARIES}, marks=pytest.mark.quantizers),
+        pytest.param({"selector": [f"kvpress:{press}" for press in PRESSES]}, marks=pytest.mark.kvpress),
+    ],
+    ids=["own", "quantizers", "kvpress"],
+)
+def test_all_of_the_package_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
+    tried = [tried_of(name, {}, None, kind) for kind, names in named.items() for name in names]
+    for one, found in zip(tried, decided_elsewhere(tried), strict=True):
+        one.found_elsewhere.append(found)
+        assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
+        assert source_notes(type(one.part)) == []
