@@ -279,7 +279,7 @@ UNITS = _table(
         "bytes",
         null=True,
     ),
-    _column("index_bytes", pa.int64(), "indices of the same entries", "bytes", null=True),
+    _column("index_bytes", pa.int64(), "indices of the same entries; 0 if none is ever removed", "bytes", null=True),
     _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
     _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
     _column(

@@ -35,6 +35,7 @@ class CompactCache:
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
         payload_bytes: Bytes of the kept keys and values as they are stored.
         scale_bytes: Bytes of their scales and zero points.
+        indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
         read_checksums: Per layer, the checksum of keys and values as they are read back; None if they are as computed.
     """
 
@@ -44,6 +45,7 @@ class CompactCache:
     kept_sha256: tuple[str, ...]
     payload_bytes: int
     scale_bytes: int
+    indexed: bool
     read_checksums: tuple[str, ...] | None = None
 
     @property
@@ -58,8 +60,8 @@ class CompactCache:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the kept indices."""
-        return sum(index.nbytes for index in self.indices)
+        """Bytes of the kept indices; 0 unless the cache is indexed."""
+        return sum(index.nbytes for index in self.indices) if self.indexed else 0
 
     @property
     def metadata_bytes(self) -> int:
@@ -157,7 +159,9 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
     checksums = in_words(sums) if sums else None
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, checksums)
+    return CompactCache(
+        tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums
+    )
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:

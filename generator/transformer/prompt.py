@@ -170,7 +170,8 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, action.row_tile or 0)
         rule = rule_of(action.policy, layers, compact.indices, budget)
         decided = in_words(first_decisions(rule, layers, compact.layers))
-        return PreparedCache(replace(compact, read_checksums=decided), most, 0, rule)
+        held = replace(compact, indexed=True, read_checksums=decided)  # steps remove entries, if prefill did not
+        return PreparedCache(held, most, 0, rule)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
