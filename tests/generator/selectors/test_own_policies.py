@@ -21,7 +21,7 @@ from schema.errors import OperationError
 from schema.study import ActionSection
 
 NAME = "my_policy:Mine"
-RULE = '''
+RULE = """
 from generator.attention.cache_rules import CacheRule
 from generator.selectors.policies.policy import Policy
 
@@ -48,7 +48,7 @@ class Indexed(Policy):
 
     def rule(self, prompt, kept, budget):
         return Rule()
-'''
+"""
 
 
 def made(folder: Path, *changes: tuple[str, str], keep: int | str = 20, **parameters: float) -> Action:
@@ -131,7 +131,10 @@ def recent(value: str) -> tuple[str, str]:
         ((PROMPT_SCORES, f"{PROMPT_SCORES}[:, :39]"), "prompt_scores has the shape [2, 39]; it should be [2, 40]"),
         ((PROMPT_SCORES, f"{PROMPT_SCORES}.repeat(1, 2)"), "prompt_scores has the shape [2, 80]; it should be [2, 40]"),
         ((PROMPT_SCORES, f"{PROMPT_SCORES}[0]"), "prompt_scores has the shape [40]; it should be [2, 40]"),
-        ((PROMPT_SCORES, "return None"), "prompt_scores is of type NoneType; it should be a tensor of the shape [2, 40]"),
+        (
+            (PROMPT_SCORES, "return None"),
+            "prompt_scores is of type NoneType; it should be a tensor of the shape [2, 40]",
+        ),
         ((SCORED, "return scores[..., :-1]"), "scored has the shape [8, 2, "),
     ],
 )
