@@ -8,8 +8,8 @@ plan until ``run --replan`` makes a later revision of it.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
@@ -18,6 +18,7 @@ from typing import Any
 from flows.forecast import stored
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
 from flows.generation.pending import lacking_actions
+from flows.stored_documents import changed
 from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
@@ -175,13 +176,9 @@ def _leaves(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _documents(run: StudyRun) -> Iterator[Difference]:
-    """More or fewer documents in a stratum, and prompts that changed."""
+    """More or fewer documents in a stratum; prompts, answers and clusters that changed."""
     study, store = run.study, run.store
-    columns = ["study", "model", "doc", "split", "stratum", "prompt_sha256"]
-    rows = [
-        row for row in store.read("documents", columns=columns).to_pylist()
-        if (row["study"], row["model"]) == (study.name, study.model.id)
-    ]  # fmt: skip
+    rows = store.documents(study.name, study.model.id).to_pylist()
     prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
     stored = Counter((row["stratum"], row["split"]) for row in rows)
     plan = find_plan(store, study.name, study.model.id)
@@ -200,6 +197,25 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
             before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
+    yield from _corrections(run, {row["doc"]: row for row in rows})
+
+
+def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
+    """Answers, scoring and clusters of stored documents that are others in their source now."""
+    found = defaultdict[str, list[tuple[str, Any, Any]]](list)
+    for document in (one for split in SPLITS for one in run.material.of_split(split) if one.doc in rows):
+        for name, (before, now) in changed(document, rows[document.doc]).items():
+            if name == "cluster" or document.stratum not in run.material.nominal:  # nominal ones have no answers
+                found[name].append((document.doc, before, now))
+    for name, ((doc, before, now), *others) in found.items():
+        more = f" and {len(others)} more" if others else ""
+        note = "; estimated again" if name == "cluster" else "; scored again from stored events"
+        yield Difference(Kind.GROWTH, f"{name} of document '{doc}'{more}", _value(before), _value(now), note=note)
+
+
+def _value(value: Any) -> str:
+    """A document's answers, scoring or cluster, as a line names it."""
+    return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
 
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:

@@ -18,6 +18,7 @@ from flows.analysis.parts import EXPLORATORY_LEVEL
 from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
 from flows.scores import known_answers
+from flows.stored_documents import changed_answers
 from schema.errors import ControlError, InputError, nearest
 from schema.store.revisions import current_actions
 from schema.store.store import Store
@@ -27,7 +28,7 @@ from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
-from stats.intervals import EXPLORATORY, STUDENTIZED, Request, planned_status
+from stats.intervals import EXPLORATORY, SEEN, STUDENTIZED, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Quantity
@@ -172,6 +173,8 @@ def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question:
     mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
     if plan is None or not (own in named or (contrast.difference_of is not None and mirrored in named)):
         return EXPLORATORY
+    if contrast.name in ANSWER_QUANTITIES and changed_answers(store, plan):
+        return SEEN
     return planned_status(seen_actions(store, plan), question.action, question.baseline)
 
 

@@ -163,7 +163,7 @@ def unit_name(record: Mapping[str, Any]) -> str:
 def conform(table: Table, rows: pa.Table) -> pa.Table:
     """Put rows, columns in any order, into the declared schema of a table.
 
-    A column that came after the table may be missing, and gets its default.
+    A column that came after the table may be missing or null, and gets its default.
 
     Raises:
         InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
@@ -183,9 +183,11 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
         column = given.get(field.name)
         if column is None:
             column = pa.chunked_array([pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)])
-        columns.append(column)
         if column.type != field.type:
             raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
+        if column.null_count and defaults.get(field.name) is not None:
+            column = column.fill_null(pa.scalar(defaults[field.name], field.type))
+        columns.append(column)
         if column.null_count and not field.nullable:
             raise InputError(f"{table.name}: column '{field.name}' is null in {column.null_count} row(s)")
     return pa.Table.from_arrays(columns, schema=table.schema)
