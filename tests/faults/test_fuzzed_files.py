@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -173,6 +174,24 @@ def test_a_configuration_that_makes_no_model(
     content = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "head_dim"}
     path.write_text(json.dumps(content | changes))
     assert (reader.says(path) or "").startswith(f"model.id = '{tmp_path}': {line}")
+
+
+class Ran:
+    """What leaves a file when it is read as PyTorch's own format by a reader that runs what it reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return os.mkdir, (str(self._file),)
+
+
+def test_weights_run_no_code(right: Path, tmp_path: Path) -> None:
+    reader = READERS[NAMES.index("pytorch_model.bin")]
+    path = place_of(reader, right, tmp_path)
+    torch.save({"model.norm.weight": Ran(tmp_path / "ran")}, path)
+    assert (reader.says(path) or "").startswith(f"model.id = '{tmp_path}': cannot load its weights: UnpicklingError: ")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_long_value_is_echoed_in_part(tmp_path: Path) -> None:
