@@ -97,7 +97,7 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
         return None
     try:
         return Footprint(ModelShape.of(config, dtype), tied=bool(config.get("tie_word_embeddings")))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, ArithmeticError):
         return None
 
 

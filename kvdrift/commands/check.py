@@ -64,7 +64,7 @@ def _parameter(text: str) -> tuple[str, Value]:
         raise InputError(f"--parameter {text}: write NAME=VALUE")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = written
     if not isinstance(value, int | float | str | bool):
         raise InputError(f"--parameter {text}: the value should be a number, text, true or false")
