@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from generator.attention.checksums import checksum, in_words
 from generator.attention.holding import AsComputed, Holding, bytes_as_stored
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
 from generator.selectors.selector import ScoringSelector
-from generator.transformer.checksums import checksum, in_words
 from schema.errors import KvdriftError, OperationError, failure_of
 
 _INTEGERS = (torch.int64, torch.int32)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from generator.actions import Action
 from generator.attention.cache_rules import CacheRule
+from generator.attention.checksums import first_decisions, in_words
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
@@ -23,7 +24,6 @@ from generator.attention.statistics import Statistic
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.selectors.policies.guarded import rule_of
-from generator.transformer.checksums import first_decisions, in_words
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, SharedScores, evict
 from generator.transformer.fused.head import Head
