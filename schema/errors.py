@@ -128,6 +128,8 @@ def _said_by(error: BaseException) -> str:
         return "nested too deeply"
     if isinstance(error, MemoryError):
         return "larger than the memory"
+    if isinstance(error, pickle.UnpicklingError):
+        return "a pickle that is damaged, or that would run code"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said, name = first_line(error), type(error).__name__

@@ -190,7 +190,8 @@ def test_weights_run_no_code(right: Path, tmp_path: Path) -> None:
     reader = READERS[NAMES.index("pytorch_model.bin")]
     path = place_of(reader, right, tmp_path)
     torch.save({"model.norm.weight": Ran(tmp_path / "ran")}, path)
-    assert (reader.says(path) or "").startswith(f"model.id = '{tmp_path}': cannot load its weights: UnpicklingError: ")
+    line = f"model.id = '{tmp_path}': cannot load its weights: a pickle that is damaged, or that would run code"
+    assert reader.says(path) == line
     assert not (tmp_path / "ran").exists()
 
 
