@@ -1,95 +1,202 @@
-"""A study edited at random over its finished store: the result is a fresh store's, or one line refuses the edit."""
+"""A study and its prompts edited at random, six times over: the store is one made at once, or one line refuses an edit."""
 
 from __future__ import annotations
 
+import copy
 import random
-import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fixtures.small_study import TEXT, finish, run_of
+from fixtures.own_files import prompts, write_own_study
+from fixtures.own_selectors import IMPORTS
+from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
+from flows import stages
 from flows.comparison import Kind, check_agrees, differences
 from flows.revisions import redo_actions
-from flows.study_run import StudyRun
-from schema.errors import KvdriftError
+from flows.study_run import DocumentLimit, StudyRun
+from schema.document import SPLITS, split_of
+from schema.errors import KvdriftError, UnlikeUnitsError
 from sql.catalog import open_views
 
 pytestmark = pytest.mark.slow
 
-SELECTOR = '''
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
-
-from generator.attention.recording import PromptLayer
-from generator.selectors.selector import ScoringSelector
+SELECTOR = (
+    IMPORTS
+    + '''
+import os
 
 
 @dataclass(frozen=True)
 class Mine(ScoringSelector):
-    """Scores by the size of the keys."""
+    """Scores by the size of the keys, or by a coordinate that a variable names, which no identity sees."""
 
     summary: ClassVar[str] = "the largest keys"
 
     def score(self, layer: PromptLayer) -> Tensor:
-        return layer.key.float().norm(dim=-1)
+        """Scores, [KV heads, n]."""
+        named = os.environ.get("COORDINATE")
+        return layer.key.float().norm(dim=-1) if named is None else layer.key[..., int(named)].float()
 '''
-STUDY = TEXT.replace('selector = "recent"', 'selector = "mine:Mine"')
-Edit = Callable[[str, str], tuple[str, str]]
+)
+VIEWS = (
+    "events", "trajectories", "steps", "scores", "moments", "decomposition", "contrasts", "answers", "document_answers",
+    "estimates",
+)  # fmt: skip
+EVALUATION_CLUSTERS = [name for name in map(str, range(40)) if split_of(name) == "evaluation"]
 
 
-def in_study(old: str, new: str) -> Edit:
-    def edit(study: str, code: str) -> tuple[str, str]:
-        assert old in study, old
-        return study.replace(old, new, 1), code
+@dataclass
+class Edited:
+    """A study file, its prompts and its own selector, as they are after some edits."""
 
-    return edit
+    name: str = "own"
+    seed: int = 3
+    dtype: str = "float32"
+    evaluation: int = 2
+    replicates: int = 2
+    keep: str = "1/2"
+    selector: str = "mine:Mine"
+    added: bool = False
+    swapped: bool = False
+    code: str = SELECTOR
+    rows: list[dict[str, Any]] = field(default_factory=lambda: prompts(30))
+
+    def run(self, folder: Path, store: Path, **options: Any) -> StudyRun:
+        """Write the files to a folder and return a run of them."""
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.py").write_text(self.code)
+        names = ["mine", "recent-half"] + ["more"] * self.added
+        bodies = {
+            "mine": f'selector = "{self.selector}"\nkeep = "{self.keep}"',
+            "recent-half": 'selector = "recent"\nkeep = "1/2"',
+            "more": 'selector = "recent"\nkeep = 12',
+        }
+        actions = [f'[[actions]]\nname = "{name}"\n{bodies[name]}\n' for name in names[:: -1 if self.swapped else 1]]
+        changes = [
+            ('name = "own"', f'name = "{self.name}"'),
+            ("seed = 3", f"seed = {self.seed}"),
+            ('id = "model"', f'id = "model"\ndtype = "{self.dtype}"'),
+            ("evaluation = 2", f"evaluation = {self.evaluation}"),
+            ("\ndocuments = 2", f"\ndocuments = {self.evaluation}"),
+            ("\nreplicates = 2", f"\nreplicates = {self.replicates}"),
+            ('[[actions]]\nname = "recent-half"\nselector = "recent"\nkeep = "1/2"\n', "\n".join(actions)),
+        ]
+        return replace(run_of(load_study(write_own_study(folder, self.rows, *changes)), store), **options)
 
 
-def more_documents(study: str, code: str) -> tuple[str, str]:
-    """The plan of both strata grows too."""
-    return study.replace("evaluation = 3", "evaluation = 5").replace("documents = 3", "documents = 5"), code
+Move = Callable[[random.Random, Edited, set[str]], None]
 
 
-def other_order(study: str, code: str) -> tuple[str, str]:
-    head, first, second = study.split("[[actions]]")
-    second, plan = second.split("[plan]")
-    return f"{head}[[actions]]{second}[[actions]]{first}[plan]{plan}", code
+def set_to(**value: Any) -> Move:
+    return lambda _draws, edited, _taken: vars(edited).update(value)
 
 
-EDITS: dict[str, Edit] = {
-    "seed": in_study("seed = 3", "seed = 4"),
-    "keep": in_study('selector = "mine:Mine"\nkeep = "1/2"', 'selector = "mine:Mine"\nkeep = "1/4"'),
-    "selector": in_study('selector = "mine:Mine"', 'selector = "recent"'),
-    "code": lambda study, code: (study, code.replace("norm(dim=-1)", "abs().amax(dim=-1)")),
-    "dtype": in_study('id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\ndtype = "bfloat16"'),
-    "documents": more_documents,
-    "replicates": in_study("replicates = 5", "replicates = 7"),
-    "order": other_order,
-    "name": in_study('name = "small"', 'name = "other"'),
-    "new action": in_study("[plan]", '[[actions]]\nname = "more"\nselector = "recent"\nkeep = 100\n\n[plan]'),
+def more(name: str) -> Move:
+    return lambda _draws, edited, _taken: setattr(edited, name, getattr(edited, name) + 1)
+
+
+def rewritten(rewrite: Callable[[random.Random, list[dict[str, Any]], set[str]], list[dict[str, Any]]]) -> Move:
+    return lambda draws, edited, taken: setattr(edited, "rows", rewrite(draws, edited.rows, taken))
+
+
+def new_answers(draws: random.Random, rows: list[dict[str, Any]], _: set[str]) -> list[dict[str, Any]]:
+    given = [["k00"], ["v01 v02", "k03"], []]
+    return [row | {"answers": draws.choice(given)} if draws.random() < 0.5 else row for row in rows]
+
+
+def new_clusters(draws: random.Random, rows: list[dict[str, Any]], taken: set[str]) -> list[dict[str, Any]]:
+    """Two evaluation documents share a cluster, which is of their split."""
+    shared = draws.sample(sorted(taken), 2)
+    cluster = draws.choice(EVALUATION_CLUSTERS)
+    return [row | {"cluster": cluster} if row["id"] in shared else row for row in rows]
+
+
+def in_front(draws: random.Random, rows: list[dict[str, Any]], _: set[str]) -> list[dict[str, Any]]:
+    return [*(row | {"id": f"n{draws.random()}"} for row in prompts(60)[30:36]), *rows]
+
+
+def gone(draws: random.Random, rows: list[dict[str, Any]], taken: set[str]) -> list[dict[str, Any]]:
+    left_out = draws.choice(sorted(taken))
+    return [row for row in rows if row["id"] != left_out]
+
+
+def new_prompt(draws: random.Random, rows: list[dict[str, Any]], taken: set[str]) -> list[dict[str, Any]]:
+    changed = draws.choice(sorted(taken))
+    return [row | {"prompt": row["prompt"] + " ban"} if row["id"] == changed else row for row in rows]
+
+
+MOVES: dict[str, Move] = {
+    "seed": set_to(seed=4),
+    "dtype": set_to(dtype="bfloat16"),
+    "gone": rewritten(gone),
+    "prompt": rewritten(new_prompt),
+    "environment": more("replicates"),  # first with another variable than the stored units were made with
+    "keep": set_to(keep="1/4"),
+    "selector": set_to(selector="keydiff"),
+    "code": lambda _, edited, __: setattr(edited, "code", edited.code.replace("norm(dim=-1)", "abs().amax(dim=-1)")),
+    "name": set_to(name="other"),
+    "action": set_to(added=True),
+    "action order": set_to(swapped=True),
+    "documents": more("evaluation"),
+    "replicates": more("replicates"),
+    "interrupted": more("replicates"),  # after one document
+    "redo": lambda *_: None,
+    "order": rewritten(lambda draws, rows, _: draws.sample(rows, len(rows))),
+    "in front": rewritten(in_front),
+    "answers": rewritten(new_answers),
+    "scoring": rewritten(lambda draws, rows, _: [row | {"scoring": draws.choice(["all", "part"])} for row in rows]),
+    "clusters": rewritten(new_clusters),
 }
+REFUSED = {"seed", "dtype", "gone", "prompt"}
 
 
-def written(folder: Path, study: str, code: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "mine.py").write_text(code)
-    (folder / "small.toml").write_text(study)
-    return folder / "small.toml"
+def carry_out(name: str, run: StudyRun, monkeypatch: pytest.MonkeyPatch, *, hidden: bool = False) -> None:
+    """Run an edited study as its user would: changed actions are redone, and an added action is planned.
+
+    ``hidden`` says that an action of the study reads the variable.
+
+    Raises:
+        KvdriftError: the edit is refused.
+
+    """
+    redone = {one.action for one in differences(run) if one.kind is Kind.ACTION and one.action is not None}
+    redone |= {"recent-half"} if name == "redo" else set()
+    run = replace(run, replan=name == "action")
+    check_agrees(run, sorted(redone))
+    redo_actions([run], sorted(redone))
+    if name == "interrupted":
+        finish_part(replace(run, limit=DocumentLimit(1)))
+    if name == "environment" and hidden:
+        with monkeypatch.context() as patch:
+            patch.setenv("COORDINATE", "1")
+            refused(finish, run, error=UnlikeUnitsError)
+    finish(run)
+
+
+def finish_part(run: StudyRun) -> None:
+    """What a run does that is stopped after one document."""
+    for stage in (stages.prepare, stages.plan, stages.evaluate):
+        stage(run)
+
+
+def documents_of(run: StudyRun, *splits: str) -> set[str]:
+    return {document.doc for split in splits for document in run.material.of_split(split)}
 
 
 def values(run: StudyRun) -> dict[str, list[dict[str, object]]]:
     """What the store says of the study, but for when and in which order it was made, which moves sums' last bits."""
-    left_out = {"action_revision", "path", "events_version", "plan_sha256", "status", "family"}
-    left_out |= {"prefill_seconds", "decode_seconds"}
-    views = ("events", "trajectories", "steps", "moments", "decomposition", "contrasts", "estimates")
+    left_out = {
+        "action_revision", "baseline_revision", "document_revision", "path", "events_version", "plan_sha256", "status",
+        "prefill_seconds", "decode_seconds",
+    }  # fmt: skip
     with open_views(run.store) as opened:
-        found = {view: opened.rows(view, study=run.study.name).to_pylist() for view in views}
+        found = {view: opened.rows(view, study=run.study.name).to_pylist() for view in VIEWS}
     return {
         view: [{name: rounded(value) for name, value in row.items() if name not in left_out} for row in rows]
         for view, rows in found.items()
@@ -100,46 +207,31 @@ def rounded(value: object) -> object:
     return round(value, 12) if isinstance(value, float) else value
 
 
-def refusal(run: StudyRun, redone: list[str]) -> str | None:
-    """The line that refuses the study, None where it is taken."""
-    try:
-        check_agrees(run, redone)
-    except KvdriftError as error:
-        return str(error)
-    return None
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    finish(run_of(load_study(written(folder, STUDY, SELECTOR)), folder / "store"))
-    return folder / "store"
-
-
-GROWTH = {"documents", "replicates", "order", "new action"}
-RANDOM = [random.Random(seed).sample(sorted(EDITS), 1 + seed % 2) for seed in range(12)]  # noqa: S311 - test data
-
-
-@pytest.mark.parametrize("names", [*RANDOM, ["documents"], ["documents", "replicates"]], ids="-".join)
-def test_an_edited_study_gives_a_fresh_stores_result_or_is_refused(
-    base: Path, tmp_path: Path, names: list[str]
+@pytest.mark.parametrize("seed", range(40))
+def test_six_edits_give_a_fresh_stores_result_or_are_refused(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, code = STUDY, SELECTOR
-    for name in names:
-        study, code = EDITS[name](study, code)
-    file = written(tmp_path / "edited", study, code)
-    run = run_of(load_study(file), shutil.copytree(base, tmp_path / "store"))
-    redone = sorted({one.action for one in differences(run) if one.kind is Kind.ACTION and one.action is not None})
-    if (line := refusal(run, redone)) is not None:
-        assert not set(names) <= GROWTH
-        assert "asked" in line, names
-        assert "\n" not in line
-        return
-    redo_actions([run], redone)
+    draws = random.Random(seed)  # noqa: S311 - test data
+    edited, store = Edited(), tmp_path / "store"
+    run = edited.run(tmp_path / "edited", store)
     finish(run)
-    fresh = run_of(load_study(file), tmp_path / "fresh")
+    for name in draws.sample(sorted(MOVES), 6):
+        taken = documents_of(run, *SPLITS)
+        before = copy.deepcopy(edited)
+        MOVES[name](draws, edited, documents_of(run, "evaluation") if name == "clusters" else taken)
+        later = edited.run(tmp_path / "edited", store)
+        if name in REFUSED:
+            with pytest.raises(KvdriftError) as caught:
+                carry_out(name, later, monkeypatch)
+            assert "\n" not in str(caught.value)
+            assert caught.value.exit_code == 2
+            edited = before
+            run = edited.run(tmp_path / "edited", store)
+            continue
+        carry_out(name, later, monkeypatch, hidden=edited.selector == "mine:Mine")
+        assert edited.name != before.name or taken <= documents_of(later, *SPLITS)
+        run = later
+    edited.rows = [row for row in edited.rows if row["id"] in documents_of(run, *SPLITS)]
+    fresh = edited.run(tmp_path / "fresh", tmp_path / "made at once")
     finish(fresh)
-    ours, theirs = values(run), values(fresh)
-    if "new action" in names:  # a fresh store plans it too, at the levels of a larger family
-        del ours["estimates"], theirs["estimates"]
-    assert ours == theirs, names
+    assert values(run) == values(fresh)
