@@ -75,7 +75,7 @@ def decided_elsewhere(subjects: Sequence[Tried[Any]]) -> list[Decided]:
         results, working = Path(folder, "decided.json"), Path(folder, "empty")
         working.mkdir()
         done = subprocess.run(  # noqa: S603 - this interpreter, and a module of ours
-            [sys.executable, "-m", "generator.checks", results, str(torch.get_num_threads())],
+            [sys.executable, "-m", "generator.checks.families", results, str(torch.get_num_threads())],
             input=json.dumps(asked), cwd=working, env=environment, text=True, capture_output=True, check=False,
         )  # fmt: skip
         if not results.is_file():

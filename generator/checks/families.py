@@ -1,15 +1,24 @@
-"""What a name stands for, a selector, a codec or a policy, with the checks of it."""
+"""What a name stands for, a selector, a codec or a policy, with the checks of it.
+
+``python -m generator.checks.families RESULTS THREADS`` is the second interpreter of ``generator.checks.elsewhere``.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from generator.actions import CODEC_FAMILY
 from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.elsewhere import Decided
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
 from generator.checks.selectors import CHECKS
 from generator.checks.subject import Subject
@@ -87,3 +96,17 @@ def _kind_of(name: str, folder: Path | None) -> str:
     if not having:
         having = [kind for kind, one in _FAMILIES.items() if kind != "selector" and one.finds(name, folder)]
     return having[0] if having else "selector"
+
+
+def _answer(results: Path, threads: int) -> None:
+    """Write what the parts that standard input names decide in this interpreter."""
+    torch.set_num_threads(threads)
+    made = (
+        partial(tried_of, one["name"], one["parameters"], one["folder"] and Path(one["folder"]), one["kind"])
+        for one in json.load(sys.stdin)
+    )
+    results.write_text(json.dumps([asdict(Decided.here(make)) for make in made]), "utf-8")
+
+
+if __name__ == "__main__":
+    _answer(Path(sys.argv[1]), int(sys.argv[2]))

@@ -39,7 +39,7 @@ class Tried(ABC, Generic[Part]):
     parameters: Mapping[str, Value] = field(default_factory=dict)
     folder: Path | None = None
     part: Part = field(init=False)
-    found_elsewhere: list[Any] = field(init=False, default_factory=list)  # of ``generator.checks.elsewhere``
+    found_elsewhere: list[Any] = field(init=False, default_factory=list)  # by ``elsewhere``
     _units: list[Unit] = field(init=False, default_factory=list)
 
     kind: ClassVar[str]  # as ``kvdrift check --kind`` says it

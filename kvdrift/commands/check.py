@@ -42,7 +42,7 @@ def check(
     from pathlib import Path
 
     from generator.checks.families import checks_of, tried_of
-    from generator.source_notes import source_notes
+    from generator.checks.source_notes import source_notes
 
     tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
     checks = checks_of(tried)

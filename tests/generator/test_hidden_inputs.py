@@ -17,13 +17,13 @@ from fixtures.own_selectors import write_module
 
 from generator.checks.elsewhere import decided_elsewhere, same_after_others, same_elsewhere
 from generator.checks.families import checks_of, tried_of
+from generator.checks.source_notes import source_notes
 from generator.checks.tried import Tried
 from generator.codecs import CODECS
 from generator.codecs.quantized_cache import QuantizedCacheCodec
 from generator.selectors import SELECTORS
 from generator.selectors.kvpress_presses import PRESSES
 from generator.selectors.policies import POLICIES
-from generator.source_notes import source_notes
 
 SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
 SALTED = "hash('salt') / 2**61"
