@@ -20,6 +20,7 @@ from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_difference
 from flows.generation.laws import of_all_laws
 from flows.generation.pending import Work, pending_development, pending_evaluation
 from flows.generation.storing import generate
+from flows.generation.tokens import record_tokens
 from flows.looks import LooksTaken, look_line
 from flows.pages import page_of, report_is_current, write_report
 from flows.planning.freezing import decides_the_same, freeze_plan
@@ -28,7 +29,6 @@ from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.stored_material import record_identities, record_material
 from flows.study_run import StudyRun
-from flows.tokens import record_tokens
 from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import token_reader
 from schema.frozen_text import with_measured

@@ -7,15 +7,17 @@ first, whatever order the source has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.frozen_plan import FrozenPlan, find_plan
-from flows.material import Material
 from generator.documents.answers import task_scoring
 from generator.documents.held import NOTHING_HELD, HeldDocument, HeldDocuments
 from schema.document import SPLITS, Document
 from schema.store.store import Store
 from schema.study import Study
+
+if TYPE_CHECKING:
+    from flows.material import Material
 
 Row = dict[str, Any]
 

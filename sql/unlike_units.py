@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     import duckdb
 
-_POOL_NOTHING: Final = {"controls", "plan", "published", "revisions", "superseded", "superseded_plans", "windows"}
+_POOL_NOTHING: Final = {
+    "controls", "plan", "published", "revisions", "superseded", "superseded_analyses", "superseded_documents",
+    "superseded_plans", "units", "windows",
+}  # fmt: skip
 
 
 def refuse_unlike_units(connection: duckdb.DuckDBPyConnection, kept: Collection[str] = ()) -> Collection[str]:

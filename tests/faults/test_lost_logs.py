@@ -13,8 +13,8 @@ from fixtures.command import call
 from fixtures.refusals import refused
 
 from flows.analysis.current import estimates_are_current
+from flows.generation.tokens import record_tokens
 from flows.scores import score_stored
-from flows.tokens import record_tokens
 from schema.errors import DamagedStoreError
 from schema.store.delta.table_log import RELIED_ON, TableLog
 from schema.store.store import Store

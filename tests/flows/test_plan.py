@@ -34,6 +34,8 @@ from sql.catalog import open_views
 from stats.moments import ReplicateMoments
 from transforms.pipeline import run_derivation
 
+EMPTY: dict[str, Any] = {"strata": [], "documents_per_stratum": 0}
+
 
 @pytest.fixture
 def developed(prepared: StudyRun) -> StudyRun:
@@ -157,8 +159,8 @@ def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
                 PlanError, match=f"plan.interval: frozen {same}, asked {other}; restore them, or kvdrift"
             ):
                 check_plan_agrees(plan, said[other])
-    assert freezing.decides_the_same({}, {"interval": "percentile"})
-    assert not freezing.decides_the_same({}, {"interval": "studentized"})
+    assert freezing.decides_the_same(EMPTY, EMPTY | {"interval": "percentile"})
+    assert not freezing.decides_the_same(EMPTY, EMPTY | {"interval": "studentized"})
 
 
 def test_a_new_plan_is_studentized(finished: Path) -> None:
@@ -182,8 +184,8 @@ def test_what_sizes_are_chosen_by_is_the_plans(tmp_path: Path) -> None:
         check_plan_agrees(plan, said["plain"])
         with pytest.raises(PlanError, match=what):
             check_plan_agrees(plan, said["reduced"])
-    assert freezing.decides_the_same({}, {"variance": "plain", "reduction": []})
-    assert not freezing.decides_the_same({}, {"variance": "reduced"})
+    assert freezing.decides_the_same(EMPTY, EMPTY | {"variance": "plain", "reduction": []})
+    assert not freezing.decides_the_same(EMPTY, EMPTY | {"variance": "reduced"})
 
 
 def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(

@@ -23,7 +23,7 @@ from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
 from flows import stages
-from flows.tokens import record_tokens
+from flows.generation.tokens import record_tokens
 from generator.transformer import tokenizer
 from generator.transformer.local_folders import EMBEDDED_FOLDER
 from generator.transformer.tokenizer import load_tokenizer, token_reader

@@ -18,6 +18,7 @@ from fixtures.study_files import load_study
 from flows.material import gather_material
 from flows.planning.plan import primary_endpoints
 from generator.actions import build_actions
+from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
 from generator.documents.source import Candidate, where
 from generator.generation import PendingUnit
@@ -50,7 +51,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], study: Path, *options: str | Pat
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder on a machine without models, with files of as many prompts as are asked for."""
 
-    def candidates(section: DocumentsSection, _seed: int) -> dict[str, list[Candidate]]:
+    def candidates(section: DocumentsSection, _seed: int, _held: HeldDocuments) -> dict[str, list[Candidate]]:
         names = {
             split: [f"{section.stratum_name}-{split}-{number}" for number in range(getattr(section, split))]
             for split in SPLITS

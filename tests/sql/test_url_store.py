@@ -64,11 +64,13 @@ def test_a_query_of_one_column_of_one_document_leaves_the_rest_unread(folder: Pa
     with open_views(Store.open(folder / "store")) as views:
         expected = views.table(query).to_pylist()
     with open_views(Store.open(f"{bucket.url}/store")) as views:
-        assert parquet_bytes(bucket) == 0  # opening reads the logs alone
+        opened = parquet_bytes(bucket)  # beside the logs, what kept sets are compared by: footers first, then rows
+        small = [file for table in ("units", "actions") for file in folder.glob(f"store/{table}/**/*.parquet")]
+        assert opened <= 2 * sum(file.stat().st_size for file in small)
         assert views.table(query).to_pylist() == expected
-        read = parquet_bytes(bucket)
+        read = parquet_bytes(bucket) - opened
         assert views.table("select count(distinct x_token) from events").num_rows == 1
-        assert parquet_bytes(bucket) > read
+        assert parquet_bytes(bucket) > opened + read
     files = list(folder.glob("store/events/**/*.parquet"))
     whole = sum(file.stat().st_size for file in files)
     assert expected == [{"total": pytest.approx(expected[0]["total"]), "events": REPLICATES * HORIZON}]

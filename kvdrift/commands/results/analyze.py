@@ -15,8 +15,8 @@ def analyze(store: StoreArgument) -> None:
     be loaded.
     """
     from flows.analysis.stored import analyze_stored
+    from flows.generation.tokens import record_tokens
     from flows.scores import score_stored
-    from flows.tokens import record_tokens
     from kvdrift.console import ConsoleProgress
     from schema.store.store import Store
     from schema.store.studies import model_revisions

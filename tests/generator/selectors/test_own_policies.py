@@ -135,7 +135,7 @@ def recent(value: str) -> tuple[str, str]:
             (PROMPT_SCORES, "return None"),
             "prompt_scores is of type NoneType; it should be a tensor of the shape [2, 40]",
         ),
-        ((SCORED, "return scores[..., :-1]"), "scored has the shape [8, 2, "),
+        ((SCORED, "return scores[..., :-1]"), "scored has the shape [1, 2, 20]; it should be [1, 2, 21]"),
     ],
 )
 def test_what_lies_outside_its_bounds_is_named_with_them(change: tuple[str, str], says: str, tmp_path: Path) -> None:
