@@ -134,7 +134,7 @@ _ESTIMATED_FROM = (
 _INTERVAL = _column(
     "interval",
     pa.string(),
-    "how it was made: studentized, expanded, percentile, or repeated as that of its look",
+    "how it was made: studentized, alike, expanded, percentile, or repeated as that of its look",
     since=7,
     default="percentile",
 )
@@ -536,7 +536,7 @@ RESULTS = _table(
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count", null=True, since=7),
+    _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count", null=True, since=7),
     _column(
         "estimate_reduced",
         pa.float64(),
@@ -597,10 +597,10 @@ LOOKS = _table(
         "level", pa.float64(), "probability with which the intervals of all looks hold together", "probability, 0..1"
     ),
     _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
-    _column("interval", pa.string(), "how it was made: studentized, student or expanded", null=True),
+    _column("interval", pa.string(), "how it was made: studentized, student, alike or expanded", null=True),
     _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands", "count"),
     _column("documents", pa.int32(), "documents of the look behind the estimate", "count"),
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count"),
+    _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count"),
     _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),
     _revision(),
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none"),

@@ -17,7 +17,8 @@ from schema.progress import Progress
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
-from stats.intervals import STUDENTIZED, Estimates, Request
+from stats.ends import STUDENTIZED
+from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, Float
 from stats.quantities import PAIR_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES

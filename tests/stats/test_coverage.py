@@ -38,9 +38,10 @@ from benchmarks.synthetic_study import (
 )
 from flows.analysis.estimation import document_moments
 from sql.catalog import open_views
+from stats.alike import alike_documents
 from stats.bootstrap import BLOCK, groups, observed, observed_errors, resample
+from stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
 from stats.gradients import constant_gradient, features_read
-from stats.intervals import EXPANDED, Studentized, percentile_intervals, studentized_intervals
 from stats.pooling import Pooling
 from stats.quantities import QUANTITIES
 
@@ -76,6 +77,7 @@ def outcomes(batch: int, truth: dict[Key, Float], size: int, draws: int) -> dict
     study = simulated_study(batch, size)
     pairs = PAIRS
     names = sorted({name for name, _ in COVERED})
+    pooling = Pooling.of(study.in_canonical_order(), pairs)
     found = {}
     for group in groups(study, draws, names, pairs, studentized=True):
         sample = resample(study, group, seed=batch, first=0, last=draws, pairs=pairs, studentized=True)
@@ -85,9 +87,10 @@ def outcomes(batch: int, truth: dict[Key, Float], size: int, draws: int) -> dict
             values, distances = sample.values[name][:, *at], sample.distances[name][:, *at]
             levels = np.full(values.shape[1], 0.95)
             given = Studentized(estimates[name][at], errors[name][at], values, distances)
-            clusters, sets = np.full(len(levels), 2 * size), np.full(len(levels), 2)
+            clusters, sets = np.full(len(levels), 2.0 * size), np.full(len(levels), 2)
             between = QUANTITIES[name].range.between(H)
-            low, high, methods = studentized_intervals(given, levels, clusters, sets, between)
+            alike = alike_documents(pooling, QUANTITIES[name]).of(at)
+            low, high, methods = document_intervals(given, levels, clusters, sets, between, alike)
             plain_low, plain_high = percentile_intervals(values, levels)
             known = np.tile(truth[name, x], STUDIES)
             found[name, x] = Outcome(
