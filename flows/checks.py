@@ -165,8 +165,12 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     for unit in units.select(columns).to_pylist():
         unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
         action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
-        if action is not None and action.policy is not None and unit["kept_entries"] == unit["prompt_entries"]:
-            continue
+        if unit["kept_entries"] == unit["prompt_entries"]:
+            if action is not None and action.policy is not None:
+                continue
+            if unit["index_bytes"]:  # units of earlier versions, which were charged one though nothing was removed
+                unit["resident_bytes"] -= unit["index_bytes"]
+                unit["index_bytes"] = 0
         held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
         groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
     compared = 0

@@ -8,8 +8,8 @@ plan until ``run --replan`` makes a later revision of it.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
@@ -18,6 +18,7 @@ from typing import Any
 from flows.forecast import stored
 from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
 from flows.generation.pending import lacking_actions
+from flows.stored_documents import changed
 from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
@@ -25,6 +26,7 @@ from generator.identity import ActionIdentity, changes
 from schema.document import SPLITS
 from schema.errors import PlanError
 from schema.sampling import SamplingLaw
+from schema.store.kept_sets import COMPARED, check_alike
 from schema.store.revisions import current_actions
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
@@ -112,8 +114,12 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
     Raises:
         PlanError: A difference that the run does not make; the line says how to accept it.
+        UnlikeUnitsError: The store has units of one action and document that keep or read unlike entries.
 
     """
+    if (store := stored(run)) is not None:
+        units = store.units(run.study.name, run.study.model.id, COMPARED).to_pylist()
+        check_alike(unit for unit in units if unit["action"] not in redo)
     every = differences(run)
     growth = [one for one in every if one.kind is Kind.GROWTH]
     accepted = [Kind.GROWTH, *([Kind.PLAN] if run.replan else [])]
@@ -148,7 +154,9 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         asked = {"model.id": study.model.id, "study.horizon": study.study.horizon, "study.seed": study.study.seed}
         stored = {"model.id": row["model"], "study.horizon": row["horizon"], "study.seed": row["seed"]}
     else:
-        asked, stored = (_leaves(json.loads(text)) for text in (study.settings, row["settings"]))
+        present, before = (json.loads(text) for text in (study.settings, row["settings"]))
+        present["documents"] = _in_order_of(before["documents"], present["documents"])
+        asked, stored = _leaves(present), _leaves(before)
     law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
     asked, stored = asked | law[0], stored | law[1]  # settings have what is not the default
     names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
@@ -163,6 +171,13 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
 
 
+def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
+    """Document sections that are asked for, equal ones in the places that they have among the stored ones."""
+    others = [section for section in asked if section not in stored]
+    placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
+    return placed + others
+
+
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
     """The values of nested JSON by their places in a study file, such as ``documents[0].source``."""
     if isinstance(value, dict):
@@ -175,13 +190,9 @@ def _leaves(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _documents(run: StudyRun) -> Iterator[Difference]:
-    """More or fewer documents in a stratum, and prompts that changed."""
+    """More or fewer documents in a stratum; prompts, answers and clusters that changed."""
     study, store = run.study, run.store
-    columns = ["study", "model", "doc", "split", "stratum", "prompt_sha256"]
-    rows = [
-        row for row in store.read("documents", columns=columns).to_pylist()
-        if (row["study"], row["model"]) == (study.name, study.model.id)
-    ]  # fmt: skip
+    rows = store.documents(study.name, study.model.id).to_pylist()
     prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
     stored = Counter((row["stratum"], row["split"]) for row in rows)
     plan = find_plan(store, study.name, study.model.id)
@@ -200,6 +211,25 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
             before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
+    yield from _corrections(run, {row["doc"]: row for row in rows})
+
+
+def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
+    """Answers, scoring and clusters of stored documents that are others in their source now."""
+    found = defaultdict[str, list[tuple[str, Any, Any]]](list)
+    for document in (one for split in SPLITS for one in run.material.of_split(split) if one.doc in rows):
+        for name, (before, now) in changed(document, rows[document.doc]).items():
+            if name == "cluster" or document.stratum not in run.material.nominal:  # nominal ones have no answers
+                found[name].append((document.doc, before, now))
+    for name, ((doc, before, now), *others) in found.items():
+        more = f" and {len(others)} more" if others else ""
+        note = "; estimated again" if name == "cluster" else "; scored again from stored events"
+        yield Difference(Kind.GROWTH, f"{name} of document '{doc}'{more}", _value(before), _value(now), note=note)
+
+
+def _value(value: Any) -> str:
+    """A document's answers, scoring or cluster, as a line names it."""
+    return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
 
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
@@ -263,7 +293,7 @@ def _identity(
     """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
-        "weights_sha256": "reference laws" if finite else "weights",
+        "weights_sha256": "reference laws" if finite else "model files (weights and configuration)",
         "tokenizer_sha256": "tokenizer",
         "selector_sha256": "laws" if finite else f"source of {action.told}",
         "numerics": "numerics",

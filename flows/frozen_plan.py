@@ -52,6 +52,17 @@ class FrozenPlan:
         return int(self.content["documents_per_stratum"])
 
     @property
+    def documents(self) -> dict[str, dict[str, list[dict[str, Any]]]] | None:
+        """The frozen documents by split and stratum, in their order; None of plans from before they had any."""
+        return self.content.get("documents")
+
+    @property
+    def evaluated_documents(self) -> dict[str, dict[str, Any]]:
+        """Those of the frozen documents that the evaluation takes, by their ids."""
+        strata = (self.documents or {}).get("evaluation", {})
+        return {row["doc"]: row for rows in strata.values() for row in rows[: self.documents_per_stratum]}
+
+    @property
     def looks(self) -> Looks | None:
         """The looks of a sequential study; None of one that goes to N."""
         sequential = self.content.get("sequential")

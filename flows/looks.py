@@ -25,9 +25,9 @@ class LooksTaken:
     Attributes:
         plan: the plan.
         looks: those that it has.
-        reached: the last one that was taken, 0 before the first. What it says of actions that were redone since does
-            not count, and is to be said again.
-        rows: what ``reached`` says, of current revisions of actions.
+        reached: the last one that was taken, 0 before the first. What it says of actions that were redone since, or
+            of documents that were revised, does not count, and is to be said again.
+        rows: what ``reached`` says, of current revisions of actions and documents.
 
     """
 
@@ -46,16 +46,18 @@ class LooksTaken:
         own = [row for row in own if (row["study"], row["model"]) == (plan.study, plan.model)]
         reached = max((row["look"] for row in own), default=0)
         newest = newest_revisions(store.read("actions")) if own else {}
+        documents = store.documents_revision(plan.study, plan.model)
 
         def is_current(row: Row) -> bool:
             named = ((row["action"], row["action_revision"]), (row["baseline"], row["baseline_revision"]))
-            return all(revision == newest.get((plan.study, action or ""), 0) for action, revision in named)
+            current = all(revision == newest.get((plan.study, action or ""), 0) for action, revision in named)
+            return current and row["documents_revision"] == documents
 
         return cls(plan, looks, reached, tuple(row for row in own if row["look"] == reached and is_current(row)))
 
     @cached_property
     def lacking(self) -> bool:
-        """Whether the look that was taken last is to be taken again, for actions that were redone."""
+        """Whether the look that was taken last is to be taken again, of actions or documents that were revised."""
         return bool(self.reached) and len(self.rows) < len(self.plan.family.endpoints)
 
     @property

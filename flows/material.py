@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from generator.actions import Action, build_actions
+from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
 from generator.finite.study_systems import study_systems, system_document
@@ -50,12 +51,13 @@ def replicates_of(action: Action, replicates: int) -> int:
     return min(replicates, CONTROL_REPLICATES) if action.control else replicates
 
 
-def gather_material(study: Study, *, offline: bool = False) -> Material:
+def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
     """Make the documents and actions of a study.
 
     Args:
         study: the study.
         offline: whether a tokenizer and a configuration that are not on this machine are done without.
+        held: the documents that the study holds, which are taken before any others.
 
     Raises:
         InputError: something in the study file cannot be done.
@@ -75,13 +77,14 @@ def gather_material(study: Study, *, offline: bool = False) -> Material:
             return load_tokenizer(model_location(study.model), revision=study.model.revision)
 
         for section in study.documents:
-            made = _nominal_documents(section, study, tokenizer) if offline else None
+            made = _nominal_documents(section, study, tokenizer, held) if offline else None
             if made is not None:
                 nominal.add(section.stratum_name)
-            for split, own in (made or stratum_documents(section, study.study.seed, tokenizer)).items():
+            for split, own in (made or stratum_documents(section, study.study.seed, tokenizer, held)).items():
                 documents[split][section.stratum_name] = own
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
+    check_disjoint(material)
     if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
@@ -91,18 +94,21 @@ class SharedMaterial:
     """Makes the documents of the studies of one file, once for all laws of a model."""
 
     def __init__(self) -> None:
-        self._of_models: dict[str, Material] = {}
+        self._of_models: dict[str, tuple[HeldDocuments, Material]] = {}
 
-    def __call__(self, study: Study, *, offline: bool = False) -> Material:
-        """Return what ``gather_material`` does. Systems are other ones under another law.
+    def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
+        """Return what ``gather_material`` does; a law that holds no documents takes those of the law before it.
+
+        Systems are other ones under another law.
 
         Raises:
             InputError: something in the study file cannot be done.
 
         """
-        known = self._of_models.get(study.model.id)
-        if known is None or study.model.finite:
-            known = self._of_models[study.model.id] = gather_material(study, offline=offline)
+        of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
+        if known is None or study.model.finite or held not in (NOTHING_HELD, of):
+            known = gather_material(study, offline=offline, held=held)
+            self._of_models[study.model.id] = held, known
         return known if known.study is study else replace(known, study=study, actions=checked_actions(study))
 
 
@@ -121,13 +127,13 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
 
 
 def _nominal_documents(
-    section: DocumentsSection, study: Study, tokenizer: Callable[[], Any]
+    section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], held: HeldDocuments
 ) -> dict[str, list[Document]] | None:
     """Documents as long as they may be, where texts cannot be tokenized here; None where they can.
 
     A Hugging Face id's tokenizer may only not be here yet; a folder without one is refused.
     """
-    chosen = choose_candidates(section, study.study.seed)
+    chosen = choose_candidates(section, study.study.seed, held)
     if not SOURCES[section.source].reads_text:
         return None
     location = model_location(study.model)
@@ -198,3 +204,19 @@ def check_distinct(documents: Iterable[Document]) -> None:
             line = f"document '{document.doc}' is in two strata, '{other}' and '{document.stratum}', and can be in one:"
             rows = ", or name a stratum in each row of the file" if document.source == "jsonl" else ""
             raise InputError(f'{line} give their [[documents]] sections part = "1/2" and part = "2/2"{rows}')
+
+
+def check_disjoint(material: Material) -> None:
+    """Check that no cluster is in both splits, as one that a held document was given since might be.
+
+    Raises:
+        InputError: a cluster is in both.
+
+    """
+    development = {document.cluster: document for document in material.of_split("development")}
+    for document in material.of_split("evaluation"):
+        if (other := development.get(document.cluster)) is not None:
+            raise InputError(
+                f"cluster '{document.cluster}' has development document '{other.doc}' and evaluation document "
+                f"'{document.doc}', and must be in one split: give one of them another cluster"
+            )

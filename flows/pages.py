@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from report.printing.section import Drawing
 
 _INPUTS = "inputs.json"
+_REVISIONS = "action_revisions"  # its key in that file, beside the tables' names
 _TABLES = (
     "events",
     "trajectories",
@@ -86,10 +90,11 @@ def write_report(
             provenance=Provenance(store=Path(store.location).name, tables=views.versions),
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
+        revisions = _estimated_revisions(store.read("results", views.versions["results"]), study, model)
         parts = [folder / "figures", folder / "tables"]
         for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
             sync(path)
-        record_inputs(folder, inputs)
+        record_inputs(folder, inputs, revisions)
     progress.advance(1)
     return page
 
@@ -191,11 +196,34 @@ def present_inputs(store: Store) -> dict[str, int | None]:
     return {table: store.data_version(table) for table in _TABLES}
 
 
-def record_inputs(folder: Path, inputs: Mapping[str, int | None]) -> None:
-    """Say that the folder's page is there, made from these: after all that it speaks of."""
+def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
+    """Say that the folder's page is there: after all that it speaks of.
+
+    Args:
+        folder: the page's.
+        inputs: which data of the tables the page was made from.
+        revisions: the newest revision of each action that the page has estimates of.
+
+    """
     with writing(folder):
-        replace_file(folder / _INPUTS, json.dumps(inputs).encode())
+        replace_file(folder / _INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
         sync(folder)
+
+
+def reported_revisions(folder: Path) -> dict[str, int]:
+    """Return the newest revision of each action that the folder's page has estimates of; {} without a page.
+
+    Pages that were written by earlier versions of kvdrift do not say it.
+    """
+    revisions: dict[str, int] = _recorded(folder).get(_REVISIONS, {})
+    return revisions
+
+
+def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str, int]:
+    """The newest revision of each action of a study and model in rows of ``results``."""
+    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    newest = own.group_by("action").aggregate([("action_revision", "max")])
+    return dict(zip(newest["action"].to_pylist(), newest["action_revision_max"].to_pylist(), strict=True))
 
 
 @contextmanager
@@ -250,8 +278,15 @@ def page_beside(store: Store, study: str, model: str | None = None) -> Path | No
 
 def report_is_current(store: Store, folder: Path) -> bool:
     """Whether the folder's report was made from the store's present tables."""
-    try:
-        made_from = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    recorded = _recorded(folder)
+    made_from = {table: recorded.get(table, "unknown") for table in _TABLES}
     return (folder / "index.html").is_file() and made_from == present_inputs(store)
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What ``record_inputs`` recorded; {} if nothing was or if the file cannot be read."""
+    try:
+        recorded = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}

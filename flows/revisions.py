@@ -11,23 +11,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.forecast import forecast
 from flows.frozen_plan import find_plan
-from flows.generation.pending import lacking_actions
+from flows.pages import page_of, reported_revisions
 from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import changes
 from schema.errors import InputError, PlanError, nearest
+from schema.store.kept_sets import COMPARED, unlike_units
 from schema.store.revisions import current_actions, newest_revisions
 from schema.store.store import Store
 from schema.tables import ACTIONS
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of actions, unless one was begun with the same identity and is not whole yet.
+    """Begin a new revision of actions, unless the present one was begun with the same identity and not reported yet.
 
-    So the same call after a kill goes on with the revision that it began. An action that the store does not have is
-    left to the run.
+    So the same call after a kill goes on with the revision that it began, which is said. An action that the store does
+    not have is left to the run.
 
     Args:
         runs: The runs of one study file.
@@ -38,6 +40,14 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
 
     """
     rows = begun_revisions(runs, names)
+    begun = {(row["study"], row["action"]) for row in rows}
+    stored = runs[0].store.read("actions")
+    for run in {run.study.name: run for run in runs}.values():
+        there = current_actions(stored, run.study.name)
+        for name in dict.fromkeys(names):
+            if name in there and (run.study.name, name) not in begun:
+                revision = there[name]["action_revision"]
+                run.say(f"--redo {name}: revision {revision} was begun and has no reported result yet; it goes on")
     runs[0].store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
 
 
@@ -74,17 +84,23 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
-    """Whether a revision lacks units, and those that are still to come would be made like those that are there."""
+    """Whether a revision was begun with the present identity, and its result was not reported yet.
+
+    A revision whose units keep unlike entries cannot go on.
+    """
     for run in runs:
+        units = run.store.units(run.study.name, run.study.model.id, COMPARED)
+        if any(unlike_units(units.filter(pc.equal(units["action"], action.name)).to_pylist())):
+            return False
         stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))
         if stored is not None and changes(stored, run.identity(action)):
             return False
-    return any(action.name in _lacking_actions(run) for run in runs)
+    return not all(_is_reported(run, action, revision) for run in runs)
 
 
-def _lacking_actions(run: StudyRun) -> set[str]:
-    """Those that lack units by the plan as it is frozen, without what the study file asks of the next revision."""
-    return lacking_actions(run.store, run.material, find_plan(run.store, run.study.name, run.study.model.id))
+def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
+    """Whether a page was written with estimates of a revision; of a control, which has none, if all is reported."""
+    return reported_revisions(page_of(run).parent).get(action.name, -1) >= revision or forecast(run).finished
 
 
 def drop_action(store: Store, name: str, study: str | None = None) -> int:

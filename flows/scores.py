@@ -1,6 +1,7 @@
-"""Continuations scored against their documents' answers: rows of ``scores``, once for each coupled pair.
+"""Continuations scored against their documents' answers: rows of ``scores``, once for each coupled pair and answers.
 
-The tokenizer is all that is needed of the model. What was scored already stays; the cost is that of what is new.
+The tokenizer is all that is needed of the model. What was scored already stays; the cost is that of what is new. Pairs
+of a document whose answers were corrected are scored again, and their earlier scores are superseded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from generator.transformer.tokenizer import text_decoder
 from schema.progress import SILENT, Progress
 from schema.store.compaction.counts import Answers, Counts, Holdings, Place, Scored
 from schema.store.readable_store import ReadableStore
+from schema.store.revisions import current_scores
 from schema.store.store import Store
 from schema.tables import PLAIN, SCORES
 
@@ -37,6 +39,7 @@ class KnownAnswers:
     answers: tuple[str, ...]
     scoring: str
     split: str
+    document_revision: int
 
 
 def known_answers(
@@ -44,17 +47,16 @@ def known_answers(
 ) -> dict[str, KnownAnswers]:
     """Return answers of the documents of a study and model that are scored, by document; of ``docs`` alone if given."""
     found = {}
-    columns = ["study", "model", "doc", "split", "task", "source", "answers", "scoring"]
-    documents = store.read("documents", columns=columns)
-    own = pc.and_(pc.equal(documents["study"], study), pc.equal(documents["model"], model))
+    columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
+    documents = store.documents(study, model, columns)
     if docs is not None:
-        own = pc.and_(own, pc.is_in(documents["doc"], value_set=docs))
-    for row in documents.filter(pc.and_(own, pc.greater(pc.list_value_length(documents["answers"]), 0))).to_pylist():
+        documents = documents.filter(pc.is_in(documents["doc"], value_set=docs))
+    for row in documents.filter(pc.greater(pc.list_value_length(documents["answers"]), 0)).to_pylist():
         answers = tuple(answer for answer in row["answers"] if answer)
         if answers:
             scoring = _scoring(Answers(row["source"], row["task"], row["scoring"]))
             if scoring is not None:
-                found[row["doc"]] = KnownAnswers(answers, scoring, row["split"])
+                found[row["doc"]] = KnownAnswers(answers, scoring, row["split"], row["document_revision"])
     return found
 
 
@@ -126,11 +128,13 @@ class Scoring:
     @functools.cached_property
     def _lacking(self) -> pa.Table:
         """The current units of coupled pairs that have no scores, sorted by document; none where all are scored."""
-        if all(self._scored[of] == count for of, count in self._pairs.items()):  # a pair is scored once
+        if all(self._scored[of] == count for of, count in self._pairs.items()):  # by present answers, once
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
         keys = ["doc", "action", "action_revision", "replicate"]
-        scores = self._store.read("scores", columns=["study", "model", *keys])
+        scores = self._store.read("scores", columns=["study", "model", *keys, "document_revision"])
+        documents = self._store.read("documents", columns=["study", "model", "doc", "document_revision"])
+        scores = current_scores(scores, documents)
         own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
         # The pairs of a unit are scored by one commit: the first of them tells.
         lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
@@ -204,7 +208,8 @@ def _scored_documents(
             named += [names | {"replicate": replicate} for replicate in range(first, first + unit["replicates"])]
         known = answers[doc]
         scores = score_pairs(pairs, known.answers, known.scoring, decode)
-        yield [name | {"scoring": known.scoring} | vars(score) for name, score in zip(named, scores, strict=True)]
+        by = {"scoring": known.scoring, "document_revision": known.document_revision}
+        yield [name | by | vars(score) for name, score in zip(named, scores, strict=True)]
         progress.advance(end - begin)
         begin = end
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from flows.material import Material
+from flows.stored_documents import CHANGEABLE, changed
 from generator.actions import Action
-from generator.documents.answers import task_scoring
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
@@ -23,6 +23,8 @@ from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES,
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
     """Write study parameters, documents and actions; rows already there stay.
+
+    A document whose answers, scoring or cluster are others now gets a further revision.
 
     Args:
         store: the study's store.
@@ -46,11 +48,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         **asdict(study.window_values),
     } | _recorded(store, study)
     store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
-    rows = [
-        _document_row(study.name, model, split, document) for split in SPLITS for document in material.of_split(split)
-    ]
-    _leave_unrecorded_scoring(store, rows)
-    store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
+    store.append_rows("documents", pa.Table.from_pylist(document_rows(store, material), schema=DOCUMENTS.schema))
     stored = store.read("actions")
     there, revisions = current_actions(stored, study.name), newest_revisions(stored)
     actions = []
@@ -118,17 +116,27 @@ def _recorded(store: Store, study: Study) -> dict[str, Any]:
     return {}
 
 
-def _leave_unrecorded_scoring(store: Store, rows: list[dict[str, Any]]) -> None:
-    """Take the scoring out of rows that were stored before there was one, where it is that of their task."""
-    columns = ["study", "model", "doc", "scoring"]
-    stored = {
-        row["doc"]
-        for row in store.read("documents", columns=columns).to_pylist()
-        if row["scoring"] is None and rows and (row["study"], row["model"]) == (rows[0]["study"], rows[0]["model"])
-    }
-    for row in rows:
-        if row["doc"] in stored and row["scoring"] == task_scoring(row["source"], row["task"]):
-            row["scoring"] = None
+def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
+    """Return the rows of a study's documents: the stored ones, new ones, and further revisions of those that changed.
+
+    Args:
+        store: the study's store.
+        material: the study with its documents.
+
+    """
+    study, model = material.study.name, material.model_id
+    stored = {row["doc"]: row for row in store.documents(study, model).to_pylist()}
+    newest = max((row["document_revision"] for row in stored.values()), default=0)
+    rows = []
+    for split in SPLITS:
+        for document in material.of_split(split):
+            row = _document_row(study, model, split, document)
+            if (there := stored.get(document.doc)) is not None:
+                corrected = changed(document, there)
+                kept = there if not corrected else {"document_revision": newest + 1}
+                row |= {name: kept[name] for name in (*CHANGEABLE, "document_revision") if name in kept}
+            rows.append(row)
+    return rows
 
 
 def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:
@@ -145,4 +153,5 @@ def _document_row(study: str, model: str, split: str, document: Document) -> dic
         "prompt_sha256": document.prompt_sha256,
         "answers": list(document.answers),
         "scoring": document.scoring or None,
+        "document_revision": 0,
     }

@@ -11,8 +11,11 @@ from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
+from flows.stored_documents import held_documents
 from generator.actions import Action
+from generator.documents.held import NOTHING_HELD
 from generator.identity import ActionIdentity
+from schema.errors import MissingStoreError
 from schema.progress import SILENT, NamedProgress, Progress
 from schema.store.store import Store
 from schema.study import Study
@@ -133,13 +136,17 @@ class StudyRun:
 
     @cached_property
     def material(self) -> Material:
-        """The study's documents and actions.
+        """The study's documents, those that its store has first, and its actions.
 
         Raises:
-            InputError: something in the study file cannot be done.
+            InputError: something in the study file cannot be done, or the store is damaged.
 
         """
-        return self.gathered(self.study, offline=self.offline)
+        try:
+            held = held_documents(self.store, self.study)
+        except MissingStoreError:
+            held = NOTHING_HELD
+        return self.gathered(self.study, offline=self.offline, held=held)
 
     @cached_property
     def store(self) -> Store:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from generator.transformer.tokenizer import token_texts
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
+from schema.study import FINITE_STATE
 from schema.tables import TOKENS
 
 
@@ -25,7 +26,8 @@ def record_tokens(
 ) -> int:
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
-    Where the model's tokenizer cannot be loaded, nothing is recorded, and one line says so.
+    Where the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
+    none.
 
     Args:
         store: the study's store.
@@ -40,7 +42,10 @@ def record_tokens(
 
     """
     known = store.read("tokens", columns=["study", "model"])
-    if pc.any(pc.and_(pc.equal(known["study"], study), pc.equal(known["model"], model))).as_py():
+    if pc.any(_of(known, study, model)).as_py():
+        return 0
+    documents = store.read("documents", columns=["study", "model", "source"])
+    if FINITE_STATE in documents.filter(_of(documents, study, model))["source"].to_pylist():
         return 0
     texts = token_texts(model if location is None else location, revision=revision)
     if texts is None:
@@ -49,3 +54,7 @@ def record_tokens(
     names = {"study": [study] * len(texts), "model": [model] * len(texts)}
     columns = names | {"token": [*texts], "text": [*texts.values()]}
     return store.append_rows("tokens", pa.table(columns, schema=TOKENS.schema))
+
+
+def _of(rows: pa.Table, study: str, model: str) -> pa.ChunkedArray:
+    return pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))

@@ -132,6 +132,10 @@ class Action:
             return self.retention.kept(entries)
         return min(count, entries + horizon - 1)
 
+    def removes(self, entries: int, horizon: int) -> bool:
+        """Whether prefill or a policy's step ever removes one of n prompt entries or of H - 1 generated ones."""
+        return self.retention.kept(entries) < entries or self.budget(entries, horizon) is not None
+
     def scored_entries(self, entries: int, horizon: int) -> int:
         """Of how many prompt entries every stream keeps scores."""
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None

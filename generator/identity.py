@@ -178,6 +178,25 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     Raises:
         InputError: A module's source cannot be read.
     """
+    return tuple(sorted({(name, says) for name, says, _ in _files_of(kind).values()}))
+
+
+def own_texts(kind: type[Any]) -> dict[str, str]:
+    """Return the texts of those files that are neither the package's nor an installed distribution's, by path or name.
+
+    Raises:
+        InputError: A module's source cannot be read.
+    """
+    ours = Path(__file__).parent
+    return {
+        str(file): text.decode("utf-8", "replace")
+        for file, (_, _, text) in _files_of(kind).items()
+        if text is not None and ours not in file.parents
+    }
+
+
+def _files_of(kind: type[Any]) -> dict[Path, tuple[str, str, bytes | None]]:
+    """The files that a class is defined by: of each a name, the SHA-256 or version that stands for it, and its text."""
     from generator.codecs.codec import Codec  # noqa: PLC0415
     from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
     from generator.selectors.own.names import source_texts  # noqa: PLC0415
@@ -187,12 +206,12 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     roots = (Selector, Codec, Policy)  # what is derived from none of them is defined by its own module
     texts = source_texts(kind)
     waiting: list[_Source] = []
-    found: dict[Path, tuple[str, str]] = {}
+    found: dict[Path, tuple[str, str, bytes | None]] = {}
     for base in [base for base in kind.__mro__ if issubclass(base, roots) and base not in roots] or [kind]:
         module = sys.modules.get(base.__module__)
         imported = getattr(module, base.__name__, None) is base and not is_held(module)
         if base.__module__ in texts and not imported:  # loaded from a study's folder: what was loaded counts
-            found |= {Path(f"{name}.py"): (f"{name}.py", _sha256(text)) for name, text in texts.items()}
+            found |= {Path(f"{name}.py"): (f"{name}.py", _sha256(text), text) for name, text in texts.items()}
         else:
             waiting.append(_Source.of(base))
     while waiting:
@@ -200,12 +219,12 @@ def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
         if source.file in found:
             continue
         if (installed := source.distribution) is not None:
-            found[source.file] = installed
+            found[source.file] = (*installed, None)
             continue
         text = source.text()
-        found[source.file] = (source.file.name, _sha256(text.encode()))
+        found[source.file] = (source.file.name, _sha256(text.encode()), text.encode())
         waiting += source.imported(text)
-    return tuple(sorted(set(found.values())))
+    return found
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,16 @@ from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
-from schema.errors import InputError, KvdriftError, OperationError, failure_of, first_line, is_forbidden, printable
+from schema.errors import (
+    InputError,
+    KvdriftError,
+    OperationError,
+    failure_of,
+    first_line,
+    is_forbidden,
+    printable,
+    shortened,
+)
 
 
 def _returning(command: Callable[..., None]) -> Callable[..., None]:
@@ -137,5 +146,5 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(line: str, code: int, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    typer.echo(f"kvdrift: {printable(line)}", err=True)
+    typer.echo(f"kvdrift: {printable(shortened(line))}", err=True)
     sys.exit(code)

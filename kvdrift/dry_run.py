@@ -233,14 +233,19 @@ def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[s
     for action in material.actions:
         # What the selector's window and sinks need was checked with the material.
         horizon = material.study.study.horizon
-        kept = [action.most_entries(entries, horizon) for entries in (min(lengths), max(lengths))]
+        ends = min(lengths), max(lengths)
+        kept = [action.most_entries(entries, horizon) for entries in ends]
         what, cache = "prompt entries", "prompt cache"
         if action.policy is not None:
             what, cache = "entries at most in every step", "cache, generated entries included"
         told = described_action(action.row(material.study.study.name, prespecified=True))
         line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
         if footprint is not None:
-            line += f", {_span(*(_binary(footprint.cache_bytes(m, action.holding)) for m in kept))} of {cache}"
+            held = (
+                footprint.cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
+                for m, entries in zip(kept, ends, strict=True)
+            )
+            line += f", {_span(*map(_binary, held))} of {cache}"
         yield line
 
 

@@ -3,6 +3,7 @@
 KvdriftError               one line, made to be read by a person
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   ├── PlanError          an evaluation without its frozen plan, or against another one
+│   ├── UnlikeUnitsError   units of one action and document that keep or read unlike entries
 │   └── MissingStoreError  a place where there is no store yet
 └── OperationError         the work failed though the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
@@ -14,18 +15,31 @@ from __future__ import annotations
 
 import difflib
 import errno
+import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TypeVar
+from typing import Final, TypeVar
+
+_LONGEST_LINE: Final = 2_000  # characters; the longest lists of known names take about 1,500
+_LONGEST_END: Final = 500  # of them at the line's end
 
 
 class KvdriftError(Exception):
-    """Base of all errors below; ``exit_code`` is what the command returns."""
+    """Base of all errors below; ``exit_code`` is what the command returns.
+
+    Args:
+        line: What is wrong, where, and what would be right. A line that echoes a long value is shortened.
+
+    """
 
     exit_code = 1
+
+    def __init__(self, line: str) -> None:
+        super().__init__(shortened(line))
 
 
 class InputError(KvdriftError):
@@ -36,6 +50,10 @@ class InputError(KvdriftError):
 
 class PlanError(InputError):
     """Evaluation events were asked for without a frozen plan, or the study no longer matches its plan."""
+
+
+class UnlikeUnitsError(InputError):
+    """Units of one document, action, revision and estimator keep or read unlike prompt entries."""
 
 
 class MissingStoreError(InputError):
@@ -60,6 +78,11 @@ class ControlError(OperationError):
 
 Tried = TypeVar("Tried", bound=Hashable)
 
+_UNREADABLE: Final[tuple[type[Exception], ...]] = (
+    OSError, ValueError, RecursionError, ArithmeticError, MemoryError, EOFError, LookupError, NotImplementedError,
+    pickle.UnpicklingError,
+)  # fmt: skip
+
 _DISK_FAULTS = re.compile("No space left on device|Disk quota exceeded|Input/output error")
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -72,6 +95,45 @@ def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
     return re.sub(r"\x1b\[\d*m", "", (causes or lines or [type(error).__name__])[-1 if causes else 0]).strip()
+
+
+@contextmanager
+def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
+    """Make one line of whatever goes wrong while a file of the user's is read in the block.
+
+    Files may be nested without end, hold numbers of a million digits, or say that they are larger than the memory;
+    each library says so by exceptions of its own.
+
+    Args:
+        unread: How the line begins: the file, the line in it if known, and what the file is not, as in
+            ``study.toml: cannot be read as TOML``.
+        others: Exceptions of the library besides those that Python itself raises.
+
+    Raises:
+        InputError: The file cannot be read.
+
+    """
+    expected = _UNREADABLE + others
+    try:
+        yield
+    except KvdriftError:
+        raise
+    except expected as error:
+        raise InputError(f"{unread}: {_said_by(error)}") from error
+
+
+def _said_by(error: BaseException) -> str:
+    """What an exception says of a file's content, without its place in our code."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, MemoryError):
+        return "larger than the memory"
+    if isinstance(error, pickle.UnpicklingError):
+        return "a pickle that is damaged, or that would run code"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said, name = first_line(error), type(error).__name__
+    return said if isinstance(error, OSError | ValueError) or said == name else f"{name}: {said}"
 
 
 def failure_of(error: BaseException, part: object) -> str:
@@ -114,6 +176,14 @@ def is_disk_fault(error: BaseException) -> bool:
 def is_forbidden(error: OSError) -> bool:
     """Tell whether an error says that something may not be written, as in a read-only file system."""
     return error.errno in _FORBIDDEN
+
+
+def shortened(line: str) -> str:
+    """Return a line without its middle if nobody could read it; its end often says what would be right."""
+    if len(line) <= _LONGEST_LINE:
+        return line
+    begin, end = line[: _LONGEST_LINE - _LONGEST_END], line[-_LONGEST_END:]
+    return f"{begin}… {len(line) - _LONGEST_LINE:,} characters …{end}"
 
 
 def printable(text: str) -> str:

@@ -52,7 +52,20 @@ class Retention:
 
 def _fraction(text: str) -> int | Fraction:
     if text.endswith("%"):
-        return Fraction(text[:-1].strip()) / 100
+        return exact_fraction(text[:-1].strip()) / 100
     if "/" in text:
-        return Fraction(text)
+        return exact_fraction(text)
     return int(text)
+
+
+def exact_fraction(text: str) -> Fraction:
+    """Read "1/4" or "0.25" as it is written.
+
+    Raises:
+        ValueError: It is none, or has an exponent, by which a short text names a number that no memory holds.
+        ZeroDivisionError: Its denominator is 0.
+
+    """
+    if "e" in text.lower():
+        raise ValueError(text)
+    return Fraction(text)

@@ -22,7 +22,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
-SCHEMA_VERSION = 9
+# 10: revisions of documents, checksums of what is read with codecs and policies
+SCHEMA_VERSION = 10
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -129,6 +130,14 @@ _ESTIMATED_FROM = (
     ),
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none", since=4, default="0"),
 )
+_DOCUMENTS_REVISION = _column(
+    "documents_revision",
+    pa.int32(),
+    "newest revision of the study's documents that it was estimated from",
+    "none",
+    since=10,
+    default="0",
+)
 
 
 _INTERVAL = _column(
@@ -174,8 +183,8 @@ PAIR_COLUMNS = tuple(name for name in EVENTS.columns if name not in EVENTS.defau
 
 DOCUMENTS = _table(
     "documents",
-    "one tokenized prompt",
-    ("study", "model", "doc"),
+    "one tokenized prompt, in one revision of its answers, scoring and cluster",
+    ("study", "model", "doc", "document_revision"),
     *_GROUP[:3],
     _column("split", pa.string(), "development or evaluation"),
     _column("stratum", pa.string(), "environment x length"),
@@ -191,6 +200,15 @@ DOCUMENTS = _table(
         "how they are scored: all (the share that occurs) or part (whether any does); null: as its task is",
         null=True,
         since=8,
+    ),
+    _column(
+        "document_revision",
+        pa.int32(),
+        "revision of the document's answers, scoring and cluster, numbered within its study, from 0; a later one "
+        "supersedes it",
+        "none",
+        since=10,
+        default="0",
     ),
 )
 
@@ -261,7 +279,7 @@ UNITS = _table(
         "bytes",
         null=True,
     ),
-    _column("index_bytes", pa.int64(), "indices of the same entries", "bytes", null=True),
+    _column("index_bytes", pa.int64(), "indices of the same entries; 0 if none is ever removed", "bytes", null=True),
     _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
     _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
     _column(
@@ -311,6 +329,13 @@ UNITS = _table(
         "bytes",
         null=True,
         since=9,
+    ),
+    _column(
+        "read_checksums",
+        pa.list_(pa.string()),
+        "per layer, checksum of the entries as a codec reads them back, or of what a policy does first; null without",
+        null=True,
+        since=10,
     ),
 )
 
@@ -362,7 +387,7 @@ STEPS = _table(
 SCORES = _table(
     "scores",
     "one coupled pair of continuations of a document with answers, scored by its decoded text up to EOS",
-    ("study", "model", "doc", "action", "action_revision", "replicate"),
+    ("study", "model", "doc", "action", "action_revision", "replicate", "document_revision"),
     *_PAIR,
     _revision(),
     _column("scoring", pa.string(), "the rule: all (the share of answers that occurs) or part (whether any does)"),
@@ -370,6 +395,14 @@ SCORES = _table(
     _column("score_y", pa.float64(), "score of Y", "score, 0..1"),
     _column("span_first", pa.int32(), "X's first token of a matched answer; null when none is", "tokens", null=True),
     _column("span_last", pa.int32(), "X's last token of a matched answer", "tokens", null=True),
+    _column(
+        "document_revision",
+        pa.int32(),
+        "revision of the document whose answers it was scored by",
+        "none",
+        since=10,
+        default="0",
+    ),
     since=8,
 )
 
@@ -509,7 +542,19 @@ PLANS = _table(
 RESULTS = _table(
     "results",
     "one estimate with its interval",
-    ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x", "events_version", "plan_sha256"),
+    (
+        "study",
+        "model",
+        "split",
+        "stratum",
+        "action",
+        "baseline",
+        "quantity",
+        "x",
+        "events_version",
+        "plan_sha256",
+        "documents_revision",
+    ),
     *_GROUP[:2],
     _column("split", pa.string(), "development or evaluation"),
     _column("stratum", pa.string(), "stratum, or pooled"),
@@ -536,7 +581,14 @@ RESULTS = _table(
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
-    _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count", null=True, since=7),
+    _column(
+        "clusters",
+        pa.int32(),
+        "effective clusters of documents behind the estimate, rounded down",
+        "count",
+        null=True,
+        since=7,
+    ),  # fmt: skip
     _column(
         "estimate_reduced",
         pa.float64(),
@@ -561,6 +613,7 @@ RESULTS = _table(
         null=True,
         since=8,
     ),
+    _DOCUMENTS_REVISION,
 )
 
 LOOKS = _table(
@@ -577,6 +630,7 @@ LOOKS = _table(
         "baseline",
         "action_revision",
         "baseline_revision",
+        "documents_revision",
     ),
     *_GROUP[:2],
     _column("look", pa.int32(), "number of the look, from 1", "none"),
@@ -606,13 +660,24 @@ LOOKS = _table(
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none"),
     _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
     _column("plan_sha256", pa.string(), "the plan whose look it is"),
+    _DOCUMENTS_REVISION,
     since=8,
 )
 
 CALIBRATION = _table(
     "calibration",
     "one candidate predictor of a contrast, judged on evaluation documents",
-    ("study", "model", "action", "baseline", "observation", "candidate", "events_version", "plan_sha256"),
+    (
+        "study",
+        "model",
+        "action",
+        "baseline",
+        "observation",
+        "candidate",
+        "events_version",
+        "plan_sha256",
+        "documents_revision",
+    ),
     *_GROUP[:2],
     _ACTION,
     _column("baseline", pa.string(), "the action that the contrast subtracts"),
@@ -646,6 +711,7 @@ CALIBRATION = _table(
     *_ESTIMATED_FROM,
     _inputs(since=5),
     _INTERVAL,
+    _DOCUMENTS_REVISION,
 )
 
 TABLES: dict[str, Table] = {

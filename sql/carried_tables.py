@@ -15,6 +15,7 @@ from sql.contracts import contract
 from sql.empty_views import comments
 from sql.quoting import quoted
 from sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view
+from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
 
 if TYPE_CHECKING:
@@ -73,10 +74,12 @@ def fill_catalog(
         else:
             create_stored_view(connection, table, sources)
     moments.insert_waiting(connection)
+    refused = refuse_unlike_units(connection)
     if few_documents:
         few = moments.stored or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run
-        keep_views(connection, (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS)
+        carried_views = (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS
+        keep_views(connection, [view for view in carried_views if view not in refused])
     for table, sources in files.items():
         if table not in carried:
             guard_stored_view(connection, table, sources, condition)

@@ -25,6 +25,7 @@ from sql.empty_views import create_views
 from sql.quoting import literal, quoted
 from sql.stored_moments import NO_MOMENTS, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources, stored_rows
+from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import stored_text, view_texts
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ def open_views(
 
     Raises:
         InputError: an unknown table, version or view, a damaged file, or ``threads`` below 1.
+        UnlikeUnitsError: a view that pools replicates is to be kept, and units of one action and document keep or read
+            unlike entries. Otherwise such a view raises the same line when it is read.
         DamagedStoreError: commits are damaged or lost, rows have lost the events that they were made from, or
             a file that was to be checked is damaged.
 
@@ -222,6 +225,7 @@ def open_views(
             sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
             create_stored_view(connection, table, sources)
         moments.insert_waiting(connection)
+        refuse_unlike_units(connection, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
         connection.close()
@@ -349,11 +353,14 @@ def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:
 
 
 def one_line(error: duckdb.Error) -> KvdriftError:
-    """Return DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read."""
+    """Return DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read.
+
+    What a view raises by ``error(...)`` is returned as it is.
+    """
     lines = []
     for line in str(error).splitlines():
         if line.startswith("LINE "):
             break
         lines.append(line)
-    message = " ".join(" ".join(lines).split())
+    message = " ".join(" ".join(lines).split()).removeprefix("Invalid Input Error: ")
     return OperationError(message) if isinstance(error, duckdb.IOException) else InputError(message)

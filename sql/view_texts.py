@@ -107,7 +107,8 @@ def _of_main(text: str) -> str:
 def stored_text(table: str, source: str | None = None) -> str:
     """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
 
-    Of plans it has all revisions, of what was made under plans only what was made under the newest.
+    Of plans it has all revisions, of what was made under plans only what was made under the newest. Of documents, and
+    of what was scored or estimated from them, it has the newest revision.
 
     Args:
         table: The stored table.
@@ -124,4 +125,10 @@ def stored_text(table: str, source: str | None = None) -> str:
     if "plan_sha256" in declared and "plan_revision" not in declared:
         same = " and ".join(f"own.{name} = plans.{name}" for name in ("study", "model", "plan_sha256"))
         text += f"\nanti join internal.superseded_plans as plans on {same}"
+    if "document_revision" in declared:
+        same = " and ".join(f"own.{name} = documents.{name}" for name in ("study", "model", "doc", "document_revision"))
+        text += f"\nanti join internal.superseded_documents as documents on {same}"
+    if "documents_revision" in declared:
+        same = " and ".join(f"own.{name} = analyses.{name}" for name in ("study", "model", "documents_revision"))
+        text += f"\nanti join internal.superseded_analyses as analyses on {same}"
     return text

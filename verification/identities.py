@@ -1,4 +1,7 @@
-"""What made units: one identity to a revision, as its row says, and one model behind all current actions of a study."""
+"""What made units: one identity to a revision, as its row says, and one model behind all current actions of a study.
+
+Units of a document, action, revision and estimator keep and read the same entries, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from schema.store.revisions import current_actions
+from schema.store.kept_sets import unlike_units
+from schema.store.revisions import current_actions, current_revision
 from schema.tables import IDENTITIES
 from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
@@ -39,6 +43,18 @@ def check_identities(table: SmallTable, records: Mapping[str, UnitRecord], actio
             faults.append(Fault(_name(key), "the row is missing, must be there: units say what made them"))
     faults += _unlike_models(rows, actions)
     return Check("identities", counted(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
+
+
+def check_kept_sets(records: Mapping[str, UnitRecord], actions: pa.Table) -> Check:
+    """Current units of a document, action, revision and estimator keep and read the same entries."""
+    is_current = current_revision(actions)
+    units = [
+        record
+        for record in records.values()
+        if is_current((record["study"], record["action"], record["action_revision"]))
+    ]
+    faults = tuple(Fault("units", line) for line in unlike_units(units))
+    return Check("kept sets", counted(len(units), "unit"), "one to a document, action and revision", faults)
 
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +50,7 @@ def check_owners(records: Mapping[str, UnitRecord], documents: pa.Table, actions
     """The document and the action of every unit have their rows: without them no view shows its events."""
     faults = []
     for table, rows in (("documents", documents), ("actions", actions)):
-        key = TABLES[table].key
+        key = tuple(name for name in TABLES[table].key if name != "document_revision")
         known = set(zip(*(rows[name].to_pylist() for name in key), strict=True))
         lacking: dict[tuple[Any, ...], list[str]] = {}
         for path, record in records.items():
@@ -70,6 +70,8 @@ def check_plans(
 ) -> Check:
     """Plans have their hash, every revision from 0 on is there, and none hides that it came after evaluation documents.
 
+    The documents that they froze are there, with the prompts that they had.
+
     No unit of an evaluation document was there at the events version that a first revision was made from. A later one
     says that it was seen where there was one.
 
@@ -79,6 +81,8 @@ def check_plans(
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
     evaluation = {tuple(key) for *key, split in zip(*columns, strict=True) if split == "evaluation"}
     revisions = {(plan["study"], plan["model"], plan["plan_revision"]) for plan in plans.rows.to_pylist()}
+    hashed = (documents[name].to_pylist() for name in ("study", "model", "doc", "prompt_sha256"))
+    prompts = {tuple(key): sha256 for *key, sha256 in zip(*hashed, strict=True)}
     for plan in plans.rows.to_pylist():
         name = row_name("plans", {key: plan[key] for key in TABLES["plans"].key})
         sha256 = frozen_sha256(plan["plan"])
@@ -87,6 +91,7 @@ def check_plans(
                 Fault(name, f"plan has SHA-256 {sha256}, must have {plan['plan_sha256']} as plan_sha256 says")
             )
         faults += [Fault(name, what) for what in _broken_revision(plan, revisions)]
+        faults += [Fault(name, what) for what in _other_documents(plan, prompts)]
         made_from = plan["events_version"]
         if wrong := _unknown_version(made_from, events_version):
             faults.append(Fault(name, wrong))
@@ -144,6 +149,16 @@ def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, s
     if revision and (plan["study"], plan["model"], revision - 1) not in revisions:
         wrong.append(f"revision {revision - 1} is missing, must be there")
     return wrong
+
+
+def _other_documents(plan: Mapping[str, Any], prompts: Mapping[tuple[Any, ...], str | None]) -> Iterator[str]:
+    """What is wrong with the documents that a plan froze; ``prompts`` are the hashes of the stored ones."""
+    strata = _content(plan).get("documents", {}).values()
+    for row in (row for own in strata for rows in own.values() for row in rows):
+        stored = prompts.get((plan["study"], plan["model"], row["doc"]))
+        if stored != row["prompt_sha256"]:
+            has = "is not in documents" if stored is None else f"has prompt {stored} in documents"
+            yield f"its document '{row['doc']}' {has}, must be there with prompt {row['prompt_sha256']}"
 
 
 def _is_seen(plan: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
 
 _GROUP = (*GROUP_KEY, "action_revision")
+_DOCUMENT = ("study", "model", "doc", "document_revision")
 _Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
@@ -27,14 +28,14 @@ def check_scores(table: SmallTable, records: Mapping[str, UnitRecord], documents
                 (first, first + record["replicates"], record["horizon"])
             )
     answered = {
-        (row["study"], row["model"], row["doc"])
-        for row in documents.select(["study", "model", "doc", "answers"]).to_pylist()
+        tuple(row[name] for name in _DOCUMENT)
+        for row in documents.select([*_DOCUMENT, "answers"]).to_pylist()
         if row["answers"]
     }
     faults = list(table.check.faults)
     for row in table.rows.to_pylist():
         wrong = list(_wrong(row, ranges))
-        if (row["study"], row["model"], row["doc"]) not in answered:
+        if tuple(row[name] for name in _DOCUMENT) not in answered:
             wrong.append("answers of its document are not there, must be")
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]

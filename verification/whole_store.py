@@ -18,7 +18,7 @@ from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table
 from verification.findings import Check, Fault, counted
-from verification.identities import check_identities
+from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
 from verification.references import check_citations, check_owners, check_plans, check_units
@@ -60,28 +60,32 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     known = small["documents"].readable and segments.readable
     yield check_scores(small["scores"], segments.records, documents) if known else small["scores"].check
     yield small["tokens"].check
+    refused = None
     if small["actions"].readable:
         yield check_identities(small["identities"], segments.records, actions)
+        yield (kept_sets := check_kept_sets(segments.records, actions))
+        refused = "not computed: there are units that keep or read unlike entries" if kept_sets.faults else None
 
     yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
     for table in ("looks", "results", "calibration"):
         yield check_citations(small[table], small["plans"], versions["events"])
-    readable = segments.readable and all(table.readable for table in small.values())
-    if readable:
+    if not segments.readable or not all(table.readable for table in small.values()):
+        refused = "not computed: there are files that cannot be read"
+    if refused is None:
         yield check_moments(store, versions)
-    yield _check_views(store, versions, progress, readable=readable)
+    yield _check_views(store, versions, progress, refused)
     yield check_leftovers(store)
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():
         fault = catalog_fault(store)
         yield Check("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())
 
 
-def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, *, readable: bool) -> Check:
+def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Check:
     """The contracts of all computed views hold: R = O + E C of every decomposition row, and the others."""
     names = computed_views()
     counts = f"{counted(len(names), 'view')}, {counted(sum(map(promises, names)), 'promise')}"
-    if not readable:
-        return Check("views", counts, "not computed: there are files that cannot be read")
+    if refused is not None:
+        return Check("views", counts, refused)
     faults = []
     progress.begin("views", len(names), "views")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.analysis.estimation import action_revisions
+from flows.analysis.estimation import action_revisions, documents_revision
 from flows.analysis.standing import inputs_sha256, standing_rows
 from flows.frozen_plan import FrozenPlan
 from schema.store.store import Store
@@ -64,10 +64,11 @@ def calibrate_study(
             settings, plan.sha256, [name in plan.actions for name in pair], [name in seen for name in pair],
             [revisions[name] for name in pair], *own,
         )  # fmt: skip
-    standing = standing_rows(store, "calibration", inputs.values(), events_version)
+    cited = {"events_version": events_version, "documents_revision": documents_revision(views, plan.study, plan.model)}
+    standing = standing_rows(store, "calibration", inputs.values(), cited)
     there = set(standing["inputs_sha256"].to_pylist())
     rows = [
-        _row(judged, plan, seen, action, baseline, events_version)
+        _row(judged, plan, seen, action, baseline) | cited
         | {"action_revision": revisions[action], "baseline_revision": revisions[baseline], "inputs_sha256": sha256}
         for action, sha256 in inputs.items() if sha256 not in there
         for judged in calibrate(development, evaluation, action=action, **settings)
@@ -78,9 +79,7 @@ def calibrate_study(
     return len(rows)
 
 
-def _row(
-    judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str, events_version: int
-) -> dict[str, Any]:
+def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str) -> dict[str, Any]:
     # An undefined number is null in the store.
     values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
     planned = {action, baseline} <= set(plan.actions)
@@ -90,6 +89,5 @@ def _row(
         "action": action,
         "baseline": baseline,
         "status": planned_status(seen, action, baseline) if planned else EXPLORATORY,
-        "events_version": events_version,
         "plan_sha256": plan.sha256,
     }

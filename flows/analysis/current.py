@@ -1,4 +1,4 @@
-"""Whether a study's estimates are those of the store's present events and of its plan."""
+"""Whether a study's estimates are those of the store's present events, of its plan and of its documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stats.quantities import SIMULTANEOUS_GAP
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether the study's results were estimated from the store's present events, under its newest plan."""
+    """Whether the study's results were estimated from present events and documents, under its newest plan."""
     return estimated_version(store, study, model) == store.data_version("events")
 
 
@@ -22,20 +22,26 @@ def pairs_are_current(store: Store, study: str, model: str) -> bool:
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
-    """Return the newest events version that results were estimated from under the newest plan, None without any."""
-    newest = pc.max(_under_newest_plan(store, study, model)["events_version"]).as_py()
+    """Return the newest events version that results were estimated from, None without any.
+
+    Only results under the newest plan and from the newest revision of the study's documents count.
+    """
+    newest = pc.max(_present_rows(store, study, model)["events_version"]).as_py()
     return None if newest is None else int(newest)
 
 
 def newest_rows(store: Store, study: str, model: str) -> pa.Table:
-    """Return split and quantity of the results of the newest events version under the newest plan."""
-    rows = _under_newest_plan(store, study, model)
+    """Return split and quantity of those results that ``estimated_version`` is of."""
+    rows = _present_rows(store, study, model)
     return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
 
 
-def _under_newest_plan(store: Store, study: str, model: str) -> pa.Table:
+def _present_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Results under the newest plan, from the newest revision of the study's documents."""
     plan = find_plan(store, study, model)
-    results = store.read("results", columns=["study", "model", "split", "events_version", "plan_sha256", "quantity"])
+    columns = ["study", "model", "split", "events_version", "plan_sha256", "quantity", "documents_revision"]
+    results = store.read("results", columns=columns)
     wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
     same = [pc.is_in(results[name], value_set=pa.array([value], pa.string())) for name, value in wanted.items()]
-    return results.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))
+    newest = pc.equal(results["documents_revision"], store.documents_revision(study, model))
+    return results.filter(pc.and_(pc.and_(same[0], same[1]), pc.and_(same[2], newest)))

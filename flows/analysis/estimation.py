@@ -89,16 +89,20 @@ def estimate_study(
     revisions = action_revisions(views, analysis.study)
     inputs = inputs_of(analysis, moments, branching, revisions, coefficients, answers)
     inputs = {subject: sha256 for subject, sha256 in inputs.items() if wanted(subject)}
-    standing = standing_rows(store, "results", inputs.values(), events_version)
+    cited = {
+        "events_version": events_version,
+        "documents_revision": documents_revision(views, analysis.study, analysis.model),
+    }
+    standing = standing_rows(store, "results", inputs.values(), cited)
     there = set(standing["inputs_sha256"].unique().to_pylist())
     lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
     parts = parts_of(analysis, moments, lacking, coefficients)
-    parts += parts_of(analysis, answers, lacking, answers=True) if answers is not None else []
+    parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
     if any(subject.together for subject in lacking):
         level = analysis.request.level
         estimates.append(simultaneous_gaps(moments, draws=analysis.exploratory_draws, seed=analysis.seed, level=level))
-    new = _result_rows(Estimates.join(estimates), analysis, events_version, revisions, inputs)
+    new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
     made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
     return StudyEstimates(rows, new.num_rows, made, subjects)
@@ -115,6 +119,12 @@ def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
     listed = views.rows("actions", study=study)
     shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
     return defaultdict(int, shown)
+
+
+def documents_revision(views: Views, study: str, model: str) -> int:
+    """Read the newest revision of a study's documents that the views show; 0 without documents."""
+    rows = views.rows("documents", ["document_revision"], study=study, model=model)
+    return max(rows["document_revision"].to_pylist(), default=0)
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
@@ -197,7 +207,7 @@ def _branching_estimates(
 
 
 def _result_rows(
-    estimates: Estimates, analysis: Analysis, events_version: int, revisions: Mapping[str | None, int],
+    estimates: Estimates, analysis: Analysis, cited: Mapping[str, int], revisions: Mapping[str | None, int],
     inputs: Mapping[Subject, str],
 ) -> pa.Table:  # fmt: skip
     count = len(estimates)
@@ -205,8 +215,8 @@ def _result_rows(
         "study": analysis.study,
         "model": analysis.model,
         "split": analysis.split,
-        "events_version": events_version,
         "plan_sha256": analysis.plan_sha256,
+        **cited,
     }
     columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
     for name in ("action", "baseline"):

@@ -19,6 +19,7 @@ from flows.analysis.parts import EXPLORATORY_LEVEL
 from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
 from flows.scores import known_answers
+from flows.stored_documents import changed_answers
 from schema.errors import ControlError, InputError, nearest
 from schema.store.revisions import current_actions
 from schema.store.store import Store
@@ -30,7 +31,7 @@ from stats.alike import alike_documents, settling_factor
 from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.ends import ALIKE, STUDENTIZED
-from stats.intervals import EXPLORATORY, Request, planned_status
+from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities.answers import ANSWER_QUANTITIES
@@ -203,6 +204,8 @@ def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question:
     mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
     if plan is None or not (own in named or (contrast.difference_of is not None and mirrored in named)):
         return EXPLORATORY
+    if contrast.name in ANSWER_QUANTITIES and changed_answers(store, plan):
+        return SEEN
     return planned_status(seen_actions(store, plan), question.action, question.baseline)
 
 

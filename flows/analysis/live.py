@@ -18,7 +18,7 @@ from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import find_plan
 from flows.looks import LooksTaken, wanted_by_stratum
 from flows.planning.work import Cell, Row, Work, planned_work
-from schema.store.revisions import current_actions
+from schema.store.revisions import current_actions, current_documents
 from schema.store.store import Store
 from stats.preliminary import preliminary_mean
 
@@ -113,8 +113,8 @@ class LiveStore:
         self._count_units()
         self._count_pairs()
         documents = defaultdict[tuple[str, str], dict[str, Row]](dict)
-        columns = ["study", "model", "doc", "split", "stratum", "cluster"]
-        for row in self._store.read("documents", columns=columns).to_pylist():
+        columns = ["study", "model", "doc", "split", "stratum", "cluster", "document_revision"]
+        for row in current_documents(self._store.read("documents", columns=columns)).to_pylist():
             documents[row["study"], row["model"]][row["doc"]] = row
         actions = self._store.read("actions")
         ours = {(row["study"], row["model"]) for row in self._store.read("studies").to_pylist()}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from flows.analysis.answers import answer_moments
-from flows.analysis.estimation import action_revisions, document_moments
+from flows.analysis.estimation import action_revisions, document_moments, documents_revision
 from flows.frozen_plan import FrozenPlan
 from flows.looks import LooksTaken, Row
 from flows.scores import known_answers
@@ -47,7 +47,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
     moments = moments.of_actions(plan.actions)
     if set(moments.documents.tolist()) != names or not moments.present.all():
         raise OperationError(f"study '{plan.study}': documents of look {look} are missing; run the command again")
-    revisions = action_revisions(views, plan.study)
+    revisions, documents = action_revisions(views, plan.study), documents_revision(views, plan.study, plan.model)
     said = {_place(row) for row in taken.rows} if taken.lacking else set()
     endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
     of_answers = [endpoint for endpoint in endpoints if endpoint.quantity in ANSWER_QUANTITIES]
@@ -72,7 +72,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
             "documents": found.documents, "clusters": found.clusters,
             "resolved": taken.looks.resolution.holds(found.low, found.high),
             "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],
-            "events_version": version, "plan_sha256": plan.sha256,
+            "events_version": version, "plan_sha256": plan.sha256, "documents_revision": documents,
         })  # fmt: skip
     try:
         store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))

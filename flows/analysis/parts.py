@@ -40,6 +40,7 @@ class Analysis:
         draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
         request: the levels and families of the intervals.
         plan_sha256: the plan's hash, None where no plan was frozen.
+        answers_changed: whether answers of its documents are others than those that the plan froze.
 
     """
 
@@ -50,6 +51,13 @@ class Analysis:
     draws: tuple[tuple[tuple[str, ...], int], ...]
     request: Request
     plan_sha256: str | None
+    answers_changed: bool = False
+
+    @property
+    def of_answers(self) -> Analysis:
+        """The analysis of answers: where these changed after the plan, their endpoints are seen of every action."""
+        seen = tuple(self.request.prespecified or ()) if self.answers_changed else self.request.seen
+        return replace(self, request=replace(self.request, seen=seen))
 
     @property
     def exploratory_draws(self) -> int:
@@ -57,18 +65,18 @@ class Analysis:
         return self.draws[-1][1]
 
     @classmethod
-    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = ()) -> Self:
+    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
         """Return the analysis of the evaluation documents that the frozen plan asks for.
 
         Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
         level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
-        ``seen`` has that status.
+        ``seen`` has that status, as has what was planned of answers that changed since.
         """
         primary = tuple(plan.primary)
         others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
         draws = ((primary, plan.draws), (others, plan.exploratory_draws))
         request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen, plan.interval)
-        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256)
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256, answers_changed)
 
     @classmethod
     def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
@@ -225,8 +233,7 @@ def inputs_of(
         answers: the moments of documents with answers; None where nothing is estimated of answers.
 
     """
-    seen = analysis.request.seen
-    settings = replace(analysis, request=replace(analysis.request, seen=()))
+    settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
     found = {}
     kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
     if answers is not None:
@@ -236,6 +243,7 @@ def inputs_of(
     for measured, subjects in kinds:
         own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
         for subject in subjects:
+            seen = (analysis.of_answers if subject.answers else analysis).request.seen
             names = [name for name in (subject.baseline, subject.action) if name is not None]
             traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
             found[subject] = inputs_sha256(subject.branched, subject.answers, traits)

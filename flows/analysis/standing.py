@@ -1,7 +1,8 @@
 """Estimates that stand: those of an earlier events version that were made from the same moments in the same way.
 
 Events of another study, model, split or action change the version of the log, and not the moments of this one. Its
-estimates are then repeated for the new version, bit for bit, without a new bootstrap.
+estimates are then repeated for the new version, bit for bit, without a new bootstrap. So are those that corrected
+answers do not concern, for the new revision of the documents.
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ def inputs_sha256(*inputs: Any) -> str:
     return digest.hexdigest()
 
 
-def standing_rows(store: Store, table: str, wanted: Iterable[str], events_version: int) -> pa.Table:
-    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, for whatever events version.
+def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
+    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, at whatever versions.
 
     Args:
         store: the store.
         table: which of the two.
         wanted: the SHA-256 of each inputs.
-        events_version: what the rows are to cite.
+        cited: the events version and the documents' revision that the rows are to cite, by column.
 
     Returns:
-        The rows of the newest version that has them, citing ``events_version``; none of inputs that have no rows.
+        The newest rows of each inputs, citing the present versions; none of inputs that have no rows.
 
     """
     stored = store.read(table)
-    same = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
-    newest = same.group_by("inputs_sha256").aggregate([("events_version", "max")])
-    found = pc.index_in(same["inputs_sha256"], value_set=newest["inputs_sha256"])
-    rows = same.filter(pc.equal(same["events_version"], newest["events_version_max"].take(found)))
-    cited = pa.repeat(pa.scalar(events_version, pa.int64()), rows.num_rows)
-    at = stored.schema.get_field_index("events_version")
-    return rows.set_column(at, stored.schema.field("events_version"), cited)
+    rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))
+    for name, present in cited.items():
+        newest = rows.group_by("inputs_sha256").aggregate([(name, "max")])
+        found = pc.index_in(rows["inputs_sha256"], value_set=newest["inputs_sha256"])
+        rows = rows.filter(pc.equal(rows[name], newest[f"{name}_max"].take(found)))
+        at, field = stored.schema.get_field_index(name), stored.schema.field(name)
+        rows = rows.set_column(at, field, pa.repeat(pa.scalar(present, field.type), rows.num_rows))
+    return rows
 
 
 def _add(digest: Any, value: Any) -> None:

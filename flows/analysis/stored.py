@@ -21,6 +21,7 @@ from flows.analysis.parts import Analysis, Runner, Subject, counted, one_by_one
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from flows.scores import Scoring, known_answers
+from flows.stored_documents import changed_answers
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from schema.store.store import Store
@@ -65,7 +66,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)
         if frozen is not None:
-            analyses = [Analysis.planned(frozen, seen)]
+            analyses = [Analysis.planned(frozen, seen, answers_changed=changed_answers(store, frozen))]
         else:
             analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
         if not analyses or any(analysis.split not in splits for analysis in analyses):

@@ -1,5 +1,7 @@
 """How a Dask cluster is reached: by its scheduler's address, or by starting workers that end with this process.
 
+Scheduler and workers run whatever code they are sent, and other processes of the machine reach their ports. So if they
+are started here, they answer only a holder of their certificate, which exists in the memory of these processes alone.
 Dask is imported when a cluster is reached.
 """
 
@@ -8,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +22,7 @@ from schema.store.store import Store
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster
+    from distributed.security import Security
 
 _CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # for the first worker, until it is said that there is none
@@ -40,6 +43,7 @@ class Cluster:
         self._address, self._say = address, say
         self._client: Client | None = None
         self._local: SpecCluster | None = None
+        self._security: Security | None = None  # of workers that are started here; of others as Dask is configured
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +109,19 @@ class Cluster:
             elif not isinstance(answer, OSError):  # one that has just ended is not asked again
                 raise OperationError(f"worker {address}: {answer!r}")
 
+    @contextmanager
+    def for_other_clients(self) -> Iterator[None]:
+        """Have Dask's clients that other libraries make in this process show the cluster's certificate."""
+        import dask  # noqa: PLC0415 - a run without a cluster needs none
+
+        own = self._security
+        shown = {} if own is None else {
+            "require-encryption": True, "tls.ca-file": own.tls_ca_file,
+            "tls.client.cert": own.tls_client_cert, "tls.client.key": own.tls_client_key,
+        }  # fmt: skip
+        with dask.config.set({f"distributed.comm.{key}": value for key, value in shown.items()}):
+            yield
+
     def cancel(self, tasks: Sequence[Future]) -> None:
         """Take tasks back that no worker has begun; nobody waits for the others."""
         if self._client is not None:
@@ -163,6 +180,7 @@ class Cluster:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
         from distributed import Client, SpecCluster  # noqa: PLC0415
         from distributed.gc import disable_gc_diagnosis  # noqa: PLC0415
+        from distributed.security import Security  # noqa: PLC0415
 
         for name in ("distributed", "distributed.client"):  # what goes wrong is raised, too
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -171,10 +189,13 @@ class Cluster:
         where: str | SpecCluster = self._address.text
         try:
             if self._address.workers is not None:
-                workers, scheduler = local_processes(self._address.workers)
-                where = self._local = SpecCluster(workers, scheduler, silence_logs=logging.CRITICAL)
+                self._security = Security.temporary()
+                workers, scheduler = local_processes(self._address.workers, self._security)
+                where = self._local = SpecCluster(
+                    workers, scheduler, security=self._security, silence_logs=logging.CRITICAL
+                )
                 disable_gc_diagnosis(force=True)  # Ctrl-C that comes while it looks would be lost
-            return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False)
+            return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False, security=self._security)
         except _FAULTS as error:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
 
@@ -189,17 +210,20 @@ class Cluster:
             self._say(f"cluster {self.name}: {line}")
 
 
-def local_processes(environments: Sequence[Mapping[str, str]]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+def local_processes(
+    environments: Sequence[Mapping[str, str]], security: Security
+) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Return Dask's specifications of workers on this machine, and of their scheduler.
 
     Args:
         environments: What each worker has in its environment besides this process's. It is there before the worker
             imports anything but Dask, and again in the process that takes the place of one that ended.
+        security: The certificate that all of them show and ask for.
 
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
 
-    own = {"host": "127.0.0.1", "protocol": "tcp://"}
+    own = {"host": "127.0.0.1", "protocol": "tls://", "security": security}
     options = own | {
         "nthreads": 1,
         "memory_limit": 0,  # a model's memory is no reason to start a worker anew

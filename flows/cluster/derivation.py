@@ -22,7 +22,9 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
     if pending(store, store.version("events")):
         cluster.check(store, threads=None)
     try:
-        return run_derivation(location, "DaskRunner", [f"--dask_client_address={cluster.scheduler}"])
+        address = cluster.scheduler
+        with cluster.for_other_clients():
+            return run_derivation(location, "DaskRunner", [f"--dask_client_address={address}"])
     except OperationError:
         if cluster.is_lost:  # of which the runner says nothing: it returns fewer segments than it was given
             raise cluster.lost() from None

@@ -105,7 +105,7 @@ def generate_document(
         units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
         return sum(store_units(store, own, assignment.known) for own in units)
     except InputError as error:
-        return InputError(_located(error, name))
+        return type(error)(_located(error, name))
     except KvdriftError as error:
         return Failure(address, OperationError(_located(error, name)))
     except Exception as error:  # noqa: BLE001 - raised again where it failed elsewhere too

@@ -20,6 +20,7 @@ from schema.errors import (
     KvdriftError,
     NobodyLeftError,
     OperationError,
+    UnlikeUnitsError,
     is_disk_fault,
 )
 from schema.progress import Progress
@@ -44,7 +45,12 @@ class _OtherIdentityError(OperationError):
     """What makes units changed during the run."""
 
 
-_ENDING = (DamagedStoreError, NobodyLeftError, _OtherIdentityError)  # no other document would fare better
+_ENDING = (
+    DamagedStoreError,
+    NobodyLeftError,
+    UnlikeUnitsError,
+    _OtherIdentityError,
+)  # no other document would fare better
 
 
 class Identify(Protocol):
@@ -150,6 +156,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities) -> int:
 
     Raises:
         InputError: the store refuses them.
+        UnlikeUnitsError: they keep or read other entries than the stored units of their document and action.
         OperationError: they were not made as the store has it, or writing failed.
 
     """

@@ -24,20 +24,33 @@ from stats.ends import PERCENTILE
 from stats.reduction.saving import PLAIN_VARIANCE
 
 # What says how a plan came about; two that differ in nothing else decide the same.
-# Looks follow from the settings and from what was evaluated before.
+# Looks follow from the settings and from what was evaluated before. The hash of the study file's settings tells orders
+# of its sections apart; other settings than the stored ones are refused.
 _CIRCUMSTANCES = (
     MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
+    "study_sha256",
 )  # fmt: skip
 
 
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two plans have equal settings and lead to the same evaluation and estimates."""
+    """Whether two plans have equal settings and lead to the same evaluation and estimates.
+
+    Of documents, those count that are evaluated or that the plan was made from; older plans do not name them.
+    """
     first, second = (
         {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
         | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
+        | {"strata": sorted(one["strata"])}
         for one in (content, other)
     )
-    return first == second
+    taken = [one.pop("documents", None) for one in (first, second)]
+    count = content["documents_per_stratum"]
+    return first == second and (None in taken or _taken(taken[0], count) == _taken(taken[1], count))
+
+
+def _taken(documents: Mapping[str, Any], count: int) -> dict[str, Any]:
+    evaluation = {stratum: rows[:count] for stratum, rows in documents["evaluation"].items()}
+    return {"development": documents["development"], "evaluation": evaluation}
 
 
 def freeze_plan(

@@ -11,6 +11,7 @@ from flows.frozen_plan import PRIMARY_FAMILY, FrozenPlan, plan_section_sha256, p
 from flows.material import Material
 from flows.planning.looks import last_constant, plan_looks
 from flows.planning.size import NOTHING, EvaluatedSize, size_bounds
+from flows.stored_documents import frozen_documents
 from schema.errors import OperationError
 from schema.frozen_text import MEASURED
 from schema.study import Study
@@ -107,6 +108,7 @@ def make_plan(
         "replicates": allocation.replicates,
         "documents_per_stratum": allocation.documents_per_stratum,
         "strata": [section.stratum_name for section in study.documents],
+        "documents": frozen_documents(material),
         "alpha": planned.alpha,
         "family_size": planned.family_size or len(endpoints),
         "level": allocation.level,

@@ -36,5 +36,5 @@ def compare_laws(runs: Sequence[StudyRun]) -> bool:
     inputs = present_inputs(store)
     names = [run.study.name for run in runs]
     write_comparison([store.location], folder, names, runs[0].progress, model=runs[0].study.model.id)
-    record_inputs(folder, inputs)
+    record_inputs(folder, inputs, {})
     return True

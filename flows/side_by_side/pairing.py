@@ -6,8 +6,9 @@ was planned, so that all of it is exploratory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,9 @@ _Measured = tuple[Entry, DocumentMoments]
 def pairings(measured: Sequence[_Measured]) -> list[Pairing]:
     """Subtract each study from every later one, over the documents that are the same in both.
 
-    Documents of one model are the same if name, stratum, cluster and the hash of the prompt's tokens are. Those of
-    unlike models are matched without the prompt, and ``Pairing.by_name`` says so.
+    Documents of one model are the same if name, stratum, cluster and the hash of the prompt's tokens are; a document
+    whose hash is unknown is the same as no other. Documents of unlike models are matched without the prompt, and
+    ``Pairing.by_name`` says so.
     """
     return [_pairing(first, other) for first, other in combinations(measured, 2)]
 
@@ -36,27 +38,39 @@ def pairings(measured: Sequence[_Measured]) -> list[Pairing]:
 def _pairing(measured: _Measured, other_measured: _Measured) -> Pairing:
     (first, _), (other, _) = measured, other_measured
     by_name = first.model != other.model
-    keys = ("stratum", "cluster") if by_name else ("stratum", "cluster", "prompt_sha256")
-    shared = [
+    named = [
         doc
         for doc, row in first.documents.items()
-        if doc in other.documents and all(row[key] == other.documents[doc][key] for key in keys)
+        if doc in other.documents and all(row[key] == other.documents[doc][key] for key in ("stratum", "cluster"))
     ]
-    obstacle = _obstacle(first, other, shared)
+    shared = [doc for doc in named if by_name or _same_prompt(first.documents[doc], other.documents[doc])]
+    obstacle = _obstacle(first, other, named, shared)
     differences = () if obstacle else tuple(_differences(measured, other_measured, shared))
     if not (obstacle or differences):
         obstacle = "no action of one has the name of an action of the other, or keeps as much"
     return Pairing(first, other, len(shared), by_name, obstacle, differences)
 
 
-def _obstacle(first: Entry, other: Entry, shared: Sequence[str]) -> str | None:
+def _same_prompt(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return row["prompt_sha256"] is not None and row["prompt_sha256"] == other["prompt_sha256"]
+
+
+def _obstacle(first: Entry, other: Entry, named: Sequence[str], shared: Sequence[str]) -> str | None:
     horizons = [entry.content.windows.horizon for entry in (first, other)]
     if horizons[0] != horizons[1]:
         return f"their horizons are {horizons[0]} and {horizons[1]} tokens, and R is a share of the horizon"
     splits = [entry.content.split for entry in (first, other)]
     if splits[0] != splits[1]:
         return f"{first.name} shows its {splits[0]} documents, {other.name} its {splits[1]} documents"
-    return None if shared else "no document is the same in both"
+    if shared:
+        return None
+    lacking = [one.name for one in (first, other) if any(one.documents[doc]["prompt_sha256"] is None for doc in named)]
+    if lacking:
+        return (
+            f"their documents of one name have no prompt_sha256 in {' and '.join(lacking)}, so nothing says that the "
+            "prompts are the same; a column prompt_sha256 in the file of kvdrift ingest --documents says it"
+        )
+    return "no document is the same in both"
 
 
 def _differences(measured: _Measured, other_measured: _Measured, shared: Sequence[str]) -> Iterator[Difference]:

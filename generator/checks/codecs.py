@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,8 +14,10 @@ from generator.actions import Action, build_action
 from generator.attention.holding import DTYPES, AsComputed
 from generator.attention.shared_prefix import PrefixLayer
 from generator.checks.check import Check, require
+from generator.checks.elsewhere import ELSEWHERE, same_after_others, same_elsewhere
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.exactness import first_token_found, require_unmoved
+from generator.checks.least_bytes import bits_claimed_and_needed
 from generator.checks.random_models import random_document, random_model
 from generator.checks.tried import Tried, identity_found
 from generator.codecs import Codec
@@ -28,11 +32,16 @@ from schema.study import ActionSection
 _ENTRIES = (1, 31, 127, 128, 129, 160, 161, 401)
 _HEADS = ((2, 16), (1, 64), (3, 24))
 _PROMPT = 200
+_IN_TURN = 192  # entries of layers that follow each other; no other layer has as many
+_LONG = 1024  # entries, of which a window of 128 is little
 
 
 @dataclass(frozen=True, eq=False)
 class CodecSubject(Tried[Codec]):
     """A codec."""
+
+    kind: ClassVar[str] = "codec"
+    decides: ClassVar[str] = "numbers that are read back"
 
     @staticmethod
     def part_of(action: Action) -> Codec:
@@ -46,19 +55,40 @@ class CodecSubject(Tried[Codec]):
         codec = {**self.parameters, **changes, "name": self.name}
         return build_action(ActionSection(name=name, codec=codec, **chosen), self.folder)
 
-    def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
-        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+    def heads(self) -> Iterator[tuple[int, int]]:
+        """KV heads and head sizes that the codec takes."""
         for heads, size in _HEADS:
             try:
                 self.part.check(size)
             except InputError:
                 continue
+            yield heads, size
+
+    def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
+        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+        for heads, size in self.heads():
             for entries in _ENTRIES:
                 generator = torch.Generator().manual_seed(entries)
                 key, value = torch.randn(2, heads, entries, size, generator=generator)
                 key[..., 1] += 20
                 where = f"{heads} KV heads, {entries} entries of {size} channels, {dtype}"
                 yield where, PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
+
+    def decided(self) -> dict[str, str]:
+        """What is read back of each layer."""
+        return {where: self._read(layer) for dtype in DTYPES for where, layer in self.layers(dtype)}
+
+    def decided_of(self, prompt: str) -> str:
+        """What is read back of another layer."""
+        read = []
+        for heads, size in self.heads():
+            generator = torch.Generator().manual_seed(int.from_bytes(prompt.encode(), "big"))
+            read.append(self._read(PrefixLayer(*torch.randn(2, heads, _IN_TURN, size, generator=generator))))
+        return " ".join(read)
+
+    def _read(self, layer: PrefixLayer) -> str:
+        held = self.part.hold(layer)
+        return hashlib.sha256(torch.stack([held.key, held.value]).float().numpy().tobytes()).hexdigest()
 
     def generate(self) -> list[Unit]:
         """Units of one prompt: of the codec alone, of it after a selector, of the selector, and of the control."""
@@ -103,6 +133,21 @@ def _bytes(subject: CodecSubject) -> str:
         shares.append((layer.key.shape[1], layer.key.itemsize, stored.total / AsComputed().stored_bytes(layer).total))
     ends = [f"{share:.3f} of {entries} entries in {8 * item} bits" for entries, item, share in shares if entries == 401]
     return f"the same by shapes alone; with scales, {ends[0]}, {ends[-1]}"
+
+
+def _least_bytes(subject: CodecSubject) -> str:
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        part = subject.part
+        for heads, size in islice(subject.heads(), 1):
+            stored, needed = bits_claimed_and_needed(part.hold, part.stored_bytes, heads, _LONG, size, dtype)
+            require(
+                stored >= needed,
+                f"{dtype}: stored_bytes says {stored:.2f} bits a number; what comes back needs at least {needed:.2f} "
+                "(Shannon's rate-distortion bound)",
+            )
+            found.append(f"{stored:.1f} bits a number in {dtype}, and {needed:.1f} are needed at least")
+    return "; ".join(found)
 
 
 def _repetition(subject: CodecSubject) -> str:
@@ -162,7 +207,10 @@ _SIZES = "1 to 401 entries of 16, 24 and 64 channels, three dtypes"
 CODEC_CHECKS = (
     Check("shapes", _SIZES, _shapes),
     Check("bytes", _SIZES, _bytes),
+    Check("least bytes", f"what comes back of {_LONG:,} entries of independent normal numbers", _least_bytes),
     Check("repetition", "a second round trip, and a twin's", _repetition),
+    Check("other layers", "two layers of one size in turn, one of them alone in another process", same_after_others),
+    Check("another process", ELSEWHERE, same_elsewhere),
     Check("identity", "each parameter changed", identity_found),
     Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),
     Check("after a selector", "half of the entries, beside that selector and the control", _after_a_selector),

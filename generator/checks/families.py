@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from generator.actions import CODEC_FAMILY
-from generator.checks.check import Check, Finding
+from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
 from generator.checks.selectors import CHECKS
@@ -37,7 +36,7 @@ class _Checked:
         """Whether a class of the package or an entry point has the name."""
         return name in self.known or name in entry_point_names(self.family)
 
-    def finds(self, name: str, folder: Path) -> bool:
+    def finds(self, name: str, folder: Path | None) -> bool:
         """Whether a name stands for a class of one's own that is of this family."""
         try:
             own_class(self.family, name, folder, self.known)
@@ -53,23 +52,24 @@ _FAMILIES = {
 }
 
 
-def checks_of(
-    name: str, parameters: Mapping[str, Value], folder: Path, kind: str | None = None
-) -> list[tuple[Check[Any], Callable[[], Finding]]]:
-    """Return the checks of a selector, codec or policy, each with what makes it.
+def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, kind: str | None = None) -> Tried[Any]:
+    """Make a selector, codec or policy for its checks.
 
     Args:
         name: Of one of the package, an entry point's, or ``module:Class``.
         parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones.
+        folder: Where a module is looked for before installed ones, if anywhere.
         kind: "selector", "codec" or "policy", where the name stands for several; None for the one that it stands for.
 
     Raises:
         InputError: There is nothing of the name, or it cannot be made; or it stands for several.
     """
-    one = _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)]
-    subject = one.subject(name, parameters, folder)
-    return [(check, partial(check, subject)) for check in one.checks]
+    return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
+
+
+def checks_of(tried: Tried[Any]) -> tuple[Check[Any], ...]:
+    """Return the checks of what was made."""
+    return _FAMILIES[tried.kind].checks
 
 
 def _known(kind: str) -> str:
@@ -78,7 +78,7 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _kind_of(name: str, folder: Path) -> str:
+def _kind_of(name: str, folder: Path | None) -> str:
     """What a name stands for; what nothing has is refused as a selector's."""
     having = [kind for kind, one in _FAMILIES.items() if one.has(name)]
     if len(having) > 1:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from generator.actions import Action, build_action
 from generator.checks.check import Check, require
+from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.exactness import first_token_found
 from generator.checks.random_models import random_document, random_model
@@ -43,6 +46,9 @@ class PolicySubject(Tried[Policy]):
     Raises:
         InputError: It cannot be made, or needs more entries than the checks have prompts for.
     """
+
+    kind: ClassVar[str] = "policy"
+    decides: ClassVar[str] = "events"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +95,17 @@ class PolicySubject(Tried[Policy]):
         actions.append(self.action("all", self.entries + _HORIZON - 1))
         return self.units([*actions, Action("full", "full", Full(), Retention(None))])
 
+    def decided(self) -> dict[str, str]:
+        """Events with every budget."""
+        units = self.units([self.action(f"own-{budget}", budget) for budget in self.budgets], 2)
+        return {f"m = {m}": _digest(unit) for m, unit in zip(self.budgets, units, strict=True)}
+
+    def decided_of(self, prompt: str) -> str:
+        """Events after another prompt."""
+        document, pending = random_document(prompt, self.entries + 1), [PendingUnit(self.action(), 0, 2)]
+        (unit,) = generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED)
+        return _digest(unit)
+
     def units(
         self, actions: Sequence[Action], count: int = 4, estimator: str = PLAIN, savings: Savings = ALL_SAVINGS
     ) -> list[Unit]:
@@ -99,6 +116,10 @@ class PolicySubject(Tried[Policy]):
     def side(self, action: Action) -> RealSide:
         """The compressed side of that prompt, with a real cache."""
         return _side(_RANDOM, random_model("llama"), self.document, action, _HORIZON)
+
+
+def _digest(unit: Unit) -> str:
+    return hashlib.sha256(json.dumps(unit.events.drop_columns(["model"]).to_pylist()).encode()).hexdigest()
 
 
 _RANDOM = "random:llama"
@@ -276,6 +297,8 @@ POLICY_CHECKS = (
     Check("first token", "4 pairs of continuations", _first_token),
     Check("nothing dropped", "m = n + H - 1, the control, and m above n", _nothing_dropped),
     Check("repetition", "a second run, and a twin's", _repetition),
+    Check("other prompts", IN_TURN, same_after_others),
+    Check("another process", ELSEWHERE, same_elsewhere),
     Check("company", f"{_BUDGETS}; beside others, and alone", _company),
     Check("residual branching", "2 scans with their branches, and real caches along them", _residual_branching),
     Check("identity", "each parameter changed", identity_found),

@@ -13,6 +13,7 @@ import torch
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
 from generator.checks.check import Check, require
+from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
 from generator.checks.embedded_model import embedded_document, same_events
 from generator.checks.exactness import first_token_found, require_unmoved
 from generator.checks.random_models import random_document
@@ -223,6 +224,8 @@ CHECKS = (
     Check("bytes", f"{_SIZES}, beside selector 'recent'", _equal_bytes),
     Check("repetition", "a second choice, and a twin's", _repetition),
     Check("other actions", "a prompt of which others ask for more", _other_actions),
+    Check("other prompts", IN_TURN, same_after_others),
+    Check("another process", ELSEWHERE, same_elsewhere),
     Check("chunks", "the prompt's queries at once, and in 5 chunks", _chunks),
     Check("identity", "each parameter changed", _identity),
     Check("first token", "8 pairs of continuations", _first_token),

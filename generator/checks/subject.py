@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
@@ -23,6 +23,7 @@ LAYERS, HEADS, KV_HEADS, SIZE = 3, 4, 2, 16
 # Prompt and kept entries: one chunk and two of 1,024, one below the 260 that LagKV needs to score, one nearly whole.
 _SIZES = ((401, 133), (1100, 550), (200, 99), (150, 149))
 _SHORT = (150, 80)
+_IN_TURN = (300, 120)  # of prompts that follow each other; no other prompt is as long
 _ROOM = 900  # what window and sinks can need: the longest prompt is then as long as the models' positions
 
 
@@ -46,6 +47,8 @@ class Subject(Tried[Selector]):
         InputError: It cannot be made, or window and sinks are more than the checks have prompts for.
     """
 
+    kind: ClassVar[str] = "selector"
+    decides: ClassVar[str] = "kept sets"
     _prompts: dict[tuple[Kind, int], Prompt] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,6 +107,20 @@ class Subject(Tried[Selector]):
     def evicted(self, kind: Kind, entries: int, kept: int) -> CompactCache:
         """What the selector leaves of that prompt."""
         return evict(self.prompt(kind, entries).layers, self.selector, kept)
+
+    def decided(self) -> dict[str, str]:
+        """What is kept of each prompt."""
+        return {
+            f"n = {entries}, m = {kept}": " ".join(self.evicted(Kind(), entries, kept).kept_sha256)
+            for entries, kept in self.sizes
+        }
+
+    def decided_of(self, prompt: str) -> str:
+        """What is kept of another prompt."""
+        entries, kept = (size + self._extra for size in _IN_TURN)
+        tokens = random_document(prompt, entries).tokens
+        layers = Prompt(model_of(Kind()), tokens, self.selector.window, self.selector.statistics).layers
+        return " ".join(evict(layers, self.selector, entries if self.whole else kept).kept_sha256)
 
     def layers_in_chunks(self, layer: PromptLayer, chunk: Any, ends: list[int]) -> PromptLayer:
         """A layer whose statistics were gathered from chunks of queries with these ends; ``chunk`` has all queries."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from generator.actions import Action
 from generator.checks.check import require
@@ -17,6 +17,9 @@ from schema.errors import InputError, KvdriftError
 from schema.store.store import Unit
 
 Part = TypeVar("Part")
+
+FIRST, ALONE = "first", "alone"
+"""Names of two prompts of one length, which no other check uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,11 @@ class Tried(ABC, Generic[Part]):
     parameters: Mapping[str, Value] = field(default_factory=dict)
     folder: Path | None = None
     part: Part = field(init=False)
+    found_elsewhere: list[Any] = field(init=False, default_factory=list)  # of ``generator.checks.elsewhere``
     _units: list[Unit] = field(init=False, default_factory=list)
+
+    kind: ClassVar[str]  # as ``kvdrift check --kind`` says it
+    decides: ClassVar[str]  # what it decides, in the plural
 
     def __post_init__(self) -> None:
         try:
@@ -57,6 +64,14 @@ class Tried(ABC, Generic[Part]):
     @abstractmethod
     def generate(self) -> list[Unit]:
         """Generate units that several checks look at."""
+
+    @abstractmethod
+    def decided(self) -> dict[str, str]:
+        """Digests of what it decides on the prompts of other checks, by what was tried."""
+
+    @abstractmethod
+    def decided_of(self, prompt: str) -> str:
+        """Digest of what it decides on a prompt of this name, all of which have the same length."""
 
     def generated(self) -> list[Unit]:
         """What ``generate`` has returned, once."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schema.errors import InputError
+from schema.errors import InputError, reading
 
 _CHUNK = 1 << 20  # characters
 
@@ -108,25 +108,24 @@ def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tu
         InputError: The file cannot be read, or an entry is not a JSON object.
     """
     unit, entries = ("entry", _array_entries(path)) if path.suffix == ".json" else ("line", _lines(path))
-    try:
-        for number, (label, value) in enumerate(entries):
-            if numbers is not None and number not in numbers:
-                continue
-            if not isinstance(value, dict):
-                raise InputError(f"{path}, {unit} {label}: expected a JSON object")
-            yield number, SourceRow(path, f"{unit} {label}", value)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected text in UTF-8, and byte {error.start:,} is none: {error.reason}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    with reading(f"{path}: cannot be read"):
+        try:
+            for number, (label, value) in enumerate(entries):
+                if numbers is not None and number not in numbers:
+                    continue
+                if not isinstance(value, dict):
+                    raise InputError(f"{path}, {unit} {label}: expected a JSON object")
+                yield number, SourceRow(path, f"{unit} {label}", value)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path}: expected text in UTF-8, and byte {error.start:,} is none: {error.reason}"
+            ) from None
 
 
 def read_object(path: Path) -> SourceRow:
     """Read a file that holds one JSON object."""
-    try:
+    with reading(f"{path}: cannot be read as JSON"):
         value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object")
     return SourceRow(path, "the object", value)
@@ -137,11 +136,11 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                message = f"{path}, line {number}: expected one JSON object per line: {error.msg}"
-                raise InputError(message) from None
+            with reading(f"{path}, line {number}: expected one JSON object per line"):
+                try:
+                    value = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(error.msg) from None  # its place is in this line, and not in the file
             yield number, value
 
 
@@ -157,15 +156,16 @@ def _array_entries(path: Path) -> Iterator[tuple[int, Any]]:
             position = _skip(text, position, " \t\r\n,")
             if text[position : position + 1] == "]":
                 return
-            try:
-                value, end = decoder.raw_decode(text, position)
-            except json.JSONDecodeError as error:
-                # Cut off by the chunk's end, or broken; reading as much again keeps the work linear.
-                more = file.read(max(_CHUNK, len(text) - position))
-                if not more:
-                    raise InputError(f"{path}, entry {number}: expected a JSON object: {error.msg}") from None
-                text, position = text[position:] + more, 0
-                continue
+            with reading(f"{path}, entry {number}: expected a JSON object"):
+                try:
+                    value, end = decoder.raw_decode(text, position)
+                except json.JSONDecodeError as error:
+                    # Cut off by the chunk's end, or broken; reading as much again keeps the work linear.
+                    more = file.read(max(_CHUNK, len(text) - position))
+                    if not more:
+                        raise ValueError(error.msg) from None
+                    text, position = text[position:] + more, 0
+                    continue
             yield number, value
             position, number = end, number + 1
 

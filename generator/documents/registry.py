@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from generator.documents.embedded import EmbeddedSource
 from generator.documents.files import read_object
+from generator.documents.held import NOTHING_HELD, HeldDocument, HeldDocuments
 from generator.documents.helmet import HelmetSource
 from generator.documents.jsonl import JsonlSource
 from generator.documents.prompts import Tokenizer
@@ -24,47 +26,59 @@ SOURCES: dict[str, DocumentSource] = {
     "jsonl": JsonlSource(),
 }
 _OPTIONAL_KEYS = ("path", "shots", "chat_template")
+_MOST_GENERATED = 1_000_000  # candidates of a task, in search of one that is held
 
 
 def stratum_documents(
-    section: DocumentsSection, seed: int, tokenizer: Callable[[], Tokenizer] | None = None
+    section: DocumentsSection,
+    seed: int,
+    tokenizer: Callable[[], Tokenizer] | None = None,
+    held: HeldDocuments = NOTHING_HELD,
 ) -> dict[str, list[Document]]:
-    """Make a stratum's documents by split, in the source's own order.
+    """Make a stratum's documents by split: those that are held first, then others in the source's own order.
 
     ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
 
     Raises:
-        InputError: An unknown source, task or length, a missing or faulty file, or too few documents.
+        InputError: An unknown source, task or length, a missing or faulty file, too few documents, or a held document
+            that the source no longer has.
     """
-    chosen = choose_candidates(section, seed)
+    chosen = choose_candidates(section, seed, held)
     source = SOURCES[section.source]
     loaded = tokenizer() if source.reads_text and tokenizer is not None else None
     made = iter(source.documents(section, [item for split in SPLITS for item in chosen[split]], loaded, seed))
     return {split: [next(made) for _ in chosen[split]] for split in SPLITS}
 
 
-def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Candidate]]:
+def choose_candidates(
+    section: DocumentsSection, seed: int, held: HeldDocuments = NOTHING_HELD
+) -> dict[str, list[Candidate]]:
     """Choose the documents that a stratum takes, by split, before any is made; the stratum's tasks take turns.
 
-    The split and the part of the source that a document belongs to are functions of its cluster's name alone, so that
-    asking for more documents adds new ones and moves none.
+    Documents that a study holds come first, in their order and in their split. The split and the part of the source
+    that another document belongs to are functions of its cluster's name alone, so that asking for more documents adds
+    new ones and moves none.
 
     Raises:
-        InputError: An unknown source, task or length, a missing or faulty file, or too few documents.
+        InputError: An unknown source, task or length, a missing or faulty file, too few documents, or a held document
+            that the source no longer has.
     """
     check_source(section)
     source = SOURCES[section.source]
     excluded = excluded_clusters(section)
-    queues = [_TaskCandidates(section, source, task, seed, excluded) for task in section.tasks or [""]]
+    tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
+    _find_held(section, held, tasks)
     chosen: dict[str, list[Candidate]] = {}
     for split, wanted in (("development", section.development), ("evaluation", section.evaluation)):
-        taken: list[Candidate] = []
-        turns = deque(queues)
-        while turns and len(taken) < wanted:
-            task = turns.popleft()
-            if (candidate := task.take(split)) is not None:
+        taken = _held_first(split, held.of(section.stratum_name), tasks)[:wanted]
+        counts = {task: len(task.held[split]) for task in tasks}
+        while counts and len(taken) < wanted:
+            task = min(counts, key=lambda one: counts[one])  # of equal ones, the first
+            if (candidate := task.take(split)) is None:
+                del counts[task]
+            else:
                 taken.append(candidate)
-                turns.append(task)
+                counts[task] += 1
         if len(taken) < wanted:
             clusters = len({candidate.cluster for candidate in taken})
             part = "" if section.part == "1/1" else f" in part {section.part}"
@@ -75,6 +89,32 @@ def choose_candidates(section: DocumentsSection, seed: int) -> dict[str, list[Ca
             )
         chosen[split] = taken
     return chosen
+
+
+def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_TaskCandidates]) -> None:
+    """Read the tasks until the held documents are found; refuse where some are not there."""
+    wanted = held.of(section.stratum_name)
+    found = set[str]()
+    for task in tasks:
+        found |= task.find_held({doc for doc, one in wanted.items() if task.name in {"", one.task}})
+    gone = [doc for doc in wanted if doc not in found]
+    if gone:
+        more = f" and {len(gone) - 1} more" if gone[1:] else ""
+        place = "its source" if section.path is None else section.path
+        raise InputError(
+            f"{where(section)}: document '{gone[0]}'{more} of the stored study is gone from {place}, or left out there "
+            "by 'exclude' or by another stratum; put it back, or give the changed study a new name"
+        )
+
+
+def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_TaskCandidates]) -> list[Candidate]:
+    """A split's held documents: frozen ones in their order, then others as the tasks take turns."""
+    ranked = [
+        (place if (place := held[candidate.doc].place) is not None else len(held), turn, number, candidate)
+        for number, task in enumerate(tasks)
+        for turn, candidate in enumerate(task.held[split])
+    ]
+    return [candidate for *_, candidate in sorted(ranked, key=lambda one: one[:3])]
 
 
 def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
@@ -129,22 +169,60 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order, sorted into splits as they are read."""
+    """One task's candidates in their order: held ones apart, others sorted into splits as they are taken."""
 
     def __init__(
-        self, section: DocumentsSection, source: DocumentSource, task: str, seed: int, excluded: frozenset[str]
+        self,
+        section: DocumentsSection,
+        source: DocumentSource,
+        task: str,
+        seed: int,
+        excluded: frozenset[str],
+        held: HeldDocuments,
     ) -> None:
+        self.name = task
+        self.held: dict[str, list[Candidate]] = {split: [] for split in SPLITS}
         self._candidates = source.candidates(section, task, seed)
+        if task in source.generated:  # without an end
+            self._candidates = islice(self._candidates, _MOST_GENERATED)
         self._excluded = excluded
         self._which, self._parts = section.part_of_clusters
+        self._held, self._elsewhere = held.of(section.stratum_name), held.elsewhere(section.stratum_name)
+        self._splits: dict[str, str] = {}  # of the clusters of held documents
         self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
 
+    def find_held(self, names: set[str]) -> set[str]:
+        """Read candidates until those of some names were met; return the names that are there and not excluded."""
+        found, left, passed = set[str](), set(names), list[Candidate]()
+        while left and (candidate := next(self._candidates, None)) is not None:
+            if candidate.doc not in left:
+                passed.append(candidate)
+                continue
+            left.remove(candidate.doc)
+            if candidate.cluster not in self._excluded:
+                split = self._held[candidate.doc].split
+                self.held[split].append(candidate)
+                self._splits[candidate.cluster] = split
+                found.add(candidate.doc)
+        self._candidates = chain(passed, self._candidates)
+        return found
+
     def take(self, split: str) -> Candidate | None:
-        """Take the split's next candidate; None where no candidate is left."""
+        """Take the split's next candidate that is not held; None where no candidate is left."""
         while not self._waiting[split]:
             candidate = next(self._candidates, None)
             if candidate is None:
                 return None
-            if candidate.cluster not in self._excluded and part_of(candidate.cluster, self._parts) == self._which:
-                self._waiting[split_of(candidate.cluster)].append(candidate)
+            if self._is_free(candidate):
+                own = self._splits.get(candidate.cluster) or split_of(candidate.cluster)
+                self._waiting[own].append(candidate)
         return self._waiting[split].popleft()
+
+    def _is_free(self, candidate: Candidate) -> bool:
+        """Whether a candidate is of the section's part, not excluded and not held."""
+        is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
+        return (
+            not is_held
+            and candidate.cluster not in self._excluded
+            and part_of(candidate.cluster, self._parts) == self._which
+        )

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of
-from schema.errors import InputError, nearest
+from schema.errors import InputError, nearest, reading
 
 _KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
 
@@ -43,16 +43,20 @@ def read_system_file(path: Path) -> dict[str, FiniteSystem]:
             file, system, action, position and history.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        return _systems(json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_no_number))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        with reading("cannot be read"):
+            return _systems(_content(path))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise InputError("not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
 
 
 def _systems(content: Any) -> dict[str, FiniteSystem]:

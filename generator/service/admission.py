@@ -10,9 +10,12 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,6 +29,7 @@ log = logging.getLogger("kvdrift.serve")
 MOST_CALLS = 64
 """Calls under way at once, those that wait for the model among them."""
 
+_FOLDERS_OF_A_PATH = re.compile(r"(?<![\w/.…])/(?!/)(?:[^\s/'\",;()]+/)+")
 _SERVED = ("DO_GET", "DO_ACTION", "LIST_ACTIONS", "LIST_FLIGHTS")
 
 
@@ -117,8 +121,16 @@ def unavailability(line: str) -> flight.FlightError:
 
 
 def _flight_error(flight_kind: Callable[..., flight.FlightError], kind: ErrorKind, line: str) -> flight.FlightError:
-    line = _one_line(line)
+    line = _one_line(_without_folders(line))
     return flight_kind(line, extra_info=ErrorMessage(kind=kind, line=line).encoded())
+
+
+def _without_folders(line: str) -> str:
+    """Return a line for callers, in which no path says where its file lies on this machine; the log keeps the path."""
+    known = {*sys.path, sys.prefix, str(Path.home()), str(Path.cwd()), tempfile.gettempdir()} - {"", "/"}
+    for folder in sorted(known, key=len, reverse=True):  # those with spaces in their names, too
+        line = line.replace(f"{folder.rstrip('/')}/", "…/")
+    return _FOLDERS_OF_A_PATH.sub("…/", line)
 
 
 def _one_line(text: str) -> str:

@@ -218,6 +218,7 @@ class GenerationRequest(LawMessage):
                 f"document.tokens and horizon: {needed} tokens, the model has {identity.positions} positions"
             )
         for number, item in enumerate(self.pending):
+            item.action.check_kind(f"pending.{number}.action", finite=False)
             if item.first + item.count > _INT32_END:
                 raise InputError(
                     f"pending.{number}.first: {item.first} is too large; replicate numbers end at 2^31 - 1"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +20,7 @@ from generator.actions import build_action
 from generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
 from generator.identity import parts_sha256
 from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
+from generator.service.permission import check_modules
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
@@ -48,6 +49,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
         certificate: PEM of a certificate chain and of its key, for a ``grpc+tls`` location.
         max_request_bytes: Longest ticket that is read.
+        allowed: The modules that a ticket may name; without them its names are the package's and entry points.
 
     Raises:
         OSError: The location cannot be listened on, or the certificate is invalid.
@@ -55,11 +57,12 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
 
     def __init__(
         self, model: LoadedModel, identity: Identity, location: str, *, token: str | None,
-        certificate: tuple[bytes, bytes] | None, max_request_bytes: int,
+        certificate: tuple[bytes, bytes] | None, max_request_bytes: int, allowed: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._model, self._identity = model, identity
         self._vocabulary = int(model.network.config.vocab_size)
         self._max_request_bytes = max_request_bytes
+        self._allowed = allowed
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._under_way: _Request | None = None
         self._stopping = threading.Event()
@@ -101,7 +104,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             raise InputError(line)
         asked = GenerationRequest.decoded(sent)
         asked.check(self._identity, self._vocabulary)
-        stream = self._stream(_Request(asked, unquote(context.peer())), context.is_cancelled)
+        stream = self._stream(_Request(asked, unquote(context.peer()), self._allowed), context.is_cancelled)
         return flight.GeneratorStream(EVENTS.schema, stream, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
     @answered
@@ -152,8 +155,8 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
 class _Request:
     """An admitted request. Its messages are states and units, and at the end an error or None."""
 
-    def __init__(self, request: GenerationRequest, peer: str) -> None:
-        self.document, self.pending = requested_work(request)
+    def __init__(self, request: GenerationRequest, peer: str, allowed: Collection[str]) -> None:
+        self.document, self.pending = requested_work(request, allowed)
         self.study, self.horizon, self.seed = request.study, request.horizon, request.seed
         self.tokenizer, self.logits_dtype, self.law = request.tokenizer, request.logits_dtype, request.law
         self.peer = peer
@@ -199,12 +202,18 @@ class _Request:
             raise OperationError(f"device '{model.device}' computes nothing more: {lost}; start the service again")
 
 
-def requested_work(request: GenerationRequest) -> tuple[Document, list[PendingUnit]]:
+def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tuple[Document, list[PendingUnit]]:
     """Return the request's document and pending units.
 
+    Args:
+        request: What a caller asks for.
+        allowed: The modules that it may name.
+
     Raises:
-        InputError: A selector, a codec or a parameter is unknown, or the source of one is another one here.
+        InputError: A selector, a codec or a parameter is unknown, a module is not allowed, or the source of one of them
+            is another one here.
     """
+    check_modules(request.pending, allowed)
     pending = [
         PendingUnit(
             build_action(item.action),

@@ -11,16 +11,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-
 from generator.transformer.local_folders import (
     ARCHITECTURES,
     local_configuration,
     local_generation_configuration,
     model_source,
 )
-from schema.errors import InputError, first_line
+from schema.errors import InputError, reading
 
+_MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
 _ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
 
 
@@ -42,11 +41,11 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
         InputError: There is no such model, or its configuration cannot be read.
     """
     source = model_source(model_id)
-    try:
-        with quiet():
-            return library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise InputError(f"model.id = '{model_id}': cannot load its configuration: {first_line(error)}") from error
+    layers = (local_configuration(model_id, revision) or {}).get("num_hidden_layers")
+    if type(layers) is int and layers > _MOST_LAYERS:
+        raise InputError(f"model.id = '{model_id}': num_hidden_layers = {layers}: at most {_MOST_LAYERS:,} are read")
+    with reading(f"model.id = '{model_id}': cannot load its configuration", Exception), quiet():
+        return library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
 def position_limit(model_id: str, *, revision: str | None = None) -> int:
@@ -55,8 +54,7 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
     Raises:
         InputError: There is no such model, or its configuration cannot be read.
     """
-    stated = (local_configuration(model_id, revision) or {}).get("max_position_embeddings")
-    return stated if type(stated) is int else int(read_configuration(model_id, revision).max_position_embeddings)
+    return _number(model_id, revision, "max_position_embeddings")
 
 
 def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
@@ -65,8 +63,7 @@ def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
     Raises:
         InputError: There is no such model, or its configuration cannot be read.
     """
-    stated = (local_configuration(model_id, revision) or {}).get("vocab_size")
-    return stated if type(stated) is int else int(read_configuration(model_id, revision).vocab_size)
+    return _number(model_id, revision, "vocab_size")
 
 
 def head_size(model_id: str, *, revision: str | None = None) -> int:
@@ -78,7 +75,17 @@ def head_size(model_id: str, *, revision: str | None = None) -> int:
     stated = local_configuration(model_id, revision) or {}
     if not {"hidden_size", "num_attention_heads"} <= set(stated):
         stated = read_configuration(model_id, revision).to_dict()
-    return int(stated.get("head_dim") or stated["hidden_size"] // stated["num_attention_heads"])
+    with reading(f"model.id = '{model_id}': its configuration gives no size of a head", TypeError):
+        return int(stated.get("head_dim") or stated["hidden_size"] // stated["num_attention_heads"])
+
+
+def _number(model_id: str, revision: str | None, name: str) -> int:
+    stated = (local_configuration(model_id, revision) or {}).get(name)
+    if type(stated) is int:
+        return stated
+    configuration = read_configuration(model_id, revision)
+    with reading(f"model.id = '{model_id}': its configuration has no number {name}", TypeError, AttributeError):
+        return int(getattr(configuration, name))
 
 
 def check_supported(config: Any, model_id: str) -> None:
@@ -87,20 +94,25 @@ def check_supported(config: Any, model_id: str) -> None:
     Raises:
         InputError: Names what is not supported.
     """
+    with reading(f"model.id = '{model_id}': cannot load its configuration", TypeError, AttributeError):
+        problem = _unsupported(config)
+    if problem is not None:
+        raise InputError(f"model.id = '{model_id}': {problem}")
+
+
+def _unsupported(config: Any) -> str | None:
     names = list(config.architectures or [])
     kinds = {ARCHITECTURES[name] for name in names if name in ARCHITECTURES}
-    problem = None
     if config.model_type not in kinds:  # by which transformers chooses its code
         what = f"architecture {', '.join(names) or 'unknown'}" + (f" as '{config.model_type}'" if kinds else "")
         family = "encoder-decoder " if getattr(config, "is_encoder_decoder", False) else ""
-        problem = f"{family}{what} is not supported; supported: {', '.join(ARCHITECTURES)}"
-    elif other := set(_layer_types(config)) - {"full_attention"}:
+        return f"{family}{what} is not supported; supported: {', '.join(ARCHITECTURES)}"
+    if other := set(_layer_types(config)) - {"full_attention"}:
         kind = min(other)
-        problem = f"{_ATTENTION.get(kind, f'attention of type {kind!r}')} is not supported"
-    elif (config.rope_parameters or {}).get("rope_type") == "dynamic":
-        problem = "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"
-    if problem is not None:
-        raise InputError(f"model.id = '{model_id}': {problem}")
+        return f"{_ATTENTION.get(kind, f'attention of type {kind!r}')} is not supported"
+    if (config.rope_parameters or {}).get("rope_type") == "dynamic":
+        return "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"
+    return None
 
 
 def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from generator.attention.checksums import checksum, in_words
 from generator.attention.holding import AsComputed, Holding, bytes_as_stored
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
@@ -34,6 +35,8 @@ class CompactCache:
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
         payload_bytes: Bytes of the kept keys and values as they are stored.
         scale_bytes: Bytes of their scales and zero points.
+        indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
+        read_checksums: Per layer, the checksum of keys and values as they are read back; None if they are as computed.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -42,6 +45,8 @@ class CompactCache:
     kept_sha256: tuple[str, ...]
     payload_bytes: int
     scale_bytes: int
+    indexed: bool
+    read_checksums: tuple[str, ...] | None = None
 
     @property
     def kept_entries(self) -> int:
@@ -55,8 +60,8 @@ class CompactCache:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the kept indices."""
-        return sum(index.nbytes for index in self.indices)
+        """Bytes of the kept indices; 0 unless the cache is indexed."""
+        return sum(index.nbytes for index in self.indices) if self.indexed else 0
 
     @property
     def metadata_bytes(self) -> int:
@@ -139,7 +144,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
     budgets = _budgets(chooser, kept, entries, len(prompt))
     holding = holding or AsComputed()
-    layers, indices, hashes, stored = [], [], [], []
+    layers, indices, hashes, stored, sums = [], [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
         index = _kept(layer, budget, chooser)
         _check(index, layer, budget, chooser, number)
@@ -147,11 +152,16 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather))
         stored.append(bytes_as_stored(own, holding))
         layers.append(_held(own, holding))
+        if not isinstance(holding, AsComputed):
+            sums.append(checksum(layers[-1].key, layers[-1].value))
         indices.append(index.to(torch.int32).contiguous())
         hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
     extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
     payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
-    return CompactCache(tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales)
+    checksums = in_words(sums) if sums else None
+    return CompactCache(
+        tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums
+    )
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:

@@ -23,8 +23,10 @@ class Footprint:
     shape: ModelShape
     tied: bool
 
-    def cache_bytes(self, entries: int, holding: Holding) -> int:
+    def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
+
+        ``indexed`` says whether entries are ever removed; without that there is no index.
 
         Raises:
             OperationError: The codec fails.
@@ -32,7 +34,8 @@ class Footprint:
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
         stored = bytes_as_stored(PrefixLayer(part, part), holding).total
-        return shape.layers * (stored + shape.kv_heads * entries * _INDEX_BYTES + _EXTENT_BYTES)
+        index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
+        return shape.layers * (stored + index + _EXTENT_BYTES)
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +97,7 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
         return None
     try:
         return Footprint(ModelShape.of(config, dtype), tied=bool(config.get("tie_word_embeddings")))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, ArithmeticError):
         return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.holding import DTYPES
@@ -20,7 +19,7 @@ from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
 from generator.transformer.stored_tensors import check_complete
-from schema.errors import InputError, first_line
+from schema.errors import InputError, first_line, reading
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.
@@ -75,20 +74,17 @@ def load_model(
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:
     loader: Any = library().AutoModelForCausalLM
-    try:
-        with quiet():
-            network, loaded = loader.from_pretrained(
-                model_source(model_id),
-                revision=revision,
-                dtype=DTYPES[dtype],
-                attn_implementation=IMPLEMENTATION,
-                trust_remote_code=False,
-                device_map=device_map,
-                ignore_mismatched_sizes=True,  # reported below
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise InputError(f"model.id = '{model_id}': cannot load its weights: {first_line(error)}") from error
+    with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet():
+        network, loaded = loader.from_pretrained(
+            model_source(model_id),
+            revision=revision,
+            dtype=DTYPES[dtype],
+            attn_implementation=IMPLEMENTATION,
+            trust_remote_code=False,
+            device_map=device_map,
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+        )
     # Transformers fills what the files lack with random numbers and only warns.
     check_complete(model_id, [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     return network

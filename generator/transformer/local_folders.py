@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from schema.errors import InputError
+from schema.errors import InputError, reading
 from schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
@@ -94,10 +94,8 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
     file = _file(model_id, "generation_config.json", revision)
     if file is None:
         return {}
-    try:
+    with reading(f"{file}: cannot be read"):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{file}: should be an object of JSON, as transformers writes it")
     return content
@@ -185,7 +183,7 @@ def _content(file: Path) -> dict[str, Any]:
     """The object of a JSON file; {} where it cannot be read."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from generator.actions import Action
 from generator.attention.cache_rules import CacheRule
+from generator.attention.checksums import first_decisions, in_words
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
@@ -167,7 +168,10 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
-        return PreparedCache(compact, most, 0, rule_of(action.policy, layers, compact.indices, budget))
+        rule = rule_of(action.policy, layers, compact.indices, budget)
+        decided = in_words(first_decisions(rule, layers, compact.layers))
+        held = replace(compact, indexed=True, read_checksums=decided)  # steps remove entries, if prefill did not
+        return PreparedCache(held, most, 0, rule)
 
     def _prompt_of(self, action: Action) -> Prompt:
         """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
@@ -305,5 +309,7 @@ class PreparedPrompt:
             "payload_bytes": payload, "scale_bytes": compact.scale_bytes, "index_bytes": index,
             "metadata_bytes": compact.metadata_bytes,
             "resident_bytes": compact.stored_bytes + suffix * streams,
-            "kept_sha256": list(compact.kept_sha256), "prefill_seconds": self._seconds[number - 1],
+            "kept_sha256": list(compact.kept_sha256),
+            "read_checksums": None if compact.read_checksums is None else list(compact.read_checksums),
+            "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from generator.transformer.local_folders import safetensors_files
-from schema.errors import InputError, first_line
+from schema.errors import InputError, reading
 
 _Shape = tuple[int, ...]
 
@@ -35,11 +35,10 @@ def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
         return False
     stored: dict[str, _Shape] = {}
     for file in files:
-        try:
+        with reading(f"model.id = '{model_id}': cannot load its weights", SafetensorError):
             stored |= _shapes(file)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"model.id = '{model_id}': cannot load its weights: {first_line(error)}") from error
-    needed = needed_tensors(config)
+    with reading(f"model.id = '{model_id}': its configuration gives no sizes of tensors", TypeError, AttributeError):
+        needed = needed_tensors(config)
     # Files of the network without its head leave out how its tensors' names begin.
     check_complete(
         model_id,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from huggingface_hub import file_exists
+
 from generator.transformer.configuration import library, quiet, read_configuration
-from generator.transformer.local_folders import EMBEDDED_ID, model_source
+from generator.transformer.local_folders import EMBEDDED_ID, local_folder, model_folder, model_source
 from schema.errors import InputError
 
 
@@ -61,6 +64,12 @@ def text_decoder(
 
 
 def _known_tokenizer(model_id: str, revision: str | None) -> Any:
+    if (
+        local_folder(model_id) is None
+        and model_folder(model_id, revision) is None
+        and not _is_on_hub(model_id, revision)
+    ):
+        return None
     try:
         with quiet():
             return _tokenizer(model_id, revision)
@@ -68,11 +77,20 @@ def _known_tokenizer(model_id: str, revision: str | None) -> Any:
         return None
 
 
+@functools.cache
+def _is_on_hub(model_id: str, revision: str | None) -> bool:
+    """Whether a hub has the model, asked once in a process: loading a tokenizer that is not there asks many times."""
+    try:
+        return file_exists(model_id, "config.json", revision=revision)  # without trying again, as a download would
+    except Exception:  # noqa: BLE001 - no connection, no access, an id that no model can have: each library its own
+        return False
+
+
 def _tokenizer(model_id: str, revision: str | None) -> Any:
     source = model_source(model_id)
     try:
         tokenizer: Any = library().AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):
+    except Exception:  # noqa: BLE001 - each kind of tokenizer fails in its own way, the library's panics among them
         return None
     # Where there are no files, some architectures' tokenizers are made up: they know special tokens only.
     return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None

@@ -41,14 +41,18 @@ def check(
     """
     from pathlib import Path
 
-    from generator.checks.families import checks_of
+    from generator.checks.families import checks_of, tried_of
+    from generator.source_notes import source_notes
 
-    checks = checks_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
-    width, failed = max(len(one.name) for one, _ in checks), 0
-    for one, find in checks:
-        finding = find()
+    tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
+    checks = checks_of(tried)
+    width, failed = max(len(one.name) for one in checks), 0
+    for one in checks:
+        finding = one(tried)
         failed += not finding.holds
         typer.echo(f"{'holds' if finding.holds else 'FAILS'}  {one.name:<{width}}  {one.tried}: {finding.found}")
+    for note in source_notes(type(tried.part)):
+        typer.echo(f"note   {note}")
     typer.echo(f"{name}: {f'{failed} of {len(checks)} checks fail' if failed else f'all {len(checks)} checks hold'}")
     raise typer.Exit(OperationError.exit_code if failed else 0)
 
@@ -60,7 +64,7 @@ def _parameter(text: str) -> tuple[str, Value]:
         raise InputError(f"--parameter {text}: write NAME=VALUE")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = written
     if not isinstance(value, int | float | str | bool):
         raise InputError(f"--parameter {text}: the value should be a number, text, true or false")

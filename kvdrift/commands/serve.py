@@ -36,6 +36,14 @@ def serve(
     device_map: Annotated[
         str | None, typer.Option("--device-map", help="As in [model]: auto takes all GPUs in place of one device.")
     ] = None,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-module",
+            metavar="NAME",
+            help="An installed module whose selectors, codecs and policies studies may name; repeat it for several.",
+        ),
+    ] = None,
     max_request_bytes: Annotated[
         int, typer.Option("--max-request-bytes", min=1024, help="Refuse requests that are longer.")
     ] = 2**24,
@@ -57,10 +65,12 @@ def serve(
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
     from generator.service.client import TLS_SCHEME
     from generator.service.identity import identity_of
+    from generator.service.permission import load_modules
     from generator.service.server import GenerationService
     from generator.transformer.fused.faults import slower
     from generator.transformer.loading import load_model
 
+    allowed = load_modules(allow_module or ())
     loaded = load_model(model, device=device, dtype=dtype, revision=revision, device_map=device_map)
     if notice := slower(loaded.network, loaded.device):
         typer.echo(notice, err=True)
@@ -73,6 +83,7 @@ def serve(
             token=token,
             certificate=certificate,
             max_request_bytes=max_request_bytes,
+            allowed=allowed,
         )
     except OSError as error:  # Arrow's errors of input and output are among them
         hint = "is the port taken?" if certificate is None else "is the port taken, or are certificate and key no pair?"

@@ -58,6 +58,7 @@ def sql(
     from sql.catalog import open_views
     from sql.read_only import read_only
 
+    _check_outside_stores(output)
     output_format = output_format or _format_of(output)
     if output_format not in QUERY_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, QUERY_FORMATS)}")
@@ -110,6 +111,18 @@ def _format_of(output: Path | None) -> str:
     if output.suffix.lower() not in _ENDINGS:
         raise InputError(f"-o {output}: its ending names no format; give --format, or one of {', '.join(_ENDINGS)}")
     return _ENDINGS[output.suffix.lower()]
+
+
+def _check_outside_stores(output: Path | None) -> None:
+    """Check that a file to write lies in no store, whose files nothing but kvdrift may replace.
+
+    Raises:
+        InputError: It lies in one.
+
+    """
+    for folder in () if output is None else Path(os.path.realpath(output)).parents:
+        if (folder / "events" / "_delta_log").is_dir():
+            raise InputError(f"-o {output}: lies in the store {folder}, where no file may be replaced; name another")
 
 
 def _show(rows: pa.Table) -> None:

@@ -90,7 +90,8 @@ def _kind(schema: dict[str, Any]) -> str:
         return " or ".join(map(toml, schema.get("enum", [schema.get("const")])))
     if schema["type"] == "array":
         inner = schema.get("prefixItems")
-        return f"[{', '.join(map(_kind, inner))}]" if inner else f"list of {_kind(schema['items'])}s"
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"[{', '.join(map(_kind, inner))}]" if inner else f"list of {_kind(schema['items'])}s{most}"
     named = f", at most {schema['maxLength']} letters, digits, . _ -" if "maxLength" in schema else ""
     return _KINDS[schema["type"]] + named + _bounds(schema)
 
@@ -104,5 +105,5 @@ def _bounds(schema: dict[str, Any]) -> str:
     if schema.get("exclusiveMaximum") == 1 << _EXPONENT:
         return f", {low} to 2^{_EXPONENT} - 1"
     if "maximum" in schema:
-        return f", {low} to {schema['maximum']}"
+        return f", {low} to {schema['maximum']:,}"
     return "" if low is None else f", {low} or more"

@@ -6,6 +6,7 @@ made from. A plan without one of these entries is shown without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from report.reading.estimates import Estimate
 from schema.frozen_text import with_measured
 from stats.intervals import PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES
+from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.saving import saving
 from stats.registry import Quantity, Scale
 
@@ -46,6 +48,7 @@ _REST = {
 _OF_REVISION = "evaluation documents of this study had been generated when this revision of the plan was frozen"
 _OF_DOCUMENTS = "another study of this store had evaluated documents of the plan when it was frozen"
 _OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
+_OF_ANSWERS = "answers of their documents were corrected after the plan was frozen"
 
 TEMPLATE = """
 {% if facts.plan %}
@@ -92,14 +95,22 @@ def section(content: PageContent) -> Section:
     words = "Widest half-width and expected time by number of replicates"
     drawings = () if costs is None else (Drawing("cost_curve", words, partial(cost_figure, plan)),)
     seen = any(row.standing == SEEN for row in primary)
-    planned_late = _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
     values = {
-        "seen": "" if not seen else planned_late if plan.get("seen") else _OF_ACTIONS,
+        "seen": _why_seen(content, plan, [row for row in primary if row.standing == SEEN]) if seen else "",
         "chosen": plan_rows(plan, _CHOSEN),
         "rest": plan_rows(plan, _REST),
         "added": content.facts.added,
     }
     return Section("plan", "Plan", TEMPLATE, tables, drawings, values)
+
+
+def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
+    """What had been known of these primary endpoints before."""
+    if plan.get("seen"):
+        return _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
+    corrected = any(row["document_revision"] for row in content.source.of("documents", split="evaluation"))
+    reasons = [_OF_ANSWERS if corrected and row.quantity in ANSWER_QUANTITIES else _OF_ACTIONS for row in rows]
+    return "; or ".join(dict.fromkeys(reasons))
 
 
 def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schema.document import SPLITS
-from schema.errors import InputError, first_line, nearest
+from schema.errors import InputError, first_line, nearest, reading
 from schema.location import check_regular
 from schema.study import POOLED
 from schema.tables import DOCUMENTS
@@ -87,23 +87,14 @@ def read_documents(path: Path) -> DocumentRows:
 
     """
     check_regular(path)
-    try:
+    if not path.exists():
+        raise InputError(f"{path}: no such documents file")
+    with reading(f"{path}: cannot be read"):
         if (size := path.stat().st_size) > MOST_BYTES:
             raise InputError(f"{path}: {size:,} bytes, a documents file may have {MOST_BYTES:,} at most")
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such documents file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or first_line(error)})") from None
-    if data.startswith(b"PAR1"):
-        records, numbered = _parquet(path, data), "row"
-    else:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: neither Parquet nor UTF-8 text (CSV or JSONL)") from None
-        numbered = "line"
-        records = _jsonl(path, text) if text.lstrip()[:1] in {"{", "["} else _csv(path, text)
+        numbered = "row" if data.startswith(b"PAR1") else "line"
+        records = _parquet(path, data) if numbered == "row" else _text(path, data)
     if len(records) > MOST_ROWS:
         raise InputError(f"{path}: {len(records):,} rows, a documents file may have {MOST_ROWS:,} at most")
     unknown = {name for _, record in records for name in record if name not in DOCUMENTS.columns}
@@ -114,15 +105,23 @@ def read_documents(path: Path) -> DocumentRows:
 Records = list[tuple[int, dict[str, Any]]]  # with their row or line number, from 1
 
 
-def _parquet(path: Path, data: bytes) -> Records:
+def _text(path: Path, data: bytes) -> Records:
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-            names = parquet.schema_arrow.names
-            _check_columns(path, names)
-            _check_size(path, parquet.metadata)
-            records = parquet.read(columns=[name for name in names if name in DOCUMENTS.columns]).to_pylist()
-    except (pa.ArrowException, OSError, NotImplementedError, UnicodeDecodeError, ArithmeticError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: neither Parquet nor UTF-8 text (CSV or JSONL)") from None
+    return _jsonl(path, text) if text.lstrip()[:1] in {"{", "["} else _csv(path, text)
+
+
+def _parquet(path: Path, data: bytes) -> Records:
+    with (
+        reading(f"{path}: cannot be read as Parquet", pa.ArrowException),
+        pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet,
+    ):
+        names = parquet.schema_arrow.names
+        _check_columns(path, names)
+        _check_size(path, parquet.metadata)
+        records = parquet.read(columns=[name for name in names if name in DOCUMENTS.columns]).to_pylist()
     others = dict.fromkeys(name for name in names if name not in DOCUMENTS.columns)
     return list(enumerate([{**others, **record} for record in records], 1))
 

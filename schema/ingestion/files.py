@@ -13,6 +13,7 @@ one, must be ``coupled`` throughout, and ``weight`` null.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schema.errors import InputError, first_line
+from schema.errors import InputError, reading
 from schema.location import check_regular
 from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
@@ -128,10 +129,8 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._format = _format(path)
-        try:
+        with self._reading():
             self._open()
-        except _READ_ERRORS as error:
-            raise self._unreadable(error) from None
         self._check_columns()
 
     def _open(self) -> None:
@@ -159,10 +158,8 @@ class EventFile:
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
         for batch in self._slices([*GROUP_KEY, *(name for name in EVENTS.defaults if name in self.schema.names)]):
             self._check_coupled(batch, row)
-            try:
+            with self._reading():  # Parquet's reader does not look whether names are text
                 first, group = _runs(batch, groups)
-            except UnicodeDecodeError as error:  # Parquet's reader does not look
-                raise self._unreadable(error) from None
             firsts.append(first + row)
             ids.append(group)
             row += batch.num_rows
@@ -202,13 +199,11 @@ class EventFile:
                 parts.append(rows)
 
     def _slices(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
+        with self._reading():
             batches = self._parquet_batches if self._format == _PARQUET else self._ipc_batches
             for batch in batches(columns):
                 for start in range(0, batch.num_rows, _SLICE_ROWS):
                     yield batch.slice(start, _SLICE_ROWS)
-        except _READ_ERRORS as error:
-            raise self._unreadable(error) from None
 
     def _parquet_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         coded = [name for name in columns if name in GROUP_KEY]
@@ -237,8 +232,8 @@ class EventFile:
                 batch.validate(full=True)  # what Parquet's decoder guarantees, an IPC file only claims
                 yield batch
 
-    def _unreadable(self, error: BaseException) -> InputError:
-        return InputError(f"{self.path}: cannot be read as {self._format} ({first_line(error)})")
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(f"{self.path}: cannot be read as {self._format}", pa.ArrowException)
 
     def _check_columns(self) -> None:
         names = self.schema.names
@@ -273,19 +268,12 @@ class EventFile:
                 )
 
 
-# Arrow raises NotImplementedError for codecs and layouts that it does not read, KeyError for extension types.
-_READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, UnicodeDecodeError)
-
-
 def _format(path: Path) -> str:
     check_regular(path)
-    try:
-        with path.open("rb") as source:
-            head = source.read(8)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or first_line(error)})") from None
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    with reading(f"{path}: cannot be read"), path.open("rb") as source:
+        head = source.read(8)
     if head.startswith(b"PAR1"):
         return _PARQUET
     if head.startswith(b"ARROW1"):

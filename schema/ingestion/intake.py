@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from schema.ingestion.documents import DocumentRow, DocumentRows
 from schema.ingestion.files import VALUES, EventRows
 from schema.rows import Ints
-from schema.store.revisions import newest_plans, newest_revisions
+from schema.store.revisions import current_documents, newest_plans, newest_revisions
 from schema.store.store import Store, Unit
 from schema.study import CONTROL_ACTION
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
@@ -76,7 +76,7 @@ class Intake:
         self._horizon = horizon
         self._held: dict[UnitGroup, list[_Held]] = {}
         self._load_units()
-        rows = store.read("documents").to_pylist()
+        rows = current_documents(store.read("documents")).to_pylist()
         self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
         self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
         actions = store.read("actions")

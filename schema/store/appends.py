@@ -160,10 +160,11 @@ def unit_name(record: Mapping[str, Any]) -> str:
     return f"({names}) {what} [{record['first_replicate']}, {last}){of_revision}"
 
 
-def conform(table: Table, rows: pa.Table) -> pa.Table:
+def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
     """Put rows, columns in any order, into the declared schema of a table.
 
-    A column that came after the table may be missing, and gets its default.
+    A column that came after the table may be missing, and gets its default; so do its nulls if they are to be
+    ``filled``.
 
     Raises:
         InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
@@ -183,9 +184,11 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
         column = given.get(field.name)
         if column is None:
             column = pa.chunked_array([pa.repeat(pa.scalar(defaults[field.name], field.type), rows.num_rows)])
-        columns.append(column)
         if column.type != field.type:
             raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
+        if filled and column.null_count and defaults.get(field.name) is not None:
+            column = column.fill_null(pa.scalar(defaults[field.name], field.type))
+        columns.append(column)
         if column.null_count and not field.nullable:
             raise InputError(f"{table.name}: column '{field.name}' is null in {column.null_count} row(s)")
     return pa.Table.from_arrays(columns, schema=table.schema)

@@ -30,6 +30,7 @@ from schema.store.compaction.rows import ROW_GROUP_ROWS
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.snapshot import Snapshot
 from schema.store.durability import side_by_side
+from schema.store.kept_sets import COMPARED, check_alike
 from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.tables import GROUP_KEY, UNITS
 
@@ -97,18 +98,40 @@ class UnitRows:
 
     def spans(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> set[Span]:
         """Read the spans of the rows that have the study, model, document and action of one of some records."""
+        return set(map(span_of_record, self._rows_of(units, of, _SPAN_COLUMNS)))
+
+    def check_alike(self, events: Snapshot, new: Sequence[Mapping[str, Any]]) -> None:
+        """Check that new units keep and read what the stored ones of their documents, actions and revisions do.
+
+        Rows are read only if a document that gets units under an action may have some already.
+
+        Raises:
+            UnlikeUnitsError: A new unit does not.
+
+        """
+        paths = events.paths()
+        groups = {span_of_record(record).group for record in new}
+        may_have = any(map(is_compacted, paths)) or any(True for _ in spans_in(paths, groups))
+        stored = self._rows_of(self._folder.load("units"), new, COMPARED) if may_have else []
+        check_alike([*stored, *new])
+
+    def _rows_of(
+        self, units: Snapshot, of: Iterable[Mapping[str, Any]], columns: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Read the rows that have the study, model, document and action of one of some records."""
         wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
         files = {file.path: file for file in units.files()}
         groups = self._groups_of(units, [path for path, file in files.items() if file.rows <= ROW_GROUP_ROWS])
         paths = [path for path in files if path not in groups or not wanted.isdisjoint(groups[path])]
         if not paths or not wanted:
-            return set()
+            return []
         names = {name: {row[name] for row in of} for name in GROUP_KEY}
         same = [pc.field(name).isin(pa.array(values, pa.string())) for name, values in names.items()]
         first, last = min(names["doc"]), max(names["doc"])
         # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
         where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
-        return set(map(span_of_record, self._folder.read(units, _SPAN_COLUMNS, where=where, paths=paths).to_pylist()))
+        found: list[dict[str, Any]] = self._folder.read(units, columns, where=where, paths=paths).to_pylist()
+        return found
 
     def _groups_of(self, units: Snapshot, paths: Iterable[str]) -> dict[str, frozenset[int]]:
         """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
@@ -223,6 +246,8 @@ class UnitCommits:
             if not ahead:  # nobody writes a unit's row before its events are there
                 since = self._folder.load("units").version
             new = self._rows.missing(events, records, ahead=ahead)
+            if not ahead:  # what is in place already is adopted as it is
+                self._rows.check_alike(events, [records[span] for span in new])
             files.clear()
             files.update(zip(new, put(new), strict=True))
             groups = ((span.group, span.first + span.count) for span in new)

@@ -19,8 +19,8 @@ from schema.store.delta.folder import DeltaFolder
 from schema.store.moment_rows import covered_versions, files_since
 from schema.store.parquet_files import StoredFile
 from schema.store.projections import UnitRows, check_units
-from schema.store.revisions import current_units
-from schema.tables import TABLES, UNITS
+from schema.store.revisions import current_documents, current_units
+from schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -188,6 +188,24 @@ class ReadableStore:
             if value is not None:
                 units = units.filter(pc.equal(units.column(name), value))
         return units.select(list(columns))
+
+    def documents(self, study: str, model: str, columns: Sequence[str] = DOCUMENTS.columns) -> pa.Table:
+        """Return the newest revision of each document of a study and model.
+
+        Args:
+            study: The study of the documents.
+            model: The model of the documents.
+            columns: The columns to read.
+
+        """
+        names = dict.fromkeys((*columns, "study", "model", "doc", "document_revision"))
+        rows = self.read("documents", columns=list(names))
+        own = rows.filter(pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)))
+        return current_documents(own).select(list(columns))
+
+    def documents_revision(self, study: str, model: str) -> int:
+        """Return the newest revision that any document of a study and model has, 0 without documents."""
+        return pc.max(self.documents(study, model, ["document_revision"])["document_revision"]).as_py() or 0
 
     def counts(self) -> Counts:
         """Count documents, what units they have and scored pairs; of what was compacted, the footers say it.

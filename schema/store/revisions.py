@@ -1,8 +1,9 @@
-"""Revisions of actions and plans: which one is current, and which units a later revision of an action supersedes.
+"""Revisions of actions, plans and documents: which one is current, and what a later one supersedes.
 
 The rows of ``actions`` say it. A row of a higher revision supersedes the units of all lower ones, in every model of the
 study, and a row that is ``dropped`` has no units of its own. Superseded units stay in the log and out of the views.
-Likewise the row of ``plans`` with the highest revision is the plan of its study and model.
+Likewise the row of ``plans`` with the highest revision is the plan of its study and model, and the row of ``documents``
+with the highest revision says a document's answers, scoring and cluster. Scores by earlier answers are superseded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+_DOCUMENT = ("study", "model", "doc")
 
 
 def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
@@ -82,3 +85,46 @@ def newest_plans(plans: pa.Table) -> dict[tuple[str, str], dict[str, Any]]:
     """
     rows = sorted(plans.to_pylist(), key=lambda row: row["plan_revision"])
     return {(row["study"], row["model"]): row for row in rows}
+
+
+def are_revised(documents: pa.Table) -> bool:
+    """Return whether any document has a further revision.
+
+    Args:
+        documents: Rows of ``documents`` with the column document_revision.
+
+    """
+    return bool(pc.any(pc.greater(documents["document_revision"], 0)).as_py())
+
+
+def current_documents(documents: pa.Table) -> pa.Table:
+    """Return the row of the newest revision of each document, in the order of the rows.
+
+    Args:
+        documents: All rows of ``documents`` with the columns study, model, doc and document_revision.
+
+    """
+    if not are_revised(documents):
+        return documents
+    newest = documents.group_by(list(_DOCUMENT)).aggregate([("document_revision", "max")])
+    newest = newest.rename_columns([*_DOCUMENT, "document_revision"])
+    return _of_revisions(documents, newest)
+
+
+def current_scores(scores: pa.Table, documents: pa.Table) -> pa.Table:
+    """Return the scores by the newest answers of their documents.
+
+    Args:
+        scores: Rows of ``scores`` with the columns study, model, doc and document_revision.
+        documents: All rows of ``documents`` with the same columns.
+
+    """
+    return _of_revisions(scores, current_documents(documents)) if are_revised(documents) else scores
+
+
+def _of_revisions(rows: pa.Table, documents: pa.Table) -> pa.Table:
+    """The rows of documents in the revisions that ``documents`` has."""
+    key = [*_DOCUMENT, "document_revision"]
+    known = set(zip(*(documents[name].to_pylist() for name in key), strict=True))
+    named = zip(*(rows[name].to_pylist() for name in key), strict=True)
+    return rows.filter(pa.array([one in known for one in named], pa.bool_()))

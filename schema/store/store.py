@@ -96,6 +96,8 @@ class Store(ReadableStore):
         Raises:
             InputError: The events of a unit are not exactly its own, a replicate range overlaps a stored one with
                 other bounds, or writing is not permitted. Then nothing is written.
+            UnlikeUnitsError: A unit keeps or reads other entries than those of its document, action, revision and
+                estimator. Then nothing is written.
             OperationError: Writing failed.
 
         """
@@ -134,7 +136,7 @@ class Store(ReadableStore):
         """
         if table not in KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
-        given = conform(TABLES[table], rows)
+        given = conform(TABLES[table], rows, filled=True)
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
 

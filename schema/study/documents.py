@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schema.study.section import PART, Name, Section, meaning
+from schema.study.section import MOST_TOKENS, PART, Documents, Name, Section, meaning
 
 
 class DocumentsSection(Section):
@@ -26,16 +26,21 @@ class DocumentsSection(Section):
     tasks: Annotated[list[str], meaning("Tasks of the source, which take turns.", example=["needle"])] = []  # noqa: RUF012 - pydantic copies it
     length: Annotated[
         int,
-        Field(ge=0),
+        Field(ge=0, le=MOST_TOKENS),
         meaning("How many tokens a prompt has at most.", "tokens", example=768, needed=True),
     ] = 0
     development: Annotated[
-        int,
-        Field(ge=2),
+        Documents,
         meaning("Documents that the plan is made from, which are not measured again.", "documents", example=3),
     ]
     evaluation: Annotated[
-        int, Field(ge=2), meaning("Documents to measure, of which the plan may take fewer.", "documents", example=10)
+        Documents,
+        meaning(
+            "Documents to measure, of which the plan may take fewer. All documents of a study are made before the "
+            "first is measured, so that it has at most 100,000.",
+            "documents",
+            example=10,
+        ),
     ]
     stratum: Annotated[
         Name | None,
@@ -58,7 +63,8 @@ class DocumentsSection(Section):
         ),
     ] = "1/1"
     shots: Annotated[
-        Annotated[int, Field(ge=0)] | None, meaning("Worked examples in front of a prompt; 2 by default.", "examples")
+        Annotated[int, Field(ge=0, le=1000)] | None,
+        meaning("Worked examples in front of a prompt; 2 by default.", "examples"),
     ] = None
     chat_template: Annotated[
         bool | None, meaning("Whether a prompt is written as a chat, by the template of the model's tokenizer.")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schema.errors import InputError
 from schema.sampling import SamplingLaw, Temperature, TopK, TopP
-from schema.study.section import Name, Positive, Section, meaning
+from schema.study.section import Name, Section, Tokens, meaning
 
 LAW_KEYS: Final = ("temperature", "top_p", "top_k")
 """Keys that came later: settings and hashes have them where they are not at their default."""
@@ -21,9 +21,10 @@ class StudySection(Section):
         Name, meaning("The study's name, as in `stores/NAME`, in queries and on the page.", example="my-study")
     ]
     horizon: Annotated[
-        Positive,
+        Tokens,
         meaning(
-            "The horizon H: how many tokens after the prompt are compared; 2 or more, but for finite-state systems.",
+            "The horizon H: how many tokens after the prompt are compared; 2 or more, but for finite-state systems. "
+            "The events of a document and action are in memory together, so that H times the pairs is at most 2^24.",
             "tokens",
             example=64,
         ),
@@ -68,20 +69,20 @@ class WindowsSection(Section):
     """``[windows]``: the windows that quantities are taken over, where they should not follow from the horizon."""
 
     cohort_bound: Annotated[
-        Positive | None,
+        Tokens | None,
         meaning("T: the branch cohort is of the pairs that part at T or before; H/2 by default.", "tokens"),
     ] = None
-    early_last: Annotated[Positive | None, meaning("The last early lag after τ; H/8 by default.", "tokens")] = None
-    late_first: Annotated[Positive | None, meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens")] = (
+    early_last: Annotated[Tokens | None, meaning("The last early lag after τ; H/8 by default.", "tokens")] = None
+    late_first: Annotated[Tokens | None, meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens")] = (
         None
     )
     first_block_last: Annotated[
-        Positive | None, meaning("The last position of the first block; H/4 by default.", "tokens")
+        Tokens | None, meaning("The last position of the first block; H/4 by default.", "tokens")
     ] = None
     second_block_last: Annotated[
-        Positive | None, meaning("The last position of the second block; H/2 by default.", "tokens")
+        Tokens | None, meaning("The last position of the second block; H/2 by default.", "tokens")
     ] = None
-    agreement_run: Annotated[Positive, meaning("From this length on a run of agreements is a long one.", "tokens")] = 16
+    agreement_run: Annotated[Tokens, meaning("From this length on a run of agreements is a long one.", "tokens")] = 16
     saturation_threshold: Annotated[
         float, Field(gt=0, lt=1), meaning("δ above it is saturated.", "total variation")
     ] = 0.99

@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 from schema.errors import InputError
+from schema.study.section import MOST_LISTED
 
 _TRUNCATING: Final = ("top_p", "top_k")
 _ONE_OF_SEVERAL: Final = re.compile(r"(.+)-t\d[\d.e-]*")
@@ -21,7 +22,7 @@ def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
         content: The file's content, which need not be valid.
 
     Raises:
-        InputError: The list is empty, or has a temperature twice.
+        InputError: The list is empty, is too long, or has a temperature twice.
     """
     section = content.get("study")
     listed = section.get("temperature") if isinstance(section, dict) else None
@@ -29,6 +30,10 @@ def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
         return [content]
     if not listed:
         raise InputError("study.temperature = []: has no temperature; write one, or several as in [0.0, 0.7, 1.0]")
+    if len(listed) > MOST_LISTED:
+        raise InputError(
+            f"study.temperature: {len(listed):,} temperatures, each of which is a study; write at most {MOST_LISTED}"
+        )
     for one in listed:
         if listed.count(one) > 1:
             raise InputError(f"study.temperature: {one} is given {listed.count(one)} times; give each temperature once")

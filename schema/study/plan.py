@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from schema.errors import InputError
-from schema.study.section import Positive, Section, meaning
+from schema.retention import exact_fraction
+from schema.study.section import MOST_DRAWS, MOST_LISTED, Pairs, Positive, Section, meaning
 from schema.tables import PLAIN
 
 FIXED: Final = "fixed"
@@ -28,7 +29,7 @@ class PlanSection(Section):
         ),
     ]
     replicates: Annotated[
-        Literal["auto"] | Positive,
+        Literal["auto"] | Pairs,
         meaning('K: pairs of continuations of a document and action; "auto" chooses it from the development documents. '
                 "At temperature 0 all are the same, and K is 1.", "pairs"),
     ] = "auto"  # fmt: skip
@@ -45,10 +46,10 @@ class PlanSection(Section):
         ),
     ] = PLAIN
     development_replicates: Annotated[
-        int, Field(ge=2), meaning("Pairs of continuations of a development document and action.", "pairs")
+        Annotated[Pairs, Field(ge=2)], meaning("Pairs of continuations of a development document and action.", "pairs")
     ] = 16
     replicates_between: Annotated[
-        tuple[Positive, Positive],
+        tuple[Pairs, Pairs],
         Field(strict=False),
         meaning('The least and the most K that "auto" may choose.', "pairs"),
     ] = (16, 64)
@@ -77,7 +78,9 @@ class PlanSection(Section):
         meaning('"sequential" looks at the evaluation on the way, and stops when all primary endpoints are resolved.'),
     ] = FIXED
     looks: Annotated[
-        list[str], Field(min_length=1), meaning("When a sequential study is looked at.", "exact shares of N")
+        list[str],
+        Field(min_length=1, max_length=MOST_LISTED),
+        meaning("When a sequential study is looked at.", "exact shares of N"),
     ] = ["1/4", "1/2", "3/4", "1"]  # noqa: RUF012 - pydantic copies it
     resolve: Annotated[
         Literal["half_width", "sign", "equivalence"],
@@ -102,8 +105,12 @@ class PlanSection(Section):
             "endpoints",
         ),
     ] = None
-    draws: Annotated[int, Field(ge=100), meaning("Bootstrap draws of primary endpoints.", "draws")] = 10_000
-    exploratory_draws: Annotated[int, Field(ge=100), meaning("Bootstrap draws of all else.", "draws")] = 2_000
+    draws: Annotated[int, Field(ge=100, le=MOST_DRAWS), meaning("Bootstrap draws of primary endpoints.", "draws")] = (
+        10_000
+    )
+    exploratory_draws: Annotated[
+        int, Field(ge=100, le=MOST_DRAWS), meaning("Bootstrap draws of all else.", "draws")
+    ] = 2_000
 
     @property
     def shares(self) -> list[Fraction]:
@@ -114,7 +121,7 @@ class PlanSection(Section):
 
         """
         try:
-            return [Fraction(look) for look in self.looks]
+            return [exact_fraction(look) for look in self.looks]
         except (ValueError, ZeroDivisionError):
             raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schema.errors import InputError
+from schema.errors import InputError, reading
 from schema.location import check_regular
 from schema.study.laws import of_each_law
 from schema.study.mistakes import explained
+from schema.study.section import MOST_LISTED
 from schema.study.whole import Study, check_distinct
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
@@ -35,11 +36,17 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
 
     """
     content, folder = read_content(path), (path.parent if folder is None else folder).absolute()
+    with reading(f"{path}: cannot be read as a study file"):
+        return _studies_of(path, content, folder)
+
+
+def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study]:
     try:
         content = _with_absolute_paths(content, folder)
         models = content.get("model")
         several = models if isinstance(models, list) and models else [models]
         laws = of_each_law(content)
+        _check_count(len(several) * len(laws))
         studies = [
             Study.model_validate(law if one is None else law | {"model": one}) for one in several for law in laws
         ]
@@ -55,6 +62,11 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
     return studies
 
 
+def _check_count(studies: int) -> None:
+    if studies > MOST_LISTED:
+        raise InputError(f"model: {studies:,} studies, one for each model and temperature; write at most {MOST_LISTED}")
+
+
 def read_content(path: Path) -> dict[str, Any]:
     """Read a study file's content as it is written.
 
@@ -63,14 +75,10 @@ def read_content(path: Path) -> dict[str, Any]:
 
     """
     check_regular(path)
-    try:
+    if not path.exists():
+        raise InputError(f"{path}: no such study file")
+    with reading(f"{path}: not valid TOML"):
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such study file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
 def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -18,6 +18,21 @@ PATTERNS: Final = {
 Name = Annotated[str, Field(pattern=_NAME, max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
 
+MOST_DOCUMENTS: Final = 100_000
+"""Of a study: all prompts are made, and are in memory, before the first one is measured."""
+MOST_TOKENS: Final = 2**20
+"""Of a prompt, a horizon or a window: no supported model reads more."""
+MOST_EVENTS: Final = 2**24
+"""Pairs times horizon: the events of one document and action are in memory together, about 1 GB of them."""
+MOST_DRAWS: Final = 1_000_000
+"""Of the bootstrap: each one is in memory with every quantity."""
+MOST_LISTED: Final = 256
+"""Sections of a kind, looks, and studies of one file: each one is a row of every table, and a section of the page."""
+
+Documents = Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Pairs = Annotated[int, Field(ge=1, le=MOST_EVENTS)]
+
 
 class Section(BaseModel):
     """A section of a study file: keys that it does not have are refused, and no value is converted."""

@@ -18,7 +18,7 @@ from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
 from schema.study.mistakes import missing
 from schema.study.model import FINITE_STATE, ModelSection
 from schema.study.plan import PlanSection
-from schema.study.section import Section, meaning, values_of
+from schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning, values_of
 from schema.windows import Windows
 
 POOLED = "pooled"
@@ -36,12 +36,12 @@ class Study(Section):
     model: Annotated[ModelSection, meaning("What is measured, and how it is run.")]
     documents: Annotated[
         list[DocumentsSection],
-        Field(min_length=1),
+        Field(min_length=1, max_length=MOST_LISTED),
         meaning("The prompts of a stratum, and how many; one such section for each stratum."),
     ]
     actions: Annotated[
         list[ActionSection],
-        Field(min_length=1),
+        Field(min_length=1, max_length=MOST_LISTED),
         meaning("A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each."),
     ]
     plan: Annotated[PlanSection, meaning("What the study must answer, and what fixes its size.")]
@@ -81,6 +81,11 @@ class Study(Section):
             which, parts = section.part_of_clusters
             if which > parts:
                 raise InputError(f"{where}.part = '{section.part}': write 1/{parts} to {parts}/{parts}")
+        if (asked := sum(section.development + section.evaluation for section in self.documents)) > MOST_DOCUMENTS:
+            raise InputError(
+                f"documents: {asked:,} documents are asked for; a study has at most {MOST_DOCUMENTS:,}, since all are "
+                "made before the first is measured"
+            )
         strata = [section.stratum_name for section in self.documents]
         check_distinct("strata", strata)
         if POOLED in strata:
@@ -107,10 +112,25 @@ class Study(Section):
         least = min(part.evaluation for part in self.documents)
         if self.plan.documents != "auto" and self.plan.documents > least:
             raise InputError(f"plan.documents = {self.plan.documents}: a stratum has only {least} evaluation documents")
+        self._check_events()
         low, high = self.plan.replicates_between
         if low > high:
             raise InputError(f"plan.replicates_between = [{low}, {high}]: the first bound is above the second")
         self.plan.check_stopping()
+
+    def _check_events(self) -> None:
+        """Check that the events of a document and action fit the memory."""
+        pairs = {"development_replicates": self.plan.development_replicates}
+        if self.plan.replicates == "auto":
+            pairs["replicates_between"] = max(self.plan.replicates_between)
+        else:
+            pairs["replicates"] = self.plan.replicates
+        for key, most in pairs.items():
+            if (events := most * self.study.horizon) > MOST_EVENTS:
+                raise InputError(
+                    f"plan.{key}: {most:,} pairs times study.horizon = {self.study.horizon:,} are {events:,} events of "
+                    f"one document and action, which are in memory together; {MOST_EVENTS:,} are the most"
+                )
 
     @property
     def name(self) -> str:
@@ -175,13 +195,19 @@ class Study(Section):
         return json.dumps(deciding, sort_keys=True)
 
     def agrees_with(self, settings: str | None) -> bool:
-        """Whether stored settings are those of the study; a file that lies elsewhere now is known by what is in it."""
-        return settings is not None and _without_tables(settings) == _without_tables(self.settings)
+        """Whether stored settings are those of the study.
+
+        A file that lies elsewhere now is known by what is in it. The order of document sections decides nothing, unless
+        they take their systems from one file in turn.
+        """
+        return settings is not None and _deciding(settings) == _deciding(self.settings)
 
 
-def _without_tables(settings: str) -> dict[str, Any]:
+def _deciding(settings: str) -> dict[str, Any]:
+    """What of settings decides events."""
     content: dict[str, Any] = json.loads(settings)
-    content["model"].pop("tables", None)
+    if content["model"].pop("tables", None) is None:
+        content["documents"].sort(key=lambda section: json.dumps(section, sort_keys=True))
     return content
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from fixtures.processes import run_command
-from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.small_study import ADDED_ACTION, TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows.comparison import Difference, Kind, check_agrees, differences
@@ -100,3 +100,16 @@ def test_an_action_that_left_the_file_is_named(copied: Path, tmp_path: Path) -> 
 def test_nothing_differs_where_nothing_changed(finished: Path, tmp_path: Path) -> None:
     assert differences(changed(tmp_path, finished)) == []
     assert differences(changed(tmp_path, tmp_path / "none")) == []
+
+
+def test_the_order_of_document_sections_decides_nothing(finished: Path, tmp_path: Path) -> None:
+    head, first, second = TEXT.split("[[documents]]")
+    second, actions = second.split("[[actions]]", 1)
+    swapped = f"{head}[[documents]]{second}[[documents]]{first}[[actions]]{actions}"
+    file = tmp_path / "swapped.toml"
+    file.write_text(swapped)
+    assert differences(run_of(load_study(file), finished)) == []
+    file.write_text(swapped.replace("length = 384", "length = 512", 1))
+    assert [(one.what, one.stored, one.asked) for one in differences(run_of(load_study(file), finished))] == [
+        ("documents[1].length", "384", "512")
+    ]

@@ -379,7 +379,7 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
     save_file({name: values * np.float32(0.7) for name, values in load_file(weights).items()}, weights)
     line = refused(check_agrees, local("store"), error=PlanError)
     for name in ("one", "two", "full"):
-        assert f"weights of action '{name}': stored" in line
+        assert f"model files (weights and configuration) of action '{name}': stored" in line
     assert "kvdrift run --redo one --redo two --redo full generates them anew" in line
     run = local("store")
     redo_actions([run], ["one", "two", "full"])

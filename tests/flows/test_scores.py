@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from flows.analysis.answers import answers_are_current
 from flows.analysis.stored import analyze_stored
 from flows.forecast import forecast
 from flows.scores import Scoring, known_answers, score_stored
-from flows.stored_material import _leave_unrecorded_scoring
+from flows.stored_documents import changed
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
+from schema.document import Document
 from schema.store.store import Store, Unit
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 from sql.catalog import open_views
@@ -71,7 +73,7 @@ def make_store(folder: Path, *development: str) -> Store:
     """Documents with answers, some of them of the development split, and one without."""
     made = Store.create(folder)
     documents = [
-        dict.fromkeys(DOCUMENTS.columns) | {
+        dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | {
             "study": STUDY, "model": MODEL, "doc": doc, "stratum": "n", "cluster": doc,
             "split": "development" if doc in development else "evaluation",
             "task": "needle", "source": "embedded", "answers": list(document.answers),
@@ -171,12 +173,13 @@ def test_documents_without_answers_are_not_scored(store: Store) -> None:
 
 
 def test_rows_that_were_stored_before_there_was_a_rule_stay_as_they_are(store: Store) -> None:
-    """A document that is made again has its task's rule; another one contradicts what was stored, which is said."""
-    named = {"study": STUDY, "model": MODEL, "source": "embedded", "task": "needle"}
-    rows = [named | {"doc": "needle-0", "scoring": "all"}, named | {"doc": "needle-1", "scoring": "part"},
-            named | {"doc": "new", "scoring": "all"}]  # fmt: skip
-    _leave_unrecorded_scoring(store, rows)
-    assert [row["scoring"] for row in rows] == [None, "part", "all"]
+    """A document that is made again has its task's rule, which is no correction; another rule is one."""
+    row = store.documents(STUDY, MODEL).to_pylist()[0]
+    document = Document(
+        row["doc"], row["stratum"], row["cluster"], row["task"], row["source"], (1,), tuple(row["answers"]), "all"
+    )
+    assert (row["scoring"], changed(document, row)) == (None, {})
+    assert changed(replace(document, scoring="part"), row) == {"scoring": ("all", "part")}
 
 
 def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> None:

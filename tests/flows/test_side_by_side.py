@@ -6,6 +6,7 @@ import csv
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,20 @@ def ingested(
     docs: Sequence[str] = EVALUATED,
     replicates: Sequence[int] = range(4),
     other_strata: Sequence[str] = (),
+    *,
+    hashed: bool = True,
 ) -> Path:
-    """A store of another generator's events, derived; documents of two strata, all of them evaluation documents."""
+    """A store of another generator's events, derived; documents of two strata, all of them evaluation documents.
+
+    With ``hashed`` the documents file has the hash of each prompt.
+    """
     folder.mkdir()
     log = make_log(docs, ("half", "third"), replicates)
-    lines = [f"{doc},S{int(doc[1:]) % 2 + 5 * (doc in other_strata)},evaluation" for doc in docs]
-    (folder / "documents.csv").write_text("\n".join(["doc,stratum,split", *lines]) + "\n")
+    lines = [
+        f"{doc},S{int(doc[1:]) % 2 + 5 * (doc in other_strata)},evaluation,{sha256(doc.encode()).hexdigest() if hashed else ''}"
+        for doc in docs
+    ]
+    (folder / "documents.csv").write_text("\n".join(["doc,stratum,split,prompt_sha256", *lines]) + "\n")
     written = write(folder / "log.parquet", log)
     for arguments in (
         ("ingest", written, "--store", folder / "store", "--documents", folder / "documents.csv"),
@@ -139,6 +148,32 @@ def test_what_cannot_be_subtracted_says_why(measured: list[Measured]) -> None:
         assert reason in str(found.obstacle)
         assert not found.differences
         assert reason in obstacles(Comparison((found.first, found.other), (found,)))[0]
+
+
+def test_documents_without_prompt_hashes_are_not_taken_for_the_same(
+    measured: list[Measured], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two unknown prompts are not equal: their names alone say nothing."""
+    unknown = [ingested(tmp_path / name, hashed=False) for name in ("one", "two")]
+    read = read_entries([str(location) for location in unknown])
+    line = (
+        "{0} and {1} are not subtracted: their documents of one name have no prompt_sha256 in {2}, so nothing says that "
+        "the prompts are the same; a column prompt_sha256 in the file of kvdrift ingest --documents says it."
+    )
+    for pair, lacking in ((read, "{0} and {1}"), ([measured[0], read[1]], "{1}"), ([read[0], measured[0]], "{0}")):
+        (found,) = pairings(pair)
+        names = [entry.name for entry, _ in pair]
+        assert (found.documents, found.by_name, found.differences) == (0, False, ())
+        (said,) = obstacles(Comparison((found.first, found.other), (found,)))
+        assert said == line.format(*names, lacking.format(*names))
+    some = {doc: row | {"prompt_sha256": None} for doc, row in list(measured[0][0].documents.items())[:4]}
+    (found,) = pairings(
+        [measured[0], (replace(measured[0][0], documents=measured[0][0].documents | some), measured[0][1])]
+    )
+    assert (found.documents, found.obstacle) == (8, None), "those whose prompts are known are subtracted"
+    code, _, _ = call(capsys, "report", *unknown, "-o", tmp_path / "page")
+    assert code == 0
+    assert "are not subtracted: their documents of one name" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_actions_of_other_names_that_keep_as_much_are_subtracted(measured: list[Measured]) -> None:

@@ -18,7 +18,7 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from flows import stages
-from flows.checks import check_controls
+from flows.checks import check_controls, check_equal_bytes
 from flows.frozen_plan import find_plan
 from flows.study_run import StudyRun
 from schema.errors import ControlError, InputError, OperationError, PlanError
@@ -212,6 +212,15 @@ def test_unequal_bytes_at_equal_retention_fail_the_study(prepared: StudyRun) -> 
         prepared.store.append_units([_unit(document.doc, action, kept_entries=100, payload_bytes=size)])
     with pytest.raises(OperationError, match="payload_bytes differ"):
         stages.check(prepared)
+
+
+def test_an_index_of_an_older_unit_that_removed_nothing_is_no_difference(prepared: StudyRun) -> None:
+    document = prepared.material.of_split("development")[0]
+    sizes = {"prompt_entries": 100, "kept_entries": 100, "payload_bytes": 1000}
+    for action, index in (("snapkv-half", 400), ("recent-half", 0)):
+        unit = _unit(document.doc, action, **sizes, index_bytes=index, resident_bytes=1000 + index)
+        prepared.store.append_units([unit])
+    assert check_equal_bytes(prepared.store, prepared.material) == 1
 
 
 def _unit(doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:

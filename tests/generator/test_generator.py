@@ -281,6 +281,8 @@ def test_equal_retention_is_equal_bytes() -> None:
     assert snapkv["resident_bytes"] == sum(snapkv[name] for name in names[:3]) + 2 * suffix
     assert few["payload_bytes"] < snapkv["payload_bytes"] < full["payload_bytes"]
     assert snapkv["kept_sha256"] != recent["kept_sha256"]
+    assert full["index_bytes"] == 0, "nothing is removed, so there is nothing to index"
+    assert full["resident_bytes"] == full["payload_bytes"] + full["metadata_bytes"] + 2 * suffix
 
 
 def test_a_retention_below_the_window_names_the_action() -> None:

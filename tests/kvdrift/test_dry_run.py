@@ -112,7 +112,7 @@ class TestPaperStudies:
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries, 64.5 MiB of prompt cache" in out
         assert (
-            "action full: the full cache, as a control: 4,096 to 32,768 prompt entries, 516.0 MiB to 4.0 GiB of prompt cache"
+            "action full: the full cache, as a control: 4,096 to 32,768 prompt entries, 512.0 MiB to 4.0 GiB of prompt cache"
             in out
         )
         assert "memory of generation: 15.0 GiB of weights and " in out
@@ -184,7 +184,9 @@ def test_bytes_are_those_that_eviction_measures() -> None:
     for action in build_actions(study):
         kept = action.retention.kept(document.prompt_tokens)
         compact = evict(prompt.layers, action.selector, kept)
-        assert footprint.cache_bytes(kept, action.holding) == compact.stored_bytes
+        indexed = action.removes(document.prompt_tokens, study.study.horizon)
+        assert indexed is not action.control
+        assert footprint.cache_bytes(kept, action.holding, indexed=indexed) == compact.stored_bytes
 
 
 def test_files_that_are_here_are_checked(tmp_path: Path) -> None:

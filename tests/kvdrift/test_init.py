@@ -42,9 +42,9 @@ def test_kinds_and_bounds_are_those_of_the_schema() -> None:
     plan = headings()["plan"].keys
     assert plan.keys() == PlanSection.model_fields.keys()
     assert (plan["alpha"].kind, plan["alpha"].default) == ("number between 0 and 1", "0.05")
-    assert plan["replicates"].kind == '"auto" or integer, 1 or more'
+    assert plan["replicates"].kind == '"auto" or integer, 1 to 16,777,216'
     assert plan["replicates_between"].default == "[16, 64]"
-    assert plan["draws"].kind == "integer, 100 or more"
+    assert plan["draws"].kind == "integer, 100 to 1,000,000"
     assert plan["baseline"].required
     assert headings()["model"].keys["alphabet"].kind == "integer, 2 to 64"
     assert headings()["documents"].keys["length"].required

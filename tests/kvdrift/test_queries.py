@@ -131,6 +131,17 @@ def test_the_ending_of_a_file_names_its_format(capsys: pytest.CaptureFixture[str
     assert (tmp_path / "rows.json").read_text() == '"seven"\n7\n'
 
 
+def test_a_file_is_written_into_no_store(capsys: pytest.CaptureFixture[str], store: str, tmp_path: Path) -> None:
+    """Neither over a file of its log, under whatever name, nor as a new file."""
+    (tmp_path / "link").symlink_to(store)
+    log = Path(store, "events", "_delta_log", f"{0:020}.json")
+    before = log.read_bytes()
+    for file in (log, tmp_path / "link" / log.relative_to(store), Path(store, "new.csv"), Path(store, "sql", "x.json")):
+        line = mistake(capsys, "sql", store, "select 7 as seven", "-o", file)
+        assert line == f"kvdrift: -o {file}: lies in the store {store}, where no file may be replaced; name another\n"
+    assert log.read_bytes() == before
+
+
 def test_units_that_the_views_lack_are_noted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made = Store.create(tmp_path / "store")
     made.append_units([make_unit(doc) for doc in ("a", "b")])

@@ -29,7 +29,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             unit = edit(unit, column, 8 + t, value)
     schema = DOCUMENTS.schema
     given = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all", "answers": ["w11 w12"]}
-    rows = [dict.fromkeys(schema.names) | given | {"doc": doc, "cluster": doc} for doc in ("d0", "d1")]
+    rows = [
+        dict.fromkeys(schema.names) | DOCUMENTS.defaults | given | {"doc": doc, "cluster": doc} for doc in ("d0", "d1")
+    ]
     made.append_rows("documents", pa.Table.from_pylist(rows, schema=schema))
     made.append_units([make_unit(replicates=2), unit, make_unit("d1", replicates=2)])
     run_derivation(made.location)

@@ -29,7 +29,8 @@ def score_of(path: Path) -> Row | None:
     first = 1 + draw("first", path.horizon)
     last = first + draw("last", path.horizon - first + 1)
     span = (first, last) if score_x else (None, None)
-    return {"scoring": "all", "score_x": score_x, "score_y": score_y, "span_first": span[0], "span_last": span[1]}
+    return {"scoring": "all", "score_x": score_x, "score_y": score_y, "span_first": span[0], "span_last": span[1],
+            "document_revision": 0}  # fmt: skip
 
 
 def scores(analysis: Analysis) -> list[Row]:

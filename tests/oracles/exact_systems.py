@@ -202,6 +202,8 @@ LEFT_OUT = {
     "revisions": "what was done",
     "superseded": "what was done",
     "superseded_plans": "what was to be measured",
+    "superseded_documents": "what documents said before",
+    "superseded_analyses": "likewise",
     "scores": "systems have no texts, as for answers",
     "trajectory_answers": "likewise",
     "tokens": "likewise",

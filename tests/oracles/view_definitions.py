@@ -598,7 +598,40 @@ def later_plans(analysis: Analysis, row: Row) -> list[Row]:
 
 
 def under_newest_plan(analysis: Analysis, rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not later_plans(analysis, row)]
+    return [row for row in rows if not later_plans(analysis, row) and not is_of_earlier_documents(analysis, row)]
+
+
+def documents_revision(analysis: Analysis, row: Row) -> int:
+    """The newest revision of the documents of a row's study."""
+    own = [one for one in analysis.log.documents if (one["study"], one["model"]) == (row["study"], row["model"])]
+    return max((one["document_revision"] for one in own), default=0)
+
+
+def is_of_earlier_documents(analysis: Analysis, row: Row) -> bool:
+    """Whether a row was estimated from documents that were revised since."""
+    return "documents_revision" in row and row["documents_revision"] < documents_revision(analysis, row)
+
+
+def superseded_documents(analysis: Analysis) -> list[Row]:
+    names = ("study", "model", "doc", "document_revision")
+    rows = [{name: row[name] for name in names} for row in analysis.log.documents]
+    return [
+        row
+        for row in rows
+        if any(
+            one == row | {"document_revision": one["document_revision"]}
+            and one["document_revision"] > row["document_revision"]
+            for one in rows
+        )
+    ]
+
+
+def superseded_analyses(analysis: Analysis) -> list[Row]:
+    studies = {(row["study"], row["model"]): documents_revision(analysis, row) for row in analysis.log.documents}
+    return [
+        {"study": study, "model": model, "documents_revision": revision}
+        for (study, model), newest_one in studies.items() for revision in range(newest_one)
+    ]  # fmt: skip
 
 
 def results(analysis: Analysis) -> list[Row]:
@@ -610,7 +643,7 @@ def looks(analysis: Analysis) -> list[Row]:
 
 
 def sequence(analysis: Analysis) -> list[Row]:
-    left_out = {"action_revision", "baseline_revision"}
+    left_out = {"action_revision", "baseline_revision", "documents_revision"}
     kept = ({name: row[name] for name in row if name not in left_out} for row in looks(analysis))
     return [{**row, "split": "evaluation"} for row in kept]
 
@@ -623,7 +656,7 @@ def superseded_plans(analysis: Analysis) -> list[Row]:
 def estimates(analysis: Analysis) -> list[Row]:
     names = ("study", "model", "split", "stratum", "action", "baseline", "quantity", "x")
     rows = newest(results(analysis), names)
-    left_out = {"action_revision", "baseline_revision", "inputs_sha256"}
+    left_out = {"action_revision", "baseline_revision", "inputs_sha256", "documents_revision"}
     return [{name: row[name] for name in row if name not in left_out} for row in rows]
 
 
@@ -695,7 +728,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         function.__name__: function
         for function in (
-            published, superseded, superseded_plans, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
+            published, superseded, superseded_plans, superseded_documents, superseded_analyses, revisions, results, trajectories, steps, windows, controls, analyzed_trajectories, trajectory_moments, moments,
             stratum_moments, paired_moments, position_moments, lag_moments, depth_moments, decomposition, contrasts,
             entry, generation_clock, generation_blocks, generation_gaps, generation_gap_change, branch_clock,
             branch_windows, local_agreement, saturation, eos_partition, eos_contrasts, branch_profile,

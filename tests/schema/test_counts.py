@@ -32,6 +32,7 @@ def document(number: int) -> Row:
         "study": "s", "model": "org/model", "doc": f"d{number:02}", "split": split, "stratum": f"S{number % 3}",
         "cluster": f"d{number:02}", "source": "embedded", "task": "needle",
         "answers": [["a"], ["", "b"], [[""], None, []][number // 3 % 3]][number % 3], "scoring": "part" if number % 2 else None,
+        "document_revision": 0,
     }  # fmt: skip
 
 
@@ -41,6 +42,7 @@ def scores(*numbers: int, first: int = 0) -> pa.Table:
         {
             "study": "s", "model": "org/model", "doc": f"d{number:02}", "action": action, "action_revision": revision,
             "replicate": first + replicate, "scoring": "all", "score_x": 1.0, "score_y": 0.5,
+            "document_revision": 0,
         }
         for number in numbers for action, revision in (("snapkv", 0), ("h2o", 1)) for replicate in range(4)
     ]  # fmt: skip
@@ -75,9 +77,15 @@ def store(made: Path, tmp_path: Path) -> Store:
     return Store.open(shutil.copytree(made, tmp_path / "store"))
 
 
+def newest_documents(store: Store) -> list[Row]:
+    """The newest revision of each document."""
+    rows = sorted(store.read("documents").to_pylist(), key=lambda row: row["document_revision"])
+    return list({row["doc"]: row for row in rows}.values())
+
+
 def counted(store: Store) -> Counter[tuple[str | None, ...]]:
     """Documents and what they have, by plain loops over rows."""
-    documents = {row["doc"]: row for row in store.read("documents").to_pylist()}
+    documents = {row["doc"]: row for row in newest_documents(store)}
     held = defaultdict[str, dict[tuple[str, int, str], list[int]]](dict)
     for row in store.units().to_pylist():  # no action has a row, so that all are current
         kind = (row["action"], row["action_revision"], row["estimator"])
@@ -99,19 +107,37 @@ def check_counts(store: Store) -> None:
         for (place, own), count in counts.units.items():
             found[place.split, place.stratum, str(sorted(map(tuple, own)))] += count
         assert found == counted(store)
-        rows = store.read("documents").to_pylist()
+        rows = newest_documents(store)
         splits = {row["doc"]: row["split"] for row in rows}
+        present = {row["doc"]: row["document_revision"] for row in rows}
         assert counts.documents == Counter(
             (row["study"], row["model"], row["split"], row["stratum"], answers_of(row)) for row in rows
         )
         scores = store.read("scores").to_pylist()
         assert counts.scores == Counter(
-            Scored("s", "org/model", splits.get(row["doc"]), row["action"], row["action_revision"]) for row in scores
-        )
+            Scored("s", "org/model", splits.get(row["doc"]), row["action"], row["action_revision"])
+            for row in scores if row["document_revision"] == present.get(row["doc"], 0)
+        )  # fmt: skip
 
 
 def compact_all(store: Store) -> None:
     assert all(compact_rows(store._folder, table) for table in ("documents", "units", "scores"))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_of_revised_documents_the_newest_answers_and_scores_by_them_count(store: Store, *, compacted: bool) -> None:
+    """Answers that came, went and changed; some pairs are scored by the present ones."""
+    if compacted:
+        compact_all(store)
+    revised = [document(number) | {"answers": answers, "document_revision": revision}
+               for number, answers, revision in ((0, [], 1), (1, ["c"], 1), (2, ["d"], 1), (2, ["e"], 2))]  # fmt: skip
+    store.append_rows("documents", pa.Table.from_pylist(revised, DOCUMENTS.schema))
+    check_counts(store)
+    again = scores(1).to_pylist() + scores(2).to_pylist()
+    store.append_rows("scores", pa.Table.from_pylist([row | {"document_revision": 1} for row in again], SCORES.schema))
+    check_counts(store)
+    assert all(compact_rows(store._folder, table) for table in ("documents", "scores"))
+    check_counts(store)
 
 
 def test_counts_are_those_of_the_rows_before_and_after_a_compaction(

@@ -314,7 +314,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     names = pc.cast(pa.array([b"\xff"] * LOG.num_rows, pa.binary()), pa.string(), safe=False)
     path = write(tmp_path / "log.parquet", LOG.set_column(2, "doc", names))
     (finding,) = ingest(tmp_path / "store", [path]).findings
-    assert str(finding).startswith(f"{path}: cannot be read as Parquet ('utf-8' codec can't decode")
+    assert str(finding).startswith(f"{path}: cannot be read as Parquet: 'utf-8' codec can't decode")
 
 
 # Once, and growing
@@ -641,10 +641,10 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert len(lines) == 11
     for line, text in zip(lines, [
         "missing: no such file", "text: neither Parquet nor an Arrow IPC file", "empty: neither Parquet nor an Arrow IPC file (the file is empty)",
-        "cut.parquet: cannot be read as Parquet (", "cut.arrow: cannot be read as an Arrow IPC file (", "stream: neither Parquet nor an Arrow IPC file",
+        "cut.parquet: cannot be read as Parquet: ", "cut.arrow: cannot be read as an Arrow IPC file: ", "stream: neither Parquet nor an Arrow IPC file",
         "lacking.parquet: no column 'doc', 'f'; an event has study, model, doc",
         "typed.parquet: column 't' is double, must be an integer type", "twice: 2 columns are named 't', must be one",
-        "damaged.arrow: cannot be read as an Arrow IPC file (", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
+        "damaged.arrow: cannot be read as an Arrow IPC file: ", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
     ], strict=True):  # fmt: skip
         assert line.startswith(f"kvdrift: {tmp_path}/{text}")
     assert "files:         12, 10 not or not wholly readable" in out
@@ -684,7 +684,7 @@ def test_a_file_damaged_further_down_gives_its_sound_units(tmp_path: Path, monke
     )
     (finding,) = report.findings
     assert (finding.kind, report.unread, report.taken.units) == ("file", 1, 14)
-    assert str(finding).startswith(f"{path}: cannot be read as Parquet (")
+    assert str(finding).startswith(f"{path}: cannot be read as Parquet: ")
     assert "\n" not in str(finding)
     there = stored(tmp_path / "store")
     assert there.filter(pc.equal(there["study"], "ext")).equals(canonical(LOG.slice(0, 6 * 48)))

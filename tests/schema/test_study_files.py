@@ -156,3 +156,47 @@ def test_sections_of_another_kind_are_one_line(tmp_path: Path, documents: str) -
 )
 def test_a_value_that_is_not_taken_says_what_would_be(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert refused(load_study, write_study(tmp_path, (old, new))).endswith(line)
+
+
+def _several(many: int, section: str) -> str:
+    """A section of a study file so many times."""
+    return "".join(section.format(number) for number in range(many))
+
+
+STRATUM = """
+[[documents]]
+source = "embedded"
+tasks = ["needle"]
+length = 384
+stratum = "s{}"
+development = 2
+evaluation = 50000
+"""
+ACTION = '[[actions]]\nname = "a{}"\nselector = "recent"\nkeep = "1/2"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("evaluation = 3", "evaluation = 1000000000", "documents[0].evaluation = 1000000000: should be less than or equal to 100000"),
+        ("[[actions]]", _several(2, STRATUM) + "[[actions]]", "documents: 100,014 documents are asked for; a study has at most 100,000, since all are made before the first is measured"),
+        ("length = 384", "length = 9999999999", "documents[0].length = 9999999999: should be less than or equal to 1048576"),
+        ("horizon = 12", "horizon = 999999999", "study.horizon = 999999999: should be less than or equal to 1048576"),
+        ("replicates = 5", "replicates = 16000000", "plan.replicates: 16,000,000 pairs times study.horizon = 12 are 192,000,000 events of one document and action, which are in memory together; 16,777,216 are the most"),
+        ("replicates = 5", 'replicates = "auto"\nreplicates_between = [2, 9000000]', "plan.replicates_between: 9,000,000 pairs times study.horizon = 12"),
+        ("development_replicates = 4", "development_replicates = 9000000", "plan.development_replicates: 9,000,000 pairs times"),
+        ("draws = 200", "draws = 1000000000", "plan.draws = 1000000000: should be less than or equal to 1000000"),
+        ("seed = 3", f"seed = 3\ntemperature = {[place / 1000 for place in range(1, 5001)]}", "study.temperature: 5,000 temperatures, each of which is a study; write at most 256"),
+        ('[model]\nid = "kvdrift/tiny"\n', _several(300, '[[model]]\nid = "m{}"\n'), "model: 300 studies, one for each model and temperature; write at most 256"),
+        ("[plan]", _several(300, ACTION) + "[plan]", "actions = "),
+        ("[plan]", f"[plan]\nlooks = {['1/2'] * 300}", "plan.looks = "),
+        ("[plan]", '[plan]\nstopping = "sequential"\nlooks = ["1e999999999"]', "plan.looks = ['1e999999999']: write exact fractions"),
+        ('keep = "1/2"', 'keep = "1e999999999%"', "action 'snapkv-half': keep = '1e999999999%': write an integer, an exact fraction"),
+    ],
+)  # fmt: skip
+def test_counts_that_no_study_has_are_refused_before_anything_is_made(
+    tmp_path: Path, old: str, new: str, line: str
+) -> None:
+    said = refused(load_studies, write_study(tmp_path, (old, new)))
+    assert said.startswith(f"{tmp_path / 'small.toml'}: {line}")
+    assert len(said) < 2_100

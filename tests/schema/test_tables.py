@@ -64,11 +64,21 @@ def test_what_later_versions_added() -> None:
             "batch_deviation": None,
             **REVISION,
             **dict.fromkeys(
-                ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "prompt_sha256", "scale_bytes")
+                (
+                    "weights_sha256",
+                    "tokenizer_sha256",
+                    "selector_sha256",
+                    "numerics",
+                    "prompt_sha256",
+                    "scale_bytes",
+                    "read_checksums",
+                )
             ),
         },
         **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
-        "documents": {"scoring": None},
+        "documents": {"scoring": None, "document_revision": 0},
+        "scores": {"document_revision": 0},
+        "looks": {"documents_revision": 0},
         "studies": {"revision": None, "settings": None, "temperature": 1.0, "top_p": None, "top_k": None},
         "document_moments": dict.fromkeys(f"scalar_{name}_compensator" for name in ("occupation", "exposure")),
         "plans": {"plan_revision": 0},
@@ -79,8 +89,15 @@ def test_what_later_versions_added() -> None:
             "interval": "percentile",
             "clusters": None,
             **dict.fromkeys(("estimate_reduced", "low_reduced", "high_reduced")),
+            "documents_revision": 0,
         },
-        "calibration": {**REVISION, "baseline_revision": 0, "inputs_sha256": None, "interval": "percentile"},
+        "calibration": {
+            **REVISION,
+            "baseline_revision": 0,
+            "inputs_sha256": None,
+            "interval": "percentile",
+            "documents_revision": 0,
+        },
     }
     later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
     assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}

@@ -32,7 +32,10 @@ def action_row(action: str, revision: int = 0, *, dropped: bool = False) -> dict
 def store_of(folder: Path, actions: list[dict[str, Any]], units: list[Unit]) -> Store:
     store = Store.create(folder)
     keys = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all"}
-    documents = [dict.fromkeys(DOCUMENTS.columns) | keys | {"doc": doc, "cluster": doc} for doc in ("d0", "d1")]
+    documents = [
+        dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | keys | {"doc": doc, "cluster": doc}
+        for doc in ("d0", "d1")
+    ]
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     store.append_units(units)
@@ -120,7 +123,11 @@ def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
 
 
 def calibrated(action: str, baseline: str, revision: int, baseline_revision: int) -> dict[str, Any]:
-    fixed = dict.fromkeys(CALIBRATION.columns) | {"study": "s", "model": "org/model", "observation": "positions"}
+    fixed = (
+        dict.fromkeys(CALIBRATION.columns)
+        | CALIBRATION.defaults
+        | {"study": "s", "model": "org/model", "observation": "positions"}
+    )
     fixed |= {"candidate": "flat", "selected": False, "documents": 2, "level": 0.95, "margin": 0.02, "draws": 10}
     fixed |= {"status": "exploratory", "events_version": 1, "action_revision": revision, "interval": "percentile"}
     return fixed | {"action": action, "baseline": baseline, "baseline_revision": baseline_revision}

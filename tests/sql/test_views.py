@@ -172,13 +172,19 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     connection = duckdb.connect()
     declared = connection.from_arrow(TABLES[table].schema.empty_table())
     connection.execute("create schema stored")
-    declared.create("stored." + table)
+    for name, stored in TABLES.items():
+        connection.from_arrow(stored.schema.empty_table()).create(f"stored.{name}")
     connection.execute("create schema internal")
     connection.execute(
         "create view internal.superseded as select '' as study, '' as action, 0 as action_revision where false"
     )
     plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
     connection.execute(f"create view internal.superseded_plans as {plans}")
+    documents = (
+        "select '' as study, '' as model, '' as doc, 0 as document_revision, 0 as documents_revision where false"
+    )
+    for view in ("superseded_documents", "superseded_analyses"):
+        connection.execute(f"create view internal.{view} as {documents}")
     staged = connection.sql(view_texts()[table])
     assert (staged.columns, staged.types) == (declared.columns, declared.types)
 

@@ -263,7 +263,7 @@ def branched_units(horizon: int = 5) -> tuple[list[Row], list[Any]]:
     documents, units = [], []
     for number in range(6):
         names = {"study": "s", "model": "m", "doc": f"d{number}"}
-        document = dict.fromkeys(DOCUMENTS.columns) | names
+        document = dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | names
         document |= {"split": "evaluation", "stratum": "xy"[number % 2], "cluster": f"c{number // 4}"}
         documents.append(document)
         for action, apart in (("rare", 0.1), ("often", 0.9)):

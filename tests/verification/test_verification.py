@@ -66,7 +66,7 @@ def made_units(documents: int = 2, replicates: int = 3) -> list[Unit]:
 
 def document_row(number: int, split: str = "development") -> dict[str, Any]:
     names = {"study": STUDY, "model": MODEL, "doc": f"d{number}", "cluster": f"d{number}"}
-    return dict.fromkeys(DOCUMENTS.columns) | names | {"split": split, "stratum": "all"}
+    return dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | names | {"split": split, "stratum": "all"}
 
 
 def action_row(name: str) -> dict[str, Any]:
@@ -525,7 +525,10 @@ def test_keys_that_are_there_twice(made: Store) -> None:
     data = made.read_bytes("documents", path_of(made, "documents"))
     again = encode_parquet(pq.read_table(pa.BufferReader(data)).slice(1))
     add_file(made, "documents", f"{content_digest(again)}.parquet", again)
-    assert r"documents (study=s, model=m/x, doc=d1): 2 rows have this key, must be 1" in file_faults(made)
+    assert (
+        r"documents (study=s, model=m/x, doc=d1, document_revision=0): 2 rows have this key, must be 1"
+        in file_faults(made)
+    )
 
 
 def test_units_of_unknown_documents_and_actions(made: Store) -> None:
@@ -550,7 +553,13 @@ def result_row(events_version: int, plan: str | None = None) -> dict[str, Any]:
     words = {
         "split": "evaluation", "stratum": "all", "action": "snapkv", "quantity": "mismatch", "status": "exploratory",
     }  # fmt: skip
-    return dict.fromkeys(RESULTS.columns) | {"study": STUDY, "model": MODEL, "plan_sha256": plan} | words | numbers
+    return (
+        dict.fromkeys(RESULTS.columns)
+        | RESULTS.defaults
+        | {"study": STUDY, "model": MODEL, "plan_sha256": plan}
+        | words
+        | numbers
+    )
 
 
 def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
@@ -595,7 +604,7 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
     }  # fmt: skip
     calibrated |= {"decision": None, "status": "exploratory", "events_version": -1, "plan_sha256": None}
     calibrated |= {"low": None, "high": None, "action_revision": 0, "baseline_revision": 0, "inputs_sha256": None}
-    calibrated |= {"interval": "percentile"}
+    calibrated |= {"interval": "percentile", "documents_revision": 0}
     append(made, "calibration", calibrated)
     assert_found(
         made,

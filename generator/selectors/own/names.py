@@ -124,7 +124,7 @@ def _module(name: str, folder: Path | None, where: str) -> tuple[ModuleType, dic
             if missing := _missing(error, name):
                 raise InputError(f"{where}: {source.path} has no module '{missing}'") from None
             raise InputError(_import_failure(error, where, source.path)) from error
-    return _installed(name, source, where)
+    return load_installed(name, where, source)
 
 
 def _is_loaded_otherwise(source: SourceFolder, name: str) -> bool:
@@ -134,7 +134,17 @@ def _is_loaded_otherwise(source: SourceFolder, name: str) -> bool:
     return loaded is not None and file is not None and not source.holds(loaded) and Path(file) == source.file_of(name)
 
 
-def _installed(name: str, source: SourceFolder | None, where: str) -> tuple[ModuleType, dict[str, bytes]]:
+def load_installed(name: str, where: str, source: SourceFolder | None = None) -> tuple[ModuleType, dict[str, bytes]]:
+    """Import a module that is installed, and return it with the text of its file, by its name.
+
+    Args:
+        name: The module's name, with dots if it is in a package.
+        where: What asks for the module, as error lines begin.
+        source: The folder in which the module was not found; None if no folder was looked in.
+
+    Raises:
+        InputError: The module is not installed, cannot be imported, or its file has changed since it was loaded.
+    """
     withdraw_all()
     try:
         module = importlib.import_module(name)

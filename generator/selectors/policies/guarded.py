@@ -1,15 +1,19 @@
-"""Rules of policies of one's own: what fails in them is one line, and what they return is looked at."""
+"""Policies of one's own and their rules: what fails in them is one line, and what they return is looked at."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.recording import PromptLayer
+from generator.selectors import Selector
 from generator.selectors.own.names import source_texts
 from generator.selectors.policies.policy import Policy
 from generator.selectors.policies.scores import ScoringPolicy
@@ -20,21 +24,68 @@ def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor
     """Return what follows a prompt's streams, as ``Policy.rule`` makes it; that of one's own is guarded.
 
     Raises:
-        OperationError: The policy fails, its first cut keeps unlike numbers of entries in the layers, or first scores
-            are not what they should be.
+        OperationError: The policy fails, its first cut keeps unlike numbers of entries in the layers, or something
+            that it returns is not what it should be.
     """
     if not source_texts(type(policy)):
         return policy.rule(prompt, kept, budget)
     name = type(policy).__name__
     if len({index.shape[1] for index in kept}) > 1:
         raise OperationError(f"policy {name}: its first cut keeps unlike numbers of entries in the layers")
+    bounded = policy
+    if isinstance(policy, ScoringPolicy) and type(policy).rule is ScoringPolicy.rule:
+        bounded = _Bounded(policy)
     with _told(policy):
-        rule = policy.rule(prompt, kept, budget)
+        rule = bounded.rule(prompt, kept, budget)
     guarded = GuardedRule(policy, rule, budget)
     if rule.scores:
         for layer in prompt:
             guarded.first_scores(layer.number)
     return guarded
+
+
+class _Bounded(ScoringPolicy):
+    """A policy of one's own, held to the shapes and the range that the rule of ``ScoringPolicy`` takes for granted."""
+
+    def __init__(self, policy: ScoringPolicy) -> None:
+        self._policy = policy
+
+    @property
+    def first_cut(self) -> Selector:
+        """That of the policy."""
+        return self._policy.first_cut
+
+    @property
+    def accumulates(self) -> bool:
+        """What the policy says."""
+        return self._policy.accumulates
+
+    def recent(self, budget: int) -> int:
+        """What the policy says, from 1 to ``budget``."""
+        found = self._policy.recent(budget)
+        if not (isinstance(found, Integral) and 1 <= found <= budget):
+            self._refuse(f"recent({budget}) is {found}; it should be a whole number from 1 to {budget}")
+        return found
+
+    def prompt_scores(self, layer: PromptLayer) -> Tensor:
+        """Those of the policy, one for each KV head and position."""
+        return self._shaped("prompt_scores", self._policy.prompt_scores(layer), layer.key.shape[:2])
+
+    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Those of the policy, as many as there were."""
+        return self._shaped("scored", self._policy.scored(scores, weights), scores.shape)
+
+    def _shaped(self, name: str, found: Tensor, shape: torch.Size) -> Tensor:
+        if not isinstance(found, Tensor):
+            self._refuse(f"{name} is of type {type(found).__name__}; it should be a tensor of the shape {list(shape)}")
+        if found.shape != shape:
+            self._refuse(f"{name} has the shape {list(found.shape)}; it should be {list(shape)}")
+        return found
+
+    def _refuse(self, what: str) -> NoReturn:
+        own = type(self._policy)
+        file = getattr(sys.modules.get(own.__module__), "__file__", None)
+        raise OperationError(f"policy {own.__name__}: {what} ({file})")
 
 
 class GuardedRule(CacheRule):

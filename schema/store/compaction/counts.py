@@ -1,8 +1,8 @@
 """How many documents there are, how many have which units, and how many pairs are scored: counted from rows once.
 
 A compacted file of ``documents``, ``units`` or ``scores`` has the counts of its rows in its footer. The file does not
-change, nor does a row of ``documents``, so the counts hold as long as the file is visible. Later rows are counted as
-they are.
+change, so the counts hold as long as the file is visible and no document has a further revision, which changes what its
+answers are and supersedes its scores: then all rows are counted anew. Later rows are counted as they are.
 Which units are current is not in the counts: it changes with every redone action, and they tell revisions apart.
 """
 
@@ -23,7 +23,7 @@ from schema.store.compaction.members import packed, unpacked
 from schema.store.delta.folder import DeltaFolder
 from schema.store.delta.snapshot import Snapshot
 from schema.store.parquet_files import StoredFile
-from schema.store.revisions import current_revision
+from schema.store.revisions import are_revised, current_documents, current_revision, current_scores
 
 # Those of earlier releases have other names and are not read: they lack answers, and those of scores lack splits.
 _FOOTERS = {"documents": "kvdrift.counts-2", "units": "kvdrift.counts-2", "scores": "kvdrift.counts-3"}
@@ -32,7 +32,7 @@ _WORTHWHILE = 8  # rows to a count; with fewer, reading the counts costs what re
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
-_OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:])
+_OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:], "document_revision")
 _OF_SCORES = (*_DOCUMENT, "action", "action_revision")
 _OF_UNITS = (*_DOCUMENT, "action", "action_revision", "estimator", "replicates", "weights_sha256")
 
@@ -187,10 +187,10 @@ def footer_of_counts(folder: DeltaFolder, table: str, rows: pa.Table) -> dict[st
     """
     counts: Mapping[Any, int] = {}
     if table == "documents":
-        counts = count_documents(rows)
+        counts = {} if are_revised(rows) else count_documents(rows)
     elif table in _FOOTERS:
         count = count_units if table == "units" else count_scores
-        counts = count(rows, folder.read(folder.load("documents"), _OF_DOCUMENTS))
+        counts = count(rows, current_documents(folder.read(folder.load("documents"), _OF_DOCUMENTS)))
     if not counts or len(counts) * _WORTHWHILE > rows.num_rows:
         return {}
     return {_FOOTERS[table]: packed(list(counts.items()))}
@@ -210,11 +210,30 @@ def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Sna
     scores = folder.load("scores")  # first: what is scored is there
     units, missing = units_and_missing()
     documents = folder.load("documents")
+    if _has_revised(folder, documents):
+        return _counts_of_rows(folder, scores, units, missing, documents)
     return Counts(
         _stored_documents(folder, documents),
         _stored_units(folder, units, missing, documents),
         _stored_scores(folder, scores, documents),
     )
+
+
+def _has_revised(folder: DeltaFolder, documents: Snapshot) -> bool:
+    """Whether a document has a further revision; a file whose footer counts its rows has none."""
+    _, others = _remembered_and_others(folder, documents)
+    return bool(others) and are_revised(folder.read(documents, ["document_revision"], paths=others))
+
+
+def _counts_of_rows(
+    folder: DeltaFolder, scores: Snapshot, units: Snapshot, missing: pa.Table, documents: Snapshot
+) -> Counts:
+    """Count all rows, of which the documents in their newest revisions and the scores by them."""
+    every = folder.read(documents, _OF_DOCUMENTS)
+    current = current_documents(every)
+    scored = current_scores(folder.read(scores, (*_OF_SCORES, "document_revision")), every)
+    held = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)
+    return Counts(count_documents(current), count_units(held, current), count_scores(scored, current))
 
 
 def _stored_documents(folder: DeltaFolder, documents: Snapshot) -> Counter[Place]:

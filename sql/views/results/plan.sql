@@ -1,4 +1,5 @@
 -- The newest revisions of frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
+-- The documents that a plan froze are left out: documents has them.
 -- (json_tree: DuckDB clients from 1.3 on; the other views of the catalogue from 1.0 on.)
 with
 
@@ -18,4 +19,4 @@ select
     newest.events_version,
     newest.plan_revision
 from newest, json_tree(newest.plan) as leaves
-where leaves.type not in ('OBJECT', 'ARRAY')
+where leaves.type not in ('OBJECT', 'ARRAY') and not starts_with(leaves.fullkey, '$.documents.')

@@ -25,7 +25,7 @@ DOCS = ("d0", "d1", "d2", "d3")
 def document_rows() -> pa.Table:
     """Return a row of each document."""
     named = {"study": "s", "model": "org/model", "split": "evaluation", "stratum": "all", "cluster": "c"}
-    rows = [dict.fromkeys(DOCUMENTS.columns) | named | {"doc": doc} for doc in DOCS]
+    rows = [dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | named | {"doc": doc} for doc in DOCS]
     return pa.Table.from_pylist(rows, schema=DOCUMENTS.schema)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from distributed.security import Security
 from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
 from fixtures.small_study import run_of, write_study
@@ -58,7 +59,7 @@ def test_a_worker_for_each_gpu(text: str, name: str, taken: str, tmp_path: Path)
     address = ClusterAddress.of_gpus(text, [load_study(write_study(tmp_path, CUDA))])
     assert address.text == f"of {name}"
     assert address.workers is not None
-    workers, _ = local_processes(address.workers)
+    workers, _ = local_processes(address.workers, Security.temporary())
     assert [worker["options"]["env"] for worker in workers.values()] == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in taken]
 
 

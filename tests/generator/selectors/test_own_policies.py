@@ -21,6 +21,34 @@ from schema.errors import OperationError
 from schema.study import ActionSection
 
 NAME = "my_policy:Mine"
+RULE = """
+from generator.attention.cache_rules import CacheRule
+from generator.selectors.policies.policy import Policy
+
+
+class Rule(CacheRule):
+    def over(self, entries, kv_heads):
+        return Rule()
+
+    def passes(self, length):
+        return False
+
+    def attend(self, entries, scores):
+        key = entries.prompt_key[:, 500]
+        return None, scores
+
+
+@dataclass(frozen=True)
+class Indexed(Policy):
+    summary: ClassVar[str] = "reads an entry that is not there"
+
+    @property
+    def first_cut(self) -> Selector:
+        return First()
+
+    def rule(self, prompt, kept, budget):
+        return Rule()
+"""
 
 
 def made(folder: Path, *changes: tuple[str, str], keep: int | str = 20, **parameters: float) -> Action:
@@ -84,6 +112,49 @@ def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
         line
         == f"policy Mine: AttributeError: 'Mine' object has no attribute 'half' ({tmp_path}/my_policy.py, line {where + 1})"
     )
+
+
+BEFORE_RECENT = "    @property\n    def accumulates"
+PROMPT_SCORES, SCORED = "return TOVA().score(layer)", "return scores / 2 + self.share * weights.mean(2)"
+
+
+def recent(value: str) -> tuple[str, str]:
+    return BEFORE_RECENT, f"    def recent(self, budget: int) -> int:\n        return {value}\n\n{BEFORE_RECENT}"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (recent("21"), "recent(20) is 21; it should be a whole number from 1 to 20"),
+        (recent("0"), "recent(20) is 0; it should be a whole number from 1 to 20"),
+        (recent("2.5"), "recent(20) is 2.5; it should be a whole number from 1 to 20"),
+        ((PROMPT_SCORES, f"{PROMPT_SCORES}[:, :39]"), "prompt_scores has the shape [2, 39]; it should be [2, 40]"),
+        ((PROMPT_SCORES, f"{PROMPT_SCORES}.repeat(1, 2)"), "prompt_scores has the shape [2, 80]; it should be [2, 40]"),
+        ((PROMPT_SCORES, f"{PROMPT_SCORES}[0]"), "prompt_scores has the shape [40]; it should be [2, 40]"),
+        (
+            (PROMPT_SCORES, "return None"),
+            "prompt_scores is of type NoneType; it should be a tensor of the shape [2, 40]",
+        ),
+        ((SCORED, "return scores[..., :-1]"), "scored has the shape [8, 2, "),
+    ],
+)
+def test_what_lies_outside_its_bounds_is_named_with_them(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+    """Policy, file, value and bounds, rather than an index error inside kvdrift, or no error at all."""
+    pending, document = [PendingUnit(made(tmp_path, change), 0, 1)], random_document("own", 40)
+    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+    assert line.startswith(f"policy Mine: {says}")
+    assert line.endswith(f" ({tmp_path}/my_policy.py)")
+
+
+def test_an_index_of_a_rule_of_ones_own_is_named_with_its_bounds(tmp_path: Path) -> None:
+    text = MODULE + RULE
+    write_module(tmp_path, name="my_policy", text=text)
+    action = build_action(ActionSection(name="own", policy="my_policy:Indexed", keep=20), tmp_path)
+    pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
+    line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
+    where = text.splitlines().index("        key = entries.prompt_key[:, 500]") + 1
+    said = "IndexError: index 500 is out of bounds for dimension 1 with size 20"
+    assert line == f"policy Indexed: {said} ({tmp_path}/my_policy.py, line {where})"
 
 
 def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:

@@ -168,10 +168,12 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
         of=None,
     )
     request = GenerationRequest.model_construct(document=document_message(), pending=[pending])
-    line = refused(requested_work, request)
+    allowed = ["served_selectors"]
+    assert "the service may not import module 'served_selectors'" in refused(requested_work, request, ())
+    line = refused(requested_work, request, allowed)
     assert line.endswith("no module 'served_selectors' is installed where this process runs; install it there")
     monkeypatch.syspath_prepend(installed)
-    _, (unit,) = requested_work(request)
+    _, (unit,) = requested_work(request, allowed)
     assert unit.action.row("s", prespecified=True) == wanted.row("s", prespecified=True)
 
 

@@ -134,14 +134,18 @@ def test_a_policy_beside_them_leaves_other_actions_as_they_are(name: str) -> Non
 
 @NAMES
 def test_bytes_are_those_of_the_most_entries(name: str) -> None:
-    """As those of a selector that keeps as many; n + H - 1 where m is never reached."""
-    units = generate([policy_action(name, "1/2"), HALF_RECENT, policy_action(name, 10_000), CONTROL], count=1)
-    half, recent, all_of_it, control = (unit.record for unit in units)
+    """As those of a selector that keeps as many; n + H - 1, without an index, where m is never reached."""
+    actions = [policy_action(name, keep) for keep in ("1/2", LENGTH + HORIZON - 2, LENGTH + HORIZON - 1, 10_000)]
+    half, most, just, all_of_it, recent, control = (
+        unit.record for unit in generate([*actions, HALF_RECENT, CONTROL], count=1)
+    )
     for column in ("kept_entries", "payload_bytes", "index_bytes", "metadata_bytes", "resident_bytes"):
         assert half[column] == recent[column], column
-    assert all_of_it["kept_entries"] == LENGTH
+    assert all_of_it["kept_entries"] == most["kept_entries"] == LENGTH
     for column in ("payload_bytes", "index_bytes"):
-        assert all_of_it[column] * LENGTH == control[column] * (LENGTH + HORIZON - 1)
+        assert most[column] * half["kept_entries"] == half[column] * (LENGTH + HORIZON - 2)
+    assert all_of_it["payload_bytes"] * LENGTH == control["payload_bytes"] * (LENGTH + HORIZON - 1)
+    assert just["index_bytes"] == all_of_it["index_bytes"] == control["index_bytes"] == 0
 
 
 @NAMES

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fixtures.own_policies import MODULE
 from fixtures.own_selectors import write_module
+from fixtures.part_checks import of_this_process
 from fixtures.refusals import refused
 
 from generator.checks.check import Check
@@ -33,7 +34,7 @@ def subject_of(name: str) -> PolicySubject:
 
 def policies_and_checks() -> Iterator[Any]:
     """All of them; the longest checks of those policies whose scores tova's stands for are slow."""
-    for name, check in product(POLICIES, POLICY_CHECKS):
+    for name, check in product(POLICIES, of_this_process(POLICY_CHECKS)):
         slow = name == "h2o" and check.name in {"company", "residual branching", "embedded model"}
         yield pytest.param(name, check, id=f"{name}-{check.name}", marks=pytest.mark.slow if slow else ())
 

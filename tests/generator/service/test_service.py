@@ -21,6 +21,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from fixtures.house import ROOT
 from fixtures.processes import Command
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
@@ -49,6 +50,7 @@ from schema.study import Study, load_studies
 from schema.tables import EVENTS, SCHEMA_VERSION
 
 TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone
+ALLOWED = "fixtures.own_selectors"  # a module that the service may import
 EVERYONE = "0.0.0.0"  # noqa: S104 - what must be refused
 NOT_SERVED = ("get_flight_info", "get_schema", "do_put", "do_exchange")
 FLIGHT_ERRORS = (flight.FlightError, OSError)
@@ -63,10 +65,10 @@ class Server:
     def __init__(self, certificate: Path | None = None) -> None:
         self.token: str | None = None
         self.root: bytes | None = None
-        options: tuple[str | Path, ...] = ()
+        options: tuple[str | Path, ...] = ("--allow-module", ALLOWED)
         if certificate is not None:
             self.token, self.root = TOKEN, certificate.read_bytes()
-            options = ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
+            options += ("--token-file", certificate.parent / "token", "--tls-cert", certificate, "--host", "localhost")
             options += ("--tls-key", certificate.parent / "key.pem")
         self.process = Command("serve", "kvdrift/tiny", "--port", "0", *options)
         self.location = ""
@@ -336,6 +338,11 @@ class TestRefusals:
             ("pending", {"action": ACTION | {"selector": "snapkv", "keep": 3}}, "action 'a', document 'needle-384-00000': keep = 3 retains 3 of"),
             ("pending", {"action": ACTION | {"name": "a\nb"}}, "pending.0.action.name: "),
             ("pending", {"action": ACTION | {"sinks": [1]}}, "pending.0.action.sinks"),
+            ("pending", {"action": ACTION | {"codec": {"bits": 4}}}, "pending.0.action.codec: has no name"),
+            ("pending", {"action": ACTION | {"selector": "this:X"}}, "pending.0.action.selector: the service may not import module 'this'; "),
+            ("pending", {"action": ACTION | {"codec": "this:X"}}, "pending.0.action.codec: the service may not import module 'this'; "),
+            ("pending", {"action": ACTION | {"codec": {"name": "this:X"}}}, "start"),
+            ("pending", {"action": {"name": "a", "keep": 9, "policy": "this:X"}}, "pending.0.action.policy: the service may not import module 'this'; "),
         ],
     )  # fmt: skip
     def test_requests(
@@ -352,6 +359,18 @@ class TestRefusals:
         assert len(servers.secured.log()) == before + 1
         assert said["line"] in servers.secured.log()[-1]
         assert "refused do_get from ipv" in servers.secured.log()[-1]
+        assert servers.secured.process.out().count("\n") == 1, "a module that prints was not imported"
+
+    def test_callers_are_not_told_where_files_lie(self, servers: Servers, asking: GenerationRequest) -> None:
+        """Here where a module lies that the service may import."""
+        asked = json.loads(asking.encoded())
+        asked["pending"][0]["action"] = ACTION | {"selector": f"{ALLOWED}:Nothing"}
+        with pytest.raises(flight.FlightServerError) as refusal, servers.secured.client() as client:
+            list(client.do_get(flight.Ticket(json.dumps(asked).encode()), presenting(TOKEN)))
+        line = "own_selectors.py: has no class 'Nothing'; it has no class derived from Selector"
+        assert json.loads(refusal.value.extra_info)["line"] == f"action 'a': …/fixtures/{line}"
+        assert str(ROOT) not in str(refusal.value)
+        assert f"{ROOT}/tests/fixtures/{line}" in servers.secured.log()[-1], "who runs the service can read it"
 
     def test_nonsense(self, servers: Servers, asking: GenerationRequest) -> None:
         draws = random.Random(5)  # noqa: S311 - no secret
@@ -496,7 +515,7 @@ class TestProtocol:
             request = GenerationRequest.of(other, identity, document, pending)
             decoded = GenerationRequest.decoded(request.encoded())
             assert decoded == request
-            read, units = requested_work(decoded)
+            read, units = requested_work(decoded, ())
             assert units == pending
             assert (read.doc, read.tokens, read.stratum) == (document.doc, document.tokens, document.stratum)
 
@@ -703,6 +722,14 @@ def test_loopback() -> None:
         (("--token-file", "short"), "5 characters are too few"),
         (("--token-file", "spaces"), "should hold one line of printable characters"),
         (("--token-file", "open"), "--token-file open: others can read it (mode 640); chmod 600 open"),
+        (
+            ("--allow-module", "nowhere"),
+            "--allow-module 'nowhere': no module 'nowhere' is installed where this process runs",
+        ),
+        (
+            ("--allow-module", "my selectors.py"),
+            "--allow-module 'my selectors.py': is no module's name; write my_selectors",
+        ),
         (("--port", "70000"), "Invalid value for '--port'"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Which modules a request may have the service import: importing a module runs its code.
+
+Names of the package's own and entry points need no permission: who installed the distribution has chosen them. A module
+is named by the command line of the service, or it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from generator.selectors.kvpress import PREFIX
+from generator.selectors.own.names import load_installed
+from generator.service.protocol import PendingMessage
+from schema.errors import InputError
+
+OPTION = "--allow-module"
+
+
+def load_modules(names: Iterable[str]) -> frozenset[str]:
+    """Import the modules of ``--allow-module``, so that what is wrong with one is said before the service begins.
+
+    Raises:
+        InputError: A name is no module's, or a module cannot be imported.
+    """
+    allowed = frozenset(names)
+    for name in sorted(allowed):
+        where = f"{OPTION} '{name}'"
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise InputError(f"{where}: is no module's name; write my_selectors for the module of my_selectors:MyClass")
+        load_installed(name, where)
+    return allowed
+
+
+def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
+    """Check that a request names no module but allowed ones.
+
+    Raises:
+        InputError: It does; nothing of the module was imported.
+    """
+    for number, item in enumerate(pending):
+        parts = {
+            "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,
+        }  # fmt: skip
+        for key, name in parts.items():
+            module, colon, _ = (name or "").partition(":")
+            if colon and module + colon != PREFIX and module not in allowed:
+                raise InputError(
+                    f"pending.{number}.action.{key}: the service may not import module '{module}'; who trusts the "
+                    f"module starts the service with {OPTION} {module}"
+                )

@@ -1,0 +1,123 @@
+"""Places in the source of an own class where it may take something that identity does not cover.
+
+Identity covers a part's source and parameters, a study's prompts, seed and settings. What a part takes from the
+environment, a file, a clock, a module that is found at run time, the hash seed or a global random state may be another
+thing tomorrow, and units of both days are then pooled as if they were alike. Source that only names such a thing may
+still be right, so each place is a note and no refusal.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import PurePath
+from typing import Any
+
+from generator.identity import own_texts
+
+_READS = {
+    "the environment": ("os.environ", "os.environb", "os.getenv", "os.getenvb"),
+    "a file": (
+        "open", "io.open", "os.open", "torch.load", "numpy.load", "numpy.loadtxt", "numpy.fromfile", "numpy.genfromtxt",
+        "safetensors.torch.load_file", "safetensors.safe_open",
+    ),
+    "a module found at run time": ("importlib", "runpy", "__import__", "exec", "eval"),
+    "Python's hash seed": ("hash",),
+    "a clock": (
+        "time", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
+    ),
+    "a global random state": (
+        "random", "secrets", "uuid.uuid1", "uuid.uuid4", "os.urandom", "numpy.random", "torch.manual_seed",
+        "torch.seed", "torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.rand_like",
+        "torch.randn_like", "torch.randint_like", "torch.multinomial", "torch.bernoulli", "torch.normal",
+    ),
+}  # fmt: skip
+_BUILTINS = {"open", "hash", "exec", "eval", "__import__"}
+_OF_PATHS = {"open", "read_text", "read_bytes"}  # methods
+_SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator", "numpy.random.RandomState")
+
+
+def source_notes(kind: type[Any]) -> list[str]:
+    """Return a line for each such place in the files that a class of one's own is defined by; [] for the package's.
+
+    Raises:
+        InputError: A module's source cannot be read.
+    """
+    texts = own_texts(kind)
+    beside = {PurePath(file).name.partition(".")[0] for file in texts}
+    return [
+        f"{file}, line {line}: {named} takes {what}, which is no part of the action's identity"
+        for file, text in sorted(texts.items())
+        for line, named, what in sorted(set(_places(ast.parse(text), beside)))
+    ]
+
+
+def _places(tree: ast.Module, beside: set[str]) -> Iterator[tuple[int, str, str]]:
+    """Lines, what stands there, and what that takes."""
+    meant = dict(_imported_names(tree))
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _late_imports(node, beside)
+        if not isinstance(node, ast.Name | ast.Attribute) or id(node) in parts:
+            continue
+        name, call = _dotted(node, meant), called.get(id(node))
+        what = _taken(name)
+        if what is not None and not _is_seeded(name, call):
+            yield node.lineno, name, what
+        elif what is None and call is not None and isinstance(node, ast.Attribute) and node.attr in _OF_PATHS:
+            yield node.lineno, f"{node.attr}()", "a file"
+
+
+def _is_seeded(name: str, call: ast.Call | None) -> bool:
+    """Whether what is drawn follows from a seed or a generator that the call names."""
+    if call is None:
+        return False
+    named = {word.arg for word in call.keywords}
+    return "generator" in named or (name in _SEEDED and bool(call.args or named))
+
+
+def _late_imports(function: ast.AST, beside: set[str]) -> Iterator[tuple[int, str, str]]:
+    """Imports inside a function of modules that are neither beside the class, nor installed, nor Python's own."""
+    known = sys.stdlib_module_names | beside | set(packages_distributions())
+    for node in ast.walk(function):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            named = [node.module]
+        else:
+            continue
+        for name in named:
+            if name.partition(".")[0] not in known:
+                yield node.lineno, f"import of {name}", "a module found at run time"
+
+
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of imported modules and of what is imported from them, each with the dotted name that it stands for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _dotted(node: ast.AST, meant: dict[str, str]) -> str:
+    """The dotted name of an expression, by what its first name was imported as; empty if it is none."""
+    if isinstance(node, ast.Name):
+        return meant.get(node.id, node.id if node.id in _BUILTINS else "")
+    if isinstance(node, ast.Attribute):
+        start = _dotted(node.value, meant)
+        return f"{start}.{node.attr}" if start else ""
+    return ""
+
+
+def _taken(name: str) -> str | None:
+    """What a dotted name takes, if anything: each name of ``_READS`` stands for all that is in it."""
+    for what, names in _READS.items():
+        if any(name == one or name.startswith(f"{one}.") for one in names):
+            return what
+    return None

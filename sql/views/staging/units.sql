@@ -1,0 +1,34 @@
+-- The units of every action's present revision, with the bytes of an index only if entries were ever removed. Units of
+-- earlier versions were charged 4 bytes an entry and KV head also if nothing was: these bytes are taken off here, so that
+-- units of one action have the same bytes whatever version made them. Nothing is ever removed if prefill kept all n
+-- entries, and a policy's m, if there is one, is at least n + H - 1; bytes are then of n + H - 1 entries, else of n.
+with
+
+present as (
+    select own.*, rules.policy, try_cast(rules.keep as bigint) as budget
+    from stored.units as own
+    anti join internal.superseded using (study, action, action_revision)
+    left join stored.actions as rules using (study, action, action_revision)
+),
+
+counted as (
+    select
+        *,
+        case
+            when kept_entries is distinct from prompt_entries then null
+            when policy is null then prompt_entries
+            when budget >= prompt_entries + horizon - 1 then prompt_entries + horizon - 1
+        end as never_removed_from
+    from present
+)
+
+select
+    * exclude (policy, budget, never_removed_from)
+    replace (
+        case when never_removed_from is null or index_bytes is null then index_bytes else 0 end as index_bytes,
+        resident_bytes - case
+            when never_removed_from is null then 0
+            else coalesce(index_bytes // never_removed_from * prompt_entries, 0)
+        end as resident_bytes
+    )
+from counted

@@ -1,0 +1,249 @@
+"""Answers, scoring and clusters are data of a document: corrected ones are scored and estimated again from stored events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.command import call
+from fixtures.own_files import prompts, write_own_study
+from fixtures.small_study import run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.analysis.gate import GateQuestion, gate_stored
+from flows.comparison import check_agrees
+from flows.forecast import forecast
+from flows.scores import Scoring
+from flows.study_run import StudyRun
+from generator.embedded import vocabulary
+from schema.document import split_of
+from sql.catalog import open_views
+from stats.quantities.answers import ANSWER_QUANTITIES
+from verification.whole_store import verify
+
+Rows = list[dict[str, Any]]
+PLAN = (
+    ('primary = ["mismatch"]', 'primary = ["mismatch", "gap", "accuracy"]'),
+    ("development = 2\nevaluation = 2", "development = 2\nevaluation = 4"),
+    ("\ndocuments = 2", "\ndocuments = 4"),
+    ("[plan]", '[[actions]]\nname = "recent-30"\nselector = "recent"\nkeep = 30\n\n[plan]'),
+)
+VIEWS = ("scores", "document_answers", "answers", "moments", "contrasts", "estimates", "sequence", "calibration")
+
+
+def own_run(folder: Path, rows: Rows, *changes: tuple[str, str]) -> StudyRun:
+    folder.mkdir(exist_ok=True)
+    return run_of(load_study(write_own_study(folder, rows, *PLAN, *changes)), folder / "store")
+
+
+def finish(run: StudyRun) -> None:
+    """Take a study to its estimates; what its plan names of answers needs scores of development documents."""
+    stages.prepare(run)
+    stages.develop(run)
+    stages.derive(run)
+    stages.score(run)
+    stages.plan(run)
+    more = True
+    while more:
+        stages.evaluate(run)
+        stages.derive(run)
+        stages.score(run)
+        more = stages.look(run)
+    stages.analyze(run)
+
+
+def rows_of(run: StudyRun, view: str, **equal: Any) -> Rows:
+    with open_views(run.store) as views:
+        return views.rows(view, study="own", **equal).to_pylist()
+
+
+def values(run: StudyRun) -> dict[str, Rows]:
+    """What the views say, but for versions and revisions, and for what a fresh store's plan knew beforehand."""
+    left_out = {"events_version", "plan_sha256", "status", "document_revision", "documents_revision", "inputs_sha256"}
+    return {
+        view: [{name: value for name, value in row.items() if name not in left_out} for row in rows_of(run, view)]
+        for view in VIEWS
+    }
+
+
+def answered(run: StudyRun, replicate: int) -> dict[str, str]:
+    """By document, two tokens in a row of X of a replicate, as text: what a corrected answer may ask for."""
+    events = [
+        row for row in run.store.read("events").to_pylist() if row["replicate"] == replicate and row["t"] in {1, 2}
+    ]
+    tokens: dict[str, dict[int, int]] = {}
+    for row in events:
+        tokens.setdefault(row["doc"], {})[row["t"]] = row["x_token"]
+    return {doc: vocabulary.to_text([own[1], own[2]]) for doc, own in tokens.items()}
+
+
+def is_done(run: StudyRun) -> bool:
+    found = forecast(run)
+    work = [split.work for split in found.splits]
+    return not (check_agrees(run) or any(work) or found.unscored) and found.estimated
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> tuple[Path, Rows]:
+    """A finished study whose documents have answers that hardly any continuation states."""
+    rows = [row | {"answers": ["k00 k01 k02"]} for row in prompts(24)]
+    finish(own_run(tmp_path, rows))
+    return tmp_path, rows
+
+
+def corrected(run: StudyRun, rows: Rows) -> Rows:
+    """Every document gets the answer that X gave in replicate 0, evaluation documents those of replicate 1 too."""
+    first, second = answered(run, 0), answered(run, 1)
+    evaluation = {document.doc for document in run.material.of_split("evaluation")}
+    return [
+        row | {"answers": [first[doc], *([second[doc]] if doc in evaluation else [])]} if (doc := row["id"]) in first
+        else row for row in rows
+    ]  # fmt: skip
+
+
+def any_of_them(run: StudyRun, rows: Rows) -> Rows:
+    return [row | {"answers": list(answered(run, 1).values()), "scoring": "part"} for row in rows]
+
+
+def other_clusters(run: StudyRun, rows: Rows) -> Rows:
+    """Two evaluation documents share a cluster, which is one of evaluation documents."""
+    cluster = next(name for name in map(str, range(99)) if split_of(name) == "evaluation")
+    shared = [document.doc for document in run.material.of_split("evaluation")][:2]
+    return [row | {"cluster": cluster} if row["id"] in shared else row for row in rows]
+
+
+EDITS: dict[str, tuple[Callable[[StudyRun, Rows], Rows], set[str]]] = {
+    "answers": (corrected, {"answers"}),
+    "scoring": (any_of_them, {"answers", "scoring"}),
+    "clusters": (other_clusters, {"cluster"}),
+}
+
+
+@pytest.mark.parametrize(("edit", "named"), EDITS.values(), ids=list(EDITS))
+def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
+    study: tuple[Path, Rows], tmp_path: Path, edit: Callable[[StudyRun, Rows], Rows], named: set[str]
+) -> None:
+    folder, rows = study
+    before = own_run(folder, rows)
+    assert is_done(before)
+    events, edited = before.store.version("events"), edit(before, rows)
+    run = own_run(folder, edited)
+    lines = [str(one) for one in check_agrees(run)]
+    assert {line.split()[0] for line in lines} == named
+    assert all(" of document 'p" in line and ": stored " in line and ", asked " in line for line in lines)
+    finish(run)
+    assert run.store.version("events") == events, "nothing is generated"
+    assert is_done(own_run(folder, edited))
+    status = {
+        row["quantity"]: row["status"]
+        for row in rows_of(run, "estimates", stratum="pooled")
+        if row["family"] is not None
+    }
+    answers = "seen" if "answers" in named else "prespecified"
+    assert status == {"mismatch": "prespecified", "gap": "prespecified", "accuracy": answers}
+    pairs = sum(row["replicates"] for row in rows_of(run, "units"))
+    assert len(rows_of(run, "scores")) == pairs
+    assert run.store.row_count("scores") > pairs, "earlier scores stay in the log"
+    assert [fault for check in verify(run.store) for fault in check.faults] == []
+    kept = {document.doc for split in ("development", "evaluation") for document in run.material.of_split(split)}
+    fresh = own_run(tmp_path / "fresh", [row for row in edited if row["id"] in kept])
+    finish(fresh)
+    assert values(fresh) == values(run)
+
+
+def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estimated(study: tuple[Path, Rows]) -> None:
+    folder, rows = study
+    none = [{name: value for name, value in row.items() if name != "answers"} for row in rows]
+    changes = (('"mismatch", "gap", "accuracy"', '"mismatch"'),)
+    other = folder / "added"
+    finish(own_run(other, none, *changes))
+    added = own_run(other, rows, *changes)
+    assert [str(one).split(":")[0] for one in check_agrees(added)] == ["answers of document 'p1' and 5 more"] or [
+        str(one).split("'")[0] for one in check_agrees(added)
+    ] == ["answers of document "]
+    assert "asked k00 k01 k02; scored again from stored events" in str(check_agrees(added)[0])
+    finish(added)
+    of_answers = [row for row in rows_of(added, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
+    assert of_answers
+    gone = own_run(other, none, *changes)
+    assert ": stored k00 k01 k02, asked none" in str(check_agrees(gone)[0])
+    finish(gone)
+    assert is_done(own_run(other, none, *changes))
+    assert rows_of(gone, "answers") == []
+    assert not [row for row in rows_of(gone, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
+
+
+def test_a_run_that_was_killed_before_it_scored_again_goes_on(study: tuple[Path, Rows]) -> None:
+    folder, rows = study
+    edited = corrected(own_run(folder, rows), rows)
+    stages.prepare(own_run(folder, edited))  # killed after it
+    begun = own_run(folder, edited)
+    assert check_agrees(begun) == []
+    found = forecast(begun)
+    assert (found.unscored, found.estimated) == (36, False)
+    scoring = Scoring.stored(begun.store, "own", "model")
+    assert scoring.unscored_pairs.total() == sum(scoring.unscored["replicates"].to_pylist())
+    assert rows_of(begun, "scores") == [], "no view shows what was scored by earlier answers"
+    finish(begun)
+    assert is_done(own_run(folder, edited))
+
+
+def test_the_gate_and_show_follow_present_answers(study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, rows = study
+    question = GateQuestion("accuracy", "recent-30", "recent-half", 0.5)
+    before = own_run(folder, rows)
+    assert gate_stored(before.store, question).status == "exploratory", "the plan names accuracy, not its difference"
+    edited = corrected(before, rows)
+    run = own_run(folder, edited)
+    finish(run)
+    own = next(
+        row for row in rows_of(run, "answers", stratum="pooled", split="evaluation") if row["action"] == "recent-30"
+    )
+    base = next(
+        row for row in rows_of(run, "answers", stratum="pooled", split="evaluation") if row["action"] == "recent-half"
+    )
+    assert gate_stored(run.store, question).estimate == pytest.approx(own["accuracy"] - base["accuracy"], abs=1e-12)
+    doc = run.material.of_split("evaluation")[0].doc
+    code, out, _ = call(capsys, "show", folder / "store", doc, "recent-half", "0")
+    assert code == 0
+    assert f"answers: {' | '.join(next(row for row in edited if row['id'] == doc)['answers'])}" in out or all(
+        answer in out for answer in next(row for row in edited if row["id"] == doc)["answers"]
+    )
+
+
+def test_the_command_says_what_it_corrects_and_has_nothing_to_do_afterwards(
+    study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rows = study
+    edited = corrected(own_run(folder, rows), rows)
+    file = write_own_study(folder, edited, *PLAN)
+    code, out, err = call(capsys, "run", file, "--store", folder / "store")
+    assert code == 0
+    assert "answers of document 'p" in err
+    assert "scored 36 pairs against their documents' answers" in err
+    code, out, _ = call(capsys, "run", file, "--store", folder / "store")
+    assert (code, "nothing to do" in out) == (0, True)
+    page = next((folder / "store").rglob("index.html")).read_text()
+    assert "answers of their documents were corrected" in page
+
+
+def test_a_look_is_taken_again_by_present_answers(study: tuple[Path, Rows]) -> None:
+    folder, rows = study
+    looks = ("documents = 4", 'documents = 4\nstopping = "sequential"\nlooks = ["1/2", "1"]')
+    run = own_run(folder / "looks", rows, looks)
+    finish(run)
+    before = {row["look"]: row["estimate"] for row in rows_of(run, "sequence", quantity="accuracy", action="recent-30")}
+    edited = corrected(run, rows)
+    again = own_run(folder / "looks", edited, looks)
+    stages.prepare(again)
+    assert not forecast(again).looked
+    finish(again)
+    after = {
+        row["look"]: row["estimate"] for row in rows_of(again, "sequence", quantity="accuracy", action="recent-30")
+    }
+    assert set(after) == {max(before)}
+    assert after[max(before)] != before[max(before)]
+    assert forecast(again).looked

@@ -1,0 +1,304 @@
+"""Selectors, codecs and policies that decide by more than source and parameters: replicates are not pooled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+from fixtures.command import call
+from fixtures.own_files import prompts, write_own_study
+from fixtures.own_selectors import IMPORTS
+from fixtures.refusals import refused
+from fixtures.small_study import finish, run_of
+from fixtures.study_files import load_study
+
+from flows import stages
+from flows.comparison import check_agrees
+from flows.revisions import redo_actions
+from flows.study_run import StudyRun
+from schema.errors import UnlikeUnitsError
+from schema.store.store import Store
+from sql.catalog import open_views, refresh_catalog
+from verification.whole_store import verify
+
+SELECTOR = (
+    IMPORTS
+    + '''
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+STATE = {}
+
+
+@dataclass(frozen=True)
+class Mine(ScoringSelector):
+    """Scores by one coordinate of the keys, which something decides that no identity sees."""
+
+    summary: ClassVar[str] = "one coordinate of the keys"
+
+    def score(self, layer: PromptLayer) -> Tensor:
+        """A coordinate, [KV heads, n]."""
+        return layer.key[..., %s].float()
+'''
+)
+CODEC = '''
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from generator.attention.holding import StoredBytes
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.codec import Codec
+
+
+@dataclass(frozen=True)
+class Mine(Codec):
+    """Halves, or what the environment says."""
+
+    summary: ClassVar[str] = "all numbers smaller"
+
+    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
+        """Times a number."""
+        share = float(os.environ.get("COORDINATE", "1")) / 8
+        return PrefixLayer(layer.key * share, layer.value)
+
+    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
+        """As 16 bits."""
+        return StoredBytes(2 * (layer.key.numel() + layer.value.numel()))
+'''
+POLICY = '''
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from generator.attention.recording import PromptLayer
+from generator.selectors import Recent, Selector
+from generator.selectors.policies import ScoringPolicy
+
+
+@dataclass(frozen=True)
+class Mine(ScoringPolicy):
+    """Drops by one coordinate of the keys, which the environment says."""
+
+    summary: ClassVar[str] = "one coordinate of the keys"
+
+    @property
+    def first_cut(self) -> Selector:
+        """The latest ones, whatever the environment says."""
+        return Recent()
+
+    def prompt_scores(self, layer: PromptLayer) -> Tensor:
+        """A coordinate."""
+        return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float().abs()
+
+    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """As they were."""
+        return scores + 0 * weights.mean(2)
+'''
+OF_ENVIRONMENT = 'int(os.environ.get("COORDINATE", "1"))'
+ACTION = 'selector = "recent"\nkeep = "1/2"'
+OWN = 'selector = "mine:Mine"\nkeep = "1/2"'
+MORE = ("development_replicates = 2", "development_replicates = 4")
+
+Change = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+def variable(_: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("COORDINATE", "2")
+
+
+def file(folder: Path, _: pytest.MonkeyPatch) -> None:
+    (folder / "coordinate.json").write_text("2")
+
+
+def helper(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir(exist_ok=True)
+    (folder / "elsewhere" / "late_helper.py").write_text("COORDINATE = 1 + 1\n")
+    patch.delitem(sys.modules, "late_helper", raising=False)
+
+
+def no_change(_: Path, __: pytest.MonkeyPatch) -> None:
+    """What is kept in memory has changed by itself."""
+
+
+UNSEEN: dict[str, tuple[str, Change]] = {
+    "environment variable": (OF_ENVIRONMENT, variable),
+    "JSON file": ('json.loads((Path(os.environ["FOLDER"]) / "coordinate.json").read_text())', file),
+    "import at run time": ('importlib.import_module("late_" + "helper").COORDINATE', helper),
+    "module global": ("STATE.update(calls=STATE.get('calls', 0) + 1) or STATE['calls'] % 7", no_change),
+}
+
+
+def written(folder: Path, coordinate: str = OF_ENVIRONMENT, action: str = OWN) -> Path:
+    """A study of the module ``mine`` beside it."""
+    (folder / "mine.py").write_text(SELECTOR % coordinate)
+    return write_own_study(folder, prompts(40), (ACTION, action))
+
+
+def run_in(folder: Path, *changes: tuple[str, str]) -> StudyRun:
+    study = folder / "own.toml"
+    text = study.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    study.write_text(text)
+    return run_of(load_study(study), folder / "store")
+
+
+def developed(run: StudyRun) -> None:
+    stages.prepare(run)
+    stages.develop(run)
+
+
+def check_line(line: str, column: str = "kept_sha256", does: str = "keep") -> None:
+    assert line.startswith("action 'recent-half', document 'p")
+    assert f"of study 'own': replicates [0, 2) and [2, 4) {does} unlike entries (layer " in line
+    assert f": {column} " in line
+    assert line.endswith("kvdrift run STUDY.toml --redo recent-half generates its units anew")
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinate, change = UNSEEN[kind]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "late_helper.py").write_text("COORDINATE = 1\n")
+    (tmp_path / "coordinate.json").write_text("1")
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    written(tmp_path, coordinate)
+    first = run_in(tmp_path)
+    developed(first)
+    units = first.store.row_count("units")
+    change(tmp_path, monkeypatch)
+    grown = run_in(tmp_path, MORE)
+    check_line(refused(developed, grown, error=UnlikeUnitsError))
+    kept = grown.store.units(columns=["action", "first_replicate"]).to_pylist()
+    assert all(unit["first_replicate"] == 0 for unit in kept if unit["action"] == "recent-half")
+    assert len(kept) == units
+    if kind != "module global":
+        redo_actions([grown], ["recent-half"])
+        developed(run_in(tmp_path))
+        assert grown.store.row_count("units") > units
+
+
+def test_a_salted_hash_is_seen(tmp_path: Path) -> None:
+    """Of strings, which each process salts by itself."""
+    written(tmp_path, 'hash("salt") % 8')
+    program = (
+        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
+        "from fixtures.own_files import write_own_study\n"
+        "from tests.flows.test_kept_sets import MORE, developed, run_in\n"
+        "developed(run_in(Path(sys.argv[1]), *([MORE] if 'more' in sys.argv else [])))\n"
+    )
+    done = []
+    for seed, more in (("1", "-"), ("2", "more")):
+        command = [sys.executable, "-c", program, tmp_path, *filter(None, sys.path), more]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done.append(subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300))
+    first, second = done
+    assert first.returncode == 0, first.stderr
+    error, _, line = second.stderr.splitlines()[-1].partition(": ")
+    assert error == "schema.errors.UnlikeUnitsError"
+    check_line(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "action"),
+    [
+        ("codec", CODEC, 'codec = "mine:Mine"'),
+        ("policy", POLICY, 'policy = "mine:Mine"\nkeep = 20'),
+    ],
+)
+def test_what_is_read_of_a_codec_or_policy_is_held_too(
+    name: str, text: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, action=action)
+    (tmp_path / "mine.py").write_text(text)
+    first = run_in(tmp_path)
+    developed(first)
+    units = first.store.units(columns=["action", "read_checksums"]).to_pylist()
+    assert {unit["action"] for unit in units if unit["read_checksums"]} == {"recent-half"}, name
+    variable(tmp_path, monkeypatch)
+    line = refused(developed, run_in(tmp_path, MORE), error=UnlikeUnitsError)
+    check_line(line, "read_checksums", "read")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study whose replicates 2 and 3 keep other entries, as versions before the check stored them."""
+    folder = tmp_path_factory.mktemp("mixed")
+    written(folder)
+    finish(run_in(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("schema.store.projections.check_alike", lambda _: None)
+        variable(folder, patch)
+        grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
+        stages.prepare(grown)
+        stages.plan(grown)
+        stages.evaluate(grown)
+        assert stages.derive(grown)
+    return folder
+
+
+def test_every_reader_that_ends_in_a_number_refuses_a_mixed_store(
+    mixed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = mixed / "store"
+    gate = ["--quantity", "mismatch", "--action", "recent-half", "--baseline", "full", "--margin", "0.5"]
+    calls: list[list[str | Path]] = [
+        ["run", mixed / "own.toml", "--store", store], ["gate", store, *gate], ["report", store, "-o", tmp_path],
+        ["report", store, "--side-by-side", "-o", tmp_path], ["analyze", store], ["sql", store, "from summary"],
+        ["sql", store, "from contrasts"], ["sql", store, "select count(*) from estimates"],
+    ]  # fmt: skip
+    for asked in calls:
+        code, out, err = call(capsys, *asked)
+        assert (code, out) == (2, "")
+        check_line(err.splitlines()[-1].removeprefix("kvdrift: "))
+
+
+def test_verify_names_the_units_of_a_mixed_store(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "verify", mixed / "store")
+    faults = [line.removeprefix("  fault: units: ") for line in out.splitlines() if "fault: " in line]
+    assert code == 1
+    assert len(faults) == 2, "both evaluation documents"
+    for line in faults:
+        check_line(line)
+    assert out.endswith(": 2 faults\n")
+
+
+def test_stored_tables_and_single_replicates_of_a_mixed_store_stay_readable(mixed: Path) -> None:
+    store = Store.open(mixed / "store")
+    refresh_catalog(store)
+    with open_views(store) as views, duckdb.connect(str(mixed / "store" / "catalog.duckdb"), read_only=True) as file:
+        for view in ("units", "events", "trajectories", "revisions", "plan", "analyzed_trajectories", "controls"):
+            assert len(file.sql(f"from {view}").fetchall()) == views.rows(view).num_rows > 0
+        with pytest.raises(duckdb.Error, match=r"recent-half.*keep unlike entries"):
+            file.sql("from decomposition").fetchall()
+
+
+def test_a_redo_makes_a_mixed_store_whole(mixed: Path, tmp_path: Path) -> None:
+    grown = run_of(load_study(mixed / "own.toml"), shutil.copytree(mixed / "store", tmp_path / "store"))
+    check_line(refused(check_agrees, grown, error=UnlikeUnitsError))
+    check_agrees(grown, ["recent-half"])
+    redo_actions([grown], ["recent-half"])
+    finish(grown)
+    with open_views(grown.store) as views:
+        assert views.rows("summary").num_rows > 0
+    assert not [fault for check in verify(grown.store) for fault in check.faults]

@@ -1,0 +1,173 @@
+"""Parts that decide by more than their source, parameters and prompt: ``kvdrift check`` names each of them.
+
+A second interpreter imports torch, which takes seconds. So one tries all parts of this file, and another one all that
+the package has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.own_codecs import MODULE as CODEC
+from fixtures.own_policies import MODULE as POLICY
+from fixtures.own_selectors import write_module
+
+from generator.checks.elsewhere import decided_elsewhere, same_after_others, same_elsewhere
+from generator.checks.families import checks_of, tried_of
+from generator.checks.tried import Tried
+from generator.codecs import CODECS
+from generator.codecs.quantized_cache import QuantizedCacheCodec
+from generator.selectors import SELECTORS
+from generator.selectors.kvpress_presses import PRESSES
+from generator.selectors.policies import POLICIES
+from generator.source_notes import source_notes
+
+SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
+SALTED = "hash('salt') / 2**61"
+SELECTORS_HERE = {
+    "sound": SCORE,
+    "environment": f"import os\n        {SCORE} * float(os.environ.get('MY_SIGN', '1'))",
+    "file": f"import json, pathlib\n        {SCORE} * json.loads(pathlib.Path('sign.json').read_text())",
+    "file beside": f"import json\n        with open(__file__.replace('my_selector.py', 'sign.json')) as file:\n            {SCORE} * json.load(file)",
+    "helper": "import importlib.util\n        spec = importlib.util.spec_from_file_location('late', __file__.replace('my_selector', 'late'))\n"
+    f"        late = importlib.util.module_from_spec(spec)\n        spec.loader.exec_module(late)\n        {SCORE} * late.SIGN",
+    "hash": f"{SCORE} + {SALTED} * layer.key[..., 1].float()",
+    "global": f"return _KNOWN.setdefault((layer.number, layer.key.shape), {SCORE.removeprefix('return ')})",
+}  # fmt: skip
+CODEC_STEP = "self.step).round() * self.step for part"
+SUBJECTS = [*SELECTORS_HERE, "codec", "policy"]
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tried[Any]]]:
+    """Parts that lie in folders of their own, in which they run, and what a second interpreter found of them all."""
+    home = tmp_path_factory.mktemp("parts")
+    made: dict[str, Tried[Any]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_SIGN", "-1")
+        patch.chdir(home)
+        for place in (home, *(home / name.replace(" ", "-") for name in SUBJECTS)):
+            place.mkdir(exist_ok=True)
+            (place / "sign.json").write_text("-1")
+            (place / "late.py").write_text("SIGN = -1\n")
+        for name, score in SELECTORS_HERE.items():
+            folder = home / name.replace(" ", "-")
+            write_module(folder, ("\n\n@dataclass", "\n\n_KNOWN = {}\n\n\n@dataclass"), (SCORE, score))
+            made[name] = tried_of("my_selector:Mine", {}, folder, "selector")
+        assert CODEC_STEP in CODEC
+        kept = "_KNOWN = {}\n\n\n@dataclass"
+        step = (
+            f"(step := _KNOWN.setdefault(layer.key.shape, layer.key.abs().max() / 8))).round() * step {CODEC_STEP[-8:]}"
+        )
+        text = CODEC.replace("@dataclass", kept, 1).replace(CODEC_STEP, step)
+        (home / "codec" / "my_codec.py").write_text(text)
+        made["codec"] = tried_of("my_codec:Mine", {}, home / "codec", "codec")
+        write_module(home / "policy", ("self.share *", f"abs({SALTED}) *"), name="my_policy", text=POLICY)
+        made["policy"] = tried_of("my_policy:Mine", {}, home / "policy", "policy")
+        for subject, found in zip(made.values(), decided_elsewhere([*made.values()]), strict=True):
+            subject.found_elsewhere.append(found)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "says"),
+    [
+        ("environment", "another process", "n = 401, m = 133: kept sets are others with another hash seed, working folder"),
+        ("file", "another process", "in a second interpreter: selector Mine: FileNotFoundError"),
+        ("hash", "another process", "kept sets are others with another hash seed"),
+        ("policy", "another process", "events are others with another hash seed"),
+        ("global", "other prompts", "kept sets of a prompt are others after another prompt of its length than alone"),
+        ("codec", "other layers", "numbers that are read back of a prompt are others after another prompt of its length"),
+    ],
+)  # fmt: skip
+def test_what_decides_by_something_else_fails(
+    subjects: dict[str, Tried[Any]], name: str, check: str, says: str
+) -> None:
+    tried = subjects[name]
+    (one,) = (one for one in checks_of(tried) if one.name == check)
+    finding = one(tried)
+    assert not finding.holds
+    assert says in finding.found
+
+
+@pytest.mark.parametrize("name", ["sound", "file beside", "helper"])
+def test_what_shows_in_no_second_interpreter_holds(subjects: dict[str, Tried[Any]], name: str) -> None:
+    """A file and a helper that lie beside the class are read there, too: the source names them, below."""
+    assert same_elsewhere(subjects[name]) == same_after_others(subjects[name]) == "the same kept sets"
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("sound", []),
+        ("environment", ["os.environ.get takes the environment"]),
+        ("file", ["read_text() takes a file"]),
+        ("file beside", ["open takes a file"]),
+        ("helper", ["importlib.util.spec_from_file_location takes a module found at run time",
+                    "importlib.util.module_from_spec takes a module found at run time"]),
+        ("hash", ["hash takes Python's hash seed"]),
+        ("global", []),
+        ("policy", ["hash takes Python's hash seed"]),
+    ],
+)  # fmt: skip
+def test_the_source_says_what_is_taken(subjects: dict[str, Tried[Any]], name: str, takes: list[str]) -> None:
+    notes = source_notes(type(subjects[name].part))
+    assert [note.partition(": ")[2].partition(",")[0] for note in notes] == takes
+    folder, file = subjects[name].folder, f"my_{subjects[name].kind}.py"
+    assert folder is not None
+    lines = (folder / file).read_text().splitlines()
+    for note, said in zip(notes, takes, strict=True):
+        line = note.removeprefix(f"{file}, line ").partition(":")[0]
+        assert said.split("(")[0].split(" ")[0].split(".")[-1] in lines[int(line) - 1]
+
+
+def test_more_that_source_may_take(tmp_path: Path) -> None:
+    """Under other names, in modules that the class imports, drawn with and without a seed, and clocks."""
+    write_module(
+        tmp_path,
+        (
+            "from torch import Tensor",
+            "from helper import noise\nfrom os import environ as told\nfrom torch import Tensor",
+        ),
+        (SCORE, f"from nowhere import late\n        told\n        {SCORE}"),
+    )
+    (tmp_path / "helper.py").write_text(
+        "import random\nimport time as clock\nfrom datetime import datetime\n\nimport numpy as np\nimport torch\n\n\n"
+        "def noise(seed):\n    generator = torch.Generator().manual_seed(seed)\n"
+        "    torch.rand(3, generator=generator), np.random.default_rng(seed), random.Random(seed)\n"
+        "    clock.monotonic()\n    datetime.now()\n    random.random()\n    np.random.default_rng()\n    torch.rand(3)\n"
+    )
+    notes = source_notes(type(tried_of("my_selector:Mine", {}, tmp_path).part))
+    assert [note.partition(", which is no part of the action's identity")[0] for note in notes] == [
+        "helper.py, line 12: time.monotonic takes a clock",
+        "helper.py, line 13: datetime.datetime.now takes a clock",
+        "helper.py, line 14: random.random takes a global random state",
+        "helper.py, line 15: numpy.random.default_rng takes a global random state",
+        "helper.py, line 16: torch.rand takes a global random state",
+        "my_selector.py, line 25: import of nowhere takes a module found at run time",
+        "my_selector.py, line 26: os.environ takes the environment",
+    ]
+
+
+OWN_CODECS = [name for name, one in CODECS.items() if not issubclass(one, QuantizedCacheCodec)]
+OF_LIBRARIES = [name for name in CODECS if name not in OWN_CODECS]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"selector": [*SELECTORS], "codec": OWN_CODECS, "policy": [*POLICIES]},
+        pytest.param({"codec": OF_LIBRARIES}, marks=pytest.mark.quantizers),
+        pytest.param({"selector": [f"kvpress:{press}" for press in PRESSES]}, marks=pytest.mark.kvpress),
+    ],
+    ids=["own", "quantizers", "kvpress"],
+)
+def test_all_of_the_package_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
+    tried = [tried_of(name, {}, None, kind) for kind, names in named.items() for name in names]
+    for one, found in zip(tried, decided_elsewhere(tried), strict=True):
+        one.found_elsewhere.append(found)
+        assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
+        assert source_notes(type(one.part)) == []
