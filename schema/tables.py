@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS, WRITTEN
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
@@ -459,7 +459,7 @@ DOCUMENT_MOMENTS = _table(
     *(
         _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True)
         for name, text in SCALAR_MOMENTS.items()
-        if name not in COMPENSATORS
+        if name not in COMPENSATORS | WRITTEN
     ),
     *(
         _column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H", MOMENT_UNITS[name])
@@ -475,6 +475,10 @@ DOCUMENT_MOMENTS = _table(
     *(
         _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=8)
         for name, text in COMPENSATORS.items()
+    ),
+    *(
+        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=10)
+        for name, text in WRITTEN.items()
     ),
     since=5,
 )
@@ -588,7 +592,7 @@ RESULTS = _table(
         "count",
         null=True,
         since=7,
-    ),  # fmt: skip
+    ),
     _column(
         "estimate_reduced",
         pa.float64(),

@@ -69,6 +69,31 @@ def mean_entry(m: Pooled) -> Array:
     return ratio(m["entry"], m["diverged"])
 
 
+# Positions up to the later EOS (definitions, "Written and padded positions") ------------------------------------------
+
+
+@action_quantity("written", "positions before both texts have ended", PERCENT, "decomposition")
+def written(m: Pooled) -> Array:
+    """M(min(H, e')) / H: after both ends all positions agree by construction."""
+    return m["written"]
+
+
+@action_quantity(
+    "R, written", "written positions with different tokens", PERCENT, "decomposition", higher=WORSE, per="written"
+)
+def mismatch_written(m: Pooled) -> Array:
+    """M(sum_{t <= e'} I_t) / M(min(H, e')); no token differs after e'."""
+    return ratio(m["mismatch"], m["written"])
+
+
+@action_quantity(
+    "E, written", "written positions after the first mismatch", PERCENT, "decomposition", higher=WORSE, per="written"
+)
+def exposure_written(m: Pooled) -> Array:
+    """M((min(H, e') - tau) 1{tau <= H}) / M(min(H, e'))."""
+    return ratio(m["written_exposure"], m["written"])
+
+
 # Saturation, branch cohort, local agreement (definitions, "Two clocks") ----------------------------------------------
 
 
