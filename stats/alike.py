@@ -107,6 +107,16 @@ def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
     return found
 
 
+def _grown(alike: Alike, factor: float) -> Alike:
+    return replace(alike, unlike=alike.unlike * factor, clusters=alike.clusters * factor)
+
+
+def reach_of(alike: Alike, level: float, between: Between, factor: float) -> float:
+    """Return how far an interval reaches to its farther side with ``factor`` times as many documents, as much alike."""
+    low, high = _ends(_grown(alike, factor), np.array([level]), between)
+    return float(max(high[0] - alike.value[0], alike.value[0] - low[0]))
+
+
 def settling_factor(alike: Alike, level: float, between: Between, allowed: float) -> float | None:
     """Return how many times as many documents, of which the same share is unlike, would settle what these leave open.
 
@@ -123,8 +133,7 @@ def settling_factor(alike: Alike, level: float, between: Between, allowed: float
     levels = np.array([level])
 
     def settles(factor: float) -> bool:
-        grown = replace(alike, unlike=alike.unlike * factor, clusters=alike.clusters * factor)
-        return bool(_ends(grown, levels, between)[1][0] < allowed)
+        return bool(_ends(_grown(alike, factor), levels, between)[1][0] < allowed)
 
     low, high = 1.0, 1000.0
     if not settles(high):
