@@ -44,7 +44,8 @@ from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.contracts import contract
 from sql.materialization import materialize_moments
-from stats.intervals import PERCENTILE, STUDENTIZED, Estimates, Request
+from stats.ends import PERCENTILE, STUDENTIZED
+from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 from stats.reduction.control_variates import CONTROLS, REDUCED

@@ -18,7 +18,7 @@ from schema.store.revisions import newest_plans
 from schema.store.store import Store
 from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
-from stats.intervals import PERCENTILE
+from stats.ends import PERCENTILE
 from stats.sequential.resolution import Resolution
 
 PRIMARY_FAMILY = "primary"

@@ -36,7 +36,7 @@ from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments
-from stats.intervals import STUDENTIZED
+from stats.ends import STUDENTIZED
 from stats.reduction.saving import saving
 
 

@@ -18,6 +18,12 @@ COMPENSATORS: dict[str, str] = {
 With these moments every control variate of the definitions is a difference of moments; no quantity reads them.
 """
 
+WRITTEN: dict[str, str] = {
+    "written": "min(H, e') / H",
+    "written_exposure": "(min(H, e') - tau) 1{tau <= H} / H",
+}
+"""Positions up to the later EOS: after it both sides are padded, and agree by construction."""
+
 SCALAR_MOMENTS: dict[str, str] = {
     "mismatch": "sum_t I_t / H",
     "rollout_tv": "sum_t delta_t / H",
@@ -54,6 +60,7 @@ SCALAR_MOMENTS: dict[str, str] = {
     "prefix_eos_x": "1{e_X <= W}",
     "prefix_eos_y": "1{e_Y <= W}",
     **COMPENSATORS,
+    **WRITTEN,
 }
 
 POSITION_MOMENTS: dict[str, str] = {"delta": "delta_t", "f": "f_t", "mismatch": "I_t", "first_mismatch": "1{tau = t}"}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS, WRITTEN
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
@@ -143,7 +143,7 @@ _DOCUMENTS_REVISION = _column(
 _INTERVAL = _column(
     "interval",
     pa.string(),
-    "how it was made: studentized, expanded, percentile, or repeated as that of its look",
+    "how it was made: studentized, alike, expanded, percentile, or repeated as that of its look",
     since=7,
     default="percentile",
 )
@@ -459,7 +459,7 @@ DOCUMENT_MOMENTS = _table(
     *(
         _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True)
         for name, text in SCALAR_MOMENTS.items()
-        if name not in COMPENSATORS
+        if name not in COMPENSATORS | WRITTEN
     ),
     *(
         _column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H", MOMENT_UNITS[name])
@@ -475,6 +475,10 @@ DOCUMENT_MOMENTS = _table(
     *(
         _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=8)
         for name, text in COMPENSATORS.items()
+    ),
+    *(
+        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=10)
+        for name, text in WRITTEN.items()
     ),
     since=5,
 )
@@ -581,7 +585,14 @@ RESULTS = _table(
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count", null=True, since=7),
+    _column(
+        "clusters",
+        pa.int32(),
+        "effective clusters of documents behind the estimate, rounded down",
+        "count",
+        null=True,
+        since=7,
+    ),
     _column(
         "estimate_reduced",
         pa.float64(),
@@ -644,10 +655,10 @@ LOOKS = _table(
         "level", pa.float64(), "probability with which the intervals of all looks hold together", "probability, 0..1"
     ),
     _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
-    _column("interval", pa.string(), "how it was made: studentized, student or expanded", null=True),
+    _column("interval", pa.string(), "how it was made: studentized, student, alike or expanded", null=True),
     _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands", "count"),
     _column("documents", pa.int32(), "documents of the look behind the estimate", "count"),
-    _column("clusters", pa.int32(), "clusters of documents behind the estimate", "count"),
+    _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count"),
     _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),
     _revision(),
     _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none"),

@@ -6,7 +6,8 @@ documents of K replicates in every stratum an interval's expected half-width is
 
     z sqrt( sum_s w_s^2 (sigma_b,s^2 / N + sigma_w,s^2 / (N K)) ),    z the normal quantile at 1 - alpha / (2 m),
 
-and the least costly (K, N) within the bounds that meets every endpoint's target is chosen.
+and the least costly (K, N) within the bounds that meets every endpoint's target is chosen. If all development documents
+but a few are alike, an interval reaches at least as far as N documents leave open that are as much alike.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from schema.errors import InputError
 from schema.moments import COMPENSATORS
 from schema.study import POOLED
+from stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
 from stats.endpoints import Family
 from stats.gradients import STEP
-from stats.moments import Float, ReplicateMoments
+from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import is_reduced
-from stats.registry import Array, Pooled
+from stats.registry import Array, Between, Pooled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,16 +56,30 @@ class Variance:
 
 @dataclass(frozen=True)
 class Linearized:
-    """An endpoint's value on the development documents and its variance components; NaN value where undefined."""
+    """An endpoint's value on the development documents and its variance components; NaN value where undefined.
+
+    ``alike`` says how alike these documents are; None if more than a few differ. ``documents`` is their mean number in
+    a stratum.
+    """
 
     endpoint: Endpoint
     value: float
     variances: tuple[Variance, ...]
+    alike: Alike | None = None
+    documents: float = 1.0
+    between: Between | None = None
 
     def half_width(self, replicates: int, documents: int, z: float) -> float:
-        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))); NaN where the endpoint is undefined."""
+        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or what alike documents leave open if more.
+
+        NaN where the endpoint is undefined.
+        """
         between, within = self.components
-        return z * math.sqrt((between + within / replicates) / documents)
+        half = z * math.sqrt((between + within / replicates) / documents)
+        if self.alike is None or self.between is None:
+            return half
+        level = 2 * float(ndtr(z)) - 1
+        return max(half, reach_of(self.alike, level, self.between, documents / self.documents))
 
     @property
     def components(self) -> tuple[float, float]:
@@ -204,7 +220,25 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:
         Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
         for name, row in rows
     )
-    return Linearized(endpoint, value, variances)
+    return Linearized(endpoint, value, variances, *_alike(development.document_means(), endpoint))
+
+
+def _alike(moments: DocumentMoments, endpoint: Endpoint) -> tuple[Alike | None, float, Between]:
+    """How alike the documents of an endpoint are, their mean number in a stratum, and its range."""
+    moments = moments.in_canonical_order()
+    pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
+    pooling, quantity = Pooling.of(moments, pairs), quantity_named(endpoint.quantity)
+    row, subject = (
+        pooling.rows.index(endpoint.stratum),
+        pooling.subjects(quantity).index((endpoint.baseline, endpoint.action)),
+    )
+    place = quantity.x(moments.windows).index(endpoint.x)
+    found = alike_documents(pooling, quantity).of((slice(row, row + 1), subject, place))
+    strata = len(pooling.rows) - 1 if row == 0 else 1
+    count = float(pooling.counts_of(quantity)[row, subject]) / strata
+    between = quantity.range.between(moments.windows.horizon)
+    says = between.bounded and count > 0 and found.unlike[0] <= MOST_UNLIKE
+    return found if says else None, max(count, 1.0), between
 
 
 def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from schema.errors import InputError
 from stats.clusters import ClusterDraws
-from stats.intervals import STUDENTIZED, Estimates, Request, Resampled, summarize
+from stats.ends import STUDENTIZED
+from stats.intervals import Estimates, Request, Resampled, summarize
 from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling, evaluate
 from stats.quantities import QUANTITIES, quantity_named

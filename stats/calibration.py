@@ -31,15 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
+from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
-from stats.intervals import (
-    PERCENTILE,
-    STUDENTIZED,
-    Request,
-    Studentized,
-    percentile_intervals,
-    studentized_intervals,
-)
+from stats.ends import PERCENTILE, STUDENTIZED, Studentized, document_intervals, percentile_intervals
+from stats.intervals import Request
 from stats.moments import DocumentMoments, Float, Text
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
@@ -350,9 +345,11 @@ def _error_intervals(
             observed(as_moments, [name], [])[name][pooled], observed_errors(as_moments, [name], [])[name][pooled],
             values, sample.distances[name][:, *pooled],
         )  # fmt: skip
-        clusters, sets = ClusterBlocks(Pooling.of(as_moments, [])).counts_of(quantity_named(name))
+        pooling, quantity = Pooling.of(as_moments, []), quantity_named(name)
+        clusters, sets = ClusterBlocks(pooling).counts_of(quantity)
         between = Range.SECOND_DIFFERENCE.between(evaluation.windows.horizon)
-        low, high, methods = studentized_intervals(given, levels, clusters[0], sets[0], between)
+        alike = alike_documents(pooling, quantity).of(pooled)
+        low, high, methods = document_intervals(given, levels, clusters[0], sets[0], between, alike)
     else:
         low, high = percentile_intervals(values, levels)
         methods = np.full(len(errors), PERCENTILE)

@@ -19,15 +19,8 @@ from schema.errors import InputError
 from schema.study import POOLED
 from stats.bootstrap import BLOCK
 from stats.clusters import ClusterDraws
-from stats.intervals import (
-    COLUMNS,
-    EXPLORATORY,
-    PERCENTILE,
-    REDUCED_COLUMNS,
-    Estimates,
-    nullable,
-    percentile_intervals,
-)
+from stats.ends import PERCENTILE, percentile_intervals
+from stats.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
 from stats.quantities.branching import BRANCHING_QUANTITIES

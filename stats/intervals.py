@@ -1,20 +1,19 @@
 """Intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``.
 
-Three methods (definitions, "Intervals"): studentized, the default; expanded percentiles where that is not defined;
-percentiles, where a plan asks for the paper's method.
+How ends are made is in ``stats.ends``; percentiles, where a plan asks for the paper's method, are all that draws give.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
 
 from schema.errors import InputError, nearest
+from stats.alike import alike_documents
 from stats.endpoints import Endpoint, Family
+from stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.standard_errors import ClusterBlocks
@@ -22,21 +21,14 @@ from stats.standard_errors import ClusterBlocks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from stats.alike import Alike
     from stats.moments import DocumentMoments, Float
     from stats.registry import Between
 
-_COLUMNS_AT_ONCE = 128  # draws of so many numbers are sorted at once: 10 MB at 10,000 draws
-_DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the cache (measured: 3 times faster)
-
 # What an estimate is: named by a plan before its documents' outcomes were known, or after, or by none.
 PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"
-
-STUDENTIZED: Final = "studentized"
-EXPANDED: Final = "expanded"
-PERCENTILE: Final = "percentile"
-
-_FEWEST_CLUSTERS = 5  # that an interval is studentized over
-_VANISHING = 0.01  # share of the draws whose standard error may vanish
 
 REDUCED_COLUMNS = ("estimate_reduced", "low_reduced", "high_reduced")  # what ``Estimates.with_reduced`` fills
 COLUMNS = (
@@ -53,7 +45,8 @@ class Request:
     pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
     a family. Members with an action among ``seen``, whose outcomes were known before, have the status ``seen`` instead.
-    ``interval`` is how they are made: studentized, or by percentiles.
+    ``interval`` is how they are made: studentized, or by percentiles. ``alike_within`` is how far apart
+    documents may be that count as alike, in the quantity's unit: where it is given, percentiles reckon with them too.
     """
 
     level: float = 0.95
@@ -61,6 +54,7 @@ class Request:
     prespecified: tuple[str, ...] | None = None
     seen: tuple[str, ...] = ()
     interval: str = STUDENTIZED
+    alike_within: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
@@ -173,6 +167,17 @@ class Resampled:
     errors: Float | None = None
     distances: Float | None = None
 
+    def of(self, where: tuple[NDArray[np.intp], ...]) -> Resampled:
+        """Return some of the numbers, as one axis."""
+        errors = None if self.errors is None else self.errors[where]
+        if self.estimates.size == len(where[0]):  # all, in their order, which is the rule: without a copy
+            draws = self.draws.reshape(len(self.draws), -1)
+            distances = None if self.distances is None else self.distances.reshape(draws.shape)
+        else:
+            chosen: tuple[Any, ...] = (slice(None), *where)
+            draws, distances = self.draws[chosen], None if self.distances is None else self.distances[chosen]
+        return Resampled(self.estimates[where], draws, errors, distances)
+
 
 def summarize(
     moments: DocumentMoments,
@@ -209,18 +214,12 @@ def summarize(
         where = tuple(np.array(cells).T)
         levels = np.array([families[key].level if key in families else request.level for key in keys])
         estimate = own.estimates[where]
-        # Where every cell has documents, which is the rule, the cells are all of the sample, in its order.
-        chosen = (slice(None), *where)
-        draws = own.draws.reshape(len(own.draws), -1) if documents.all() else own.draws[chosen]
+        between = quantity.range.between(moments.windows.horizon)
         counted = clusters[where[:2]]
-        if own.errors is None or own.distances is None:
-            low, high = percentile_intervals(draws, levels)
-            methods = np.full(len(keys), PERCENTILE)
-        else:
-            distances = own.distances.reshape(draws.shape) if documents.all() else own.distances[chosen]
-            given = Studentized(estimate, own.errors[where], draws, distances)
-            between = quantity.range.between(moments.windows.horizon)
-            low, high, methods = studentized_intervals(given, levels, counted, sets[where[:2]], between)
+        alike = None
+        if own.errors is not None or request.alike_within is not None:
+            alike = alike_documents(pooling, quantity, request.alike_within or 0.0).of(where)
+        low, high, methods = _intervals(own.of(where), levels, counted, sets[where[:2]], between, alike)
         # No interval around an estimate that is itself undefined.
         low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
         columns["stratum"] += [key.stratum for key in keys]
@@ -239,118 +238,29 @@ def summarize(
             planned_status(request.seen, key.action, key.baseline) if key in families else EXPLORATORY for key in keys
         ]
         columns["interval"] += methods.tolist()
-        columns["clusters"] += counted.tolist()
+        columns["clusters"] += whole_clusters(counted).tolist()
         for column in REDUCED_COLUMNS:
             columns[column] += [None] * len(keys)
     return Estimates(columns)
 
 
-@dataclass(frozen=True, eq=False)
-class Studentized:
-    """Estimates [N], their standard errors [N], and the value and t* of every draw, [draws, N]."""
-
-    estimates: Float
-    errors: Float
-    draws: Float
-    distances: Float
-
-
-def studentized_intervals(
-    given: Studentized, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64], between: Between
+def _intervals(
+    own: Resampled, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike | None
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Studentized intervals of many numbers, or expanded percentiles where those are not defined.
-
-    They are not defined where the standard error of the estimate, or of more than 1% of the draws, vanishes, where so
-    many t* are undefined that they could move an end, and over fewer than five clusters. Nor are they of numbers that
-    may lie anywhere: these are ratios whose denominator can be 0, which have no variance, and a standard error that is
-    linear in the moments says little of them. Ends are cut to the range.
-
-    Args:
-        given: the numbers and their draws.
-        levels: the level of each, [N].
-        clusters: how many clusters are behind each, [N].
-        strata: in how many strata these are drawn, sets of strata that share clusters counted once, [N].
-        between: which ends the numbers lie.
-
-    Returns:
-        The lower and the upper ends, [N], NaN where draws are undefined as in ``percentile_intervals``; and the method.
-
-    """
-    low, high = percentile_intervals(given.distances, levels)
-    with np.errstate(invalid="ignore"):
-        low, high = given.estimates - high * given.errors, given.estimates - low * given.errors
-    vanishing = np.isnan(given.distances).sum(axis=0) - np.isnan(given.draws).sum(axis=0)
-    expanded = (
-        ~((given.errors > between.resolution) & between.bounded)
-        | (vanishing > _VANISHING * len(given.draws))
-        | (clusters < _FEWEST_CLUSTERS)
-        | np.isnan(low)
-    )
-    if expanded.any():
-        own = given.draws if expanded.all() else given.draws[:, expanded]
-        low[expanded], high[expanded] = expanded_intervals(own, levels[expanded], clusters[expanded], strata[expanded])
-    methods = np.where(expanded, EXPANDED, STUDENTIZED)
-    return np.clip(low, between.low, between.high), np.clip(high, between.low, between.high), methods
+    """The ends of many numbers, and the method of each; arguments are those of ``document_intervals``."""
+    if own.errors is not None and own.distances is not None and alike is not None:
+        given = Studentized(own.estimates, own.errors, own.draws, own.distances)
+        return document_intervals(given, levels, clusters, strata, between, alike)
+    low, high = percentile_intervals(own.draws, levels)
+    methods = np.full(len(levels), PERCENTILE)
+    if alike is None:
+        return low, high, methods
+    return at_least(low, high, methods, own.estimates, levels, clusters, strata, between, alike)
 
 
-def expanded_intervals(
-    sample: Float, levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64]
-) -> tuple[Float, Float]:
-    """Percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
-
-    With n clusters in S strata and t the (1 - level) / 2 quantile of Student's law with n - S degrees of freedom, the
-    lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of freedom.
-
-    Args:
-        sample: the draws, [draws, N].
-        levels: [N].
-        clusters: n, [N].
-        strata: S, [N].
-
-    """
-    low, high = percentile_intervals(sample, 1 - 2 * expanded_tails(levels, clusters, strata))
-    return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
-
-
-def expanded_tails(levels: Float, clusters: NDArray[np.int64], strata: NDArray[np.int64]) -> Float:
-    """The lower percentiles of ``expanded_intervals``, as fractions, [N]; arguments are those that it takes."""
-    free = np.maximum(clusters - strata, 1)
-    tails: Float = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
-    return tails
-
-
-def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
-    """Percentile intervals of many numbers: ``sample`` [draws, N], ``levels`` [N]; returns low and high, [N].
-
-    Ends are the (1 - level) / 2 and (1 + level) / 2 quantiles of the defined draws, linearly interpolated between order
-    statistics (numpy's default, and scipy.stats.bootstrap's method='percentile'). Undefined draws could lie anywhere:
-    once they are more than the (1 - level) / 2 of one tail they could move an end without bound, and both ends are NaN.
-    """
-    low, high = np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
-    for first in range(0, len(levels), _COLUMNS_AT_ONCE):
-        part = slice(first, first + _COLUMNS_AT_ONCE)
-        columns = sample[:, part]
-        ordered = np.empty(columns.shape[::-1])
-        for draw in range(0, len(columns), _DRAWS_AT_ONCE):
-            ordered[:, draw : draw + _DRAWS_AT_ONCE] = columns[draw : draw + _DRAWS_AT_ONCE].T
-        ordered.sort(axis=1)  # NaN comes last
-        defined = len(sample) - np.isnan(ordered).sum(axis=1)
-        tail = (1 - levels[part]) / 2
-        enough = (len(sample) - defined <= tail * len(sample)) & (defined > 0)
-        low[part] = np.where(enough, _quantile(ordered, defined, tail), np.nan)
-        high[part] = np.where(enough, _quantile(ordered, defined, 1 - tail), np.nan)
-    return low, high
-
-
-def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
-    position = probability * np.maximum(defined - 1, 0)
-    below = np.floor(position).astype(np.intp)
-    above = np.minimum(below + 1, np.maximum(defined - 1, 0))
-    rows = np.arange(len(ordered))
-    left, right, fraction = ordered[rows, below], ordered[rows, above], position - below
-    # Interpolated from the nearer end, so that equal neighbours give exactly their value.
-    inner: Float = np.where(fraction < 0.5, left + (right - left) * fraction, right - (right - left) * (1 - fraction))
-    return inner
+def whole_clusters(effective: Float) -> NDArray[np.int64]:
+    """Return effective clusters as whole numbers, rounded down but for rounding errors."""
+    return np.floor(effective + 1e-9).astype(np.int64)
 
 
 def nullable(values: Float) -> list[float | None]:

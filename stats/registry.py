@@ -65,6 +65,11 @@ class Between(NamedTuple):
         return self != (-np.inf, np.inf)
 
     @property
+    def is_fraction(self) -> bool:
+        """Whether the values are fractions of a part of the range from 0 on."""
+        return self.low == 0 and self.high <= 1
+
+    @property
     def resolution(self) -> float:
         """The standard error at and below which values do not vary: 1e-12 of the range, of 1 where that has no end."""
         width = self.high - self.low
@@ -194,6 +199,7 @@ class Quantity:
         profile: the profile moments that the function needs beyond the scalars.
         higher: whether more of it is worse, better, or neither by itself.
         difference_of: the quantity of an action whose difference a contrast is; None for every other quantity.
+        per: the denominator of a ratio of moments, as a function of them; None for every other quantity.
 
     """
 
@@ -210,6 +216,7 @@ class Quantity:
     profile: tuple[str, ...] = ()
     higher: Higher = Higher.NEITHER
     difference_of: str | None = None
+    per: Callable[[Pooled], Array] | None = None
 
     def x(self, windows: Windows) -> tuple[int | None, ...]:
         """Return the values of ``x`` in order: positions, lags, blocks or EOS sets; (None,) for a scalar."""
@@ -246,6 +253,11 @@ IMPLIED_RANGES: Mapping[Scale, Range] = {
 }
 
 
+def moment(name: str) -> Callable[[Pooled], Array]:
+    """Return the function that reads a scalar moment."""
+    return lambda m: m[name]
+
+
 def ratio(numerator: Array, denominator: Array) -> Array:
     """Ratio of moments, NaN where the denominator is 0 (definitions, "Pooling": a ratio is a ratio of moments)."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -266,18 +278,25 @@ def action_quantity(
     profile: tuple[str, ...] = (),
     values: Range | None = None,
     higher: Higher = Higher.NEITHER,
+    per: str | Callable[[Pooled], Array] = "",
 ) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
     """Register the decorated function of an action's moments as the quantity of its own name; it stays as it is.
 
     Arguments are the attributes of ``Quantity``; ``column`` is given where it is not the function's name, and the range
-    ``values`` where it is not what the scale implies.
+    ``values`` where it is not what the scale implies. ``per`` may be the name of a scalar moment.
     """
     between = values or IMPLIED_RANGES[scale]
+    denominator = moment(per) if isinstance(per, str) and per else per or None
 
     def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
         name = function.__name__
         own = column or name
-        _register(Quantity(name, "action", function, label, meaning, scale, between, view, own, axis, profile, higher))
+        _register(
+            Quantity(
+                name, "action", function, label, meaning, scale, between, view, own, axis, profile, higher,
+                per=denominator,
+            )
+        )  # fmt: skip
         return function
 
     return add

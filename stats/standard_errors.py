@@ -1,9 +1,10 @@
 """Standard errors of quantities, of the documents themselves or of draws of them (definitions, "Intervals").
 
-A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum of w_d grad g . x_d over
-its documents, and SE^2 is the sum over strata of n / (n - 1) times the squared deviations of u_c, n clusters in a
-stratum. That is a quadratic form of the gradient in second moments of the clusters' totals. A draw has them from its
-counts by a matrix product, as it has its moments: nothing here runs over draws or over clusters.
+A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents of
+w_d grad g . (x_d - M_s), with M_s the mean of the document's stratum. SE^2 is the sum over strata of n / (n - 1) times
+the squared deviations of u_c, n clusters in a stratum. That is a quadratic form of the gradient in second moments of
+the clusters' totals and sizes. A draw has them from its counts by a matrix product, as it has its moments: nothing here
+runs over draws or over clusters.
 
 Strata that share clusters are one set: the pooled row adds a cluster's documents over all of them, with each stratum's
 weight. A stratum's own row takes the clusters that have documents in it.
@@ -89,19 +90,29 @@ class ClusterBlocks:
         ends = np.cumsum([len(one) for one in members])[:-1]
         return Block(rows, strata, documents[first], tuple(np.split(own, ends)))
 
-    def members(self, block: Block, supports: Sequence[int]) -> NDArray[np.bool_]:
-        """Which clusters have documents of each support, bool [C, subjects]."""
-        has = np.zeros((block.clusters, len(supports)), dtype=np.bool_)
+    def sizes(self, block: Block, supports: Sequence[int]) -> Float:
+        """How many documents of each support a cluster has, float64 [C, subjects]."""
+        sizes = np.zeros((block.clusters, len(supports)))
         for number, cluster_of in zip(block.strata, block.cluster_of, strict=True):
-            np.logical_or.at(has, cluster_of, self.pooling.masks[self.pooling.members[number]][:, supports])
-        return has
+            np.add.at(sizes, cluster_of, self.pooling.masks[self.pooling.members[number]][:, supports])
+        return sizes
 
-    def counts_of(self, quantity: Quantity) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Count the clusters behind a quantity, and the sets of strata they are drawn in: int64 [rows, subjects]."""
+    def counts_of(self, quantity: Quantity) -> tuple[Float, NDArray[np.int64]]:
+        """Count the effective clusters behind a quantity, and the sets of strata that they are drawn in.
+
+        Effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each: their number where they are
+        equally large, fewer otherwise (definitions, "Intervals").
+
+        Returns:
+            float64 and int64, each [rows, subjects].
+
+        """
         supports = list(self.pooling.sides(quantity)[0])
-        clusters, sets = (np.zeros((len(self.pooling.rows), len(supports)), dtype=np.int64) for _ in range(2))
+        shape = (len(self.pooling.rows), len(supports))
+        clusters, sets = np.zeros(shape), np.zeros(shape, dtype=np.int64)
         for block in self.blocks:
-            count = self.members(block, supports).sum(axis=0)
+            sizes = self.sizes(block, supports)
+            count = effective(sizes)
             for row in block.rows:
                 clusters[row] += count
                 sets[row] += count > 0
@@ -173,39 +184,46 @@ class _Part:
 
     def __init__(self, block: Block, pooling: Pooling, masks: NDArray[np.bool_], values: Sequence[Float]) -> None:
         self.block = block
-        self._members = [pooling.members[number] for number in block.strata]
-        self._masks = [masks[documents].astype(np.float64) for documents in self._members]
+        members = [pooling.members[number] for number in block.strata]
+        own = [masks[documents].astype(np.float64)[..., None] for documents in members]
         sizes = [
-            _totals(mask[..., None], cluster_of, block.clusters)[..., 0]
-            for mask, cluster_of in zip(self._masks, block.cluster_of, strict=True)
-        ]  # documents of each cluster by stratum, [C, subjects]
-        self._has = np.any(sizes, axis=0)
+            _totals(mask, cluster_of, block.clusters) for mask, cluster_of in zip(own, block.cluster_of, strict=True)
+        ]  # documents of each cluster by stratum, [C, subjects, 1]
+        self._has = np.any(sizes, axis=0)[..., 0]
         self.present = self._has.any(axis=0)
         self._features = len(values)
+        # Documents' deviations from the mean of their stratum: a sum over them loses less to rounding.
         totals = [
-            self._centred(_totals(value[documents] * mask[..., None], cluster_of, block.clusters))
-            for documents, mask, cluster_of in zip(self._members, self._masks, block.cluster_of, strict=True)
-            for value in values
-        ]
-        # Where every cluster counts as many documents as every other, all of a draw's numbers are those of the block.
+            [
+                _totals(_centred(value[documents], mask), cluster_of, block.clusters)
+                for value in values
+            ]
+            for documents, mask, cluster_of in zip(members, own, block.cluster_of, strict=True)
+        ]  # fmt: skip
+        # Where every cluster counts as many documents as every other, all of a draw's numbers are those of the block,
+        # and what resampling changes of the mean M_s is the mean of the totals.
         size = sizes[0][0]
         self._fixed = len(block.strata) == 1 and len(block.rows) == 2 and bool((sizes[0] == size).all() and size.all())
-        self._clusters = float(block.clusters)
+        clusters = float(block.clusters)
+        slots = [total for own_totals in totals for total in own_totals]
         if self._fixed and block.clusters > 1:
-            documents = block.clusters * size[:, None]
-            scale = np.sqrt(self._clusters / (self._clusters - 1)) / documents
-            totals = [total * scale for total in totals]
-        self._pairs = list(combinations_with_replacement(range(len(totals)), 2))
-        self._slots = len(totals)
-        rounding = 1 - _ROUNDING * len(totals)
-        products = [totals[i] * totals[j] * (rounding if i == j else 1.0) for i, j in self._pairs]
-        columns = [*(total / np.sqrt(self._clusters) for total in totals), *products]  # each [C, subjects, 1 or X]
+            scale = np.sqrt(clusters / (clusters - 1)) / (clusters * size)
+            slots = [total * scale for total in slots]
+        rounding = 1 - _ROUNDING * len(slots)
+        if not self._fixed:
+            slots = [slot for own_totals, of in zip(totals, sizes, strict=True) for slot in (*own_totals, of)]
+        self._pairs = list(combinations_with_replacement(range(len(slots)), 2))
+        self._slots = len(slots)
+        first = 1 / np.sqrt(clusters) if self._fixed else 1.0
+        is_size = [not self._fixed and self._split(i)[1] == self._features for i in range(len(slots))]
+        products = [slots[i] * slots[j] * (rounding if i == j and not is_size[i] else 1.0) for i, j in self._pairs]
+        columns = [*(slot * first for slot in slots), *products]  # each [C, subjects, 1 or X]
         ends = np.cumsum([0, *(column.shape[2] for column in columns)]).tolist()
         self._slices = [slice(*span) for span in pairwise(ends)]
         self._columns = _tiles(np.concatenate(columns, axis=2).swapaxes(0, 1))  # [subjects, C, V]
 
     def covariances(self, counts: Float) -> _Covariances:
-        """Return n / (n - 1) times the sums of products of deviations of what w_d x_d adds up to in clusters.
+        """Return n / (n - 1) times the sums of products of deviations of what w_d (x_d - M_s) adds up to in clusters.
 
         They are of every two things that are read, by their numbers, and of a weight w_d that is one over the documents
         of the stratum: [subjects, B, 1 or X].
@@ -218,40 +236,54 @@ class _Part:
         moments = _products(weights, self._columns)
         if self.block.clusters < 2:
             moments = np.full_like(moments, np.nan)
-        firsts, seconds = (self._slices[: self._slots], self._slices[self._slots :])
+        firsts = [moments[..., own] for own in self._slices[: self._slots]]
+        seconds = {pair: moments[..., own] for pair, own in zip(self._pairs, self._slices[self._slots :], strict=True)}
+        if self._fixed:
+            return {(i, j): second - firsts[i] * firsts[j] for (i, j), second in seconds.items()}
+        n = (weights @ self._has.astype(np.float64)).T[..., None]
+        return self._of_residuals(firsts, seconds, np.where(n > 1, n / (n - 1), np.nan))
+
+    def _of_residuals(self, firsts: list[Float], seconds: _Covariances, scale: Float) -> _Covariances:
+        """Combine sums of totals T and sizes m: a cluster's residual is T - (M_s - its value in the sample) m.
+
+        The mean of residuals over the clusters of a draw is 0, so that their squares are squared deviations.
+        """
         result: _Covariances = {}
-        scale = None if self._fixed else self._scales(weights, counts)
-        for (i, j), part in zip(self._pairs, seconds, strict=True):
-            deviations = moments[..., firsts[i]] * moments[..., firsts[j]]
-            if scale is not None:
-                deviations *= scale[0]
-            np.subtract(moments[..., part], deviations, out=deviations)
-            (one, feature), (other, also) = divmod(i, self._features), divmod(j, self._features)
-            if scale is not None:
-                deviations *= scale[1] * scale[2][one] * scale[2][other]
+        for i, j in self._pairs:
+            (one, feature), (other, also) = self._split(i), self._split(j)
+            if self._features in (feature, also):
+                continue
+            size, other_size = (number * (self._features + 1) + self._features for number in (one, other))
+            mean, other_mean = firsts[i] / firsts[size], firsts[j] / firsts[other_size]
+            product = seconds[i, j] - mean * seconds[_ordered(size, j)] - other_mean * seconds[_ordered(i, other_size)]
+            product += mean * other_mean * seconds[_ordered(size, other_size)]
+            product *= scale / (firsts[size] * firsts[other_size])
             if one != other and feature == also:
-                deviations *= 2  # both orders of the two strata
-            key = (feature, also) if feature <= also else (also, feature)
-            result[key] = result[key] + deviations if key in result else deviations
+                product *= 2  # both orders of the two strata
+            key = _ordered(feature, also)
+            result[key] = result[key] + product if key in result else product
         return result
 
-    def _scales(self, weights: Float, counts: Float) -> tuple[Float, Float, list[Float]]:
-        """Return C / n, n / (n - 1) and one over the documents of every stratum, [subjects, B, 1], in each draw."""
-        n = (weights @ self._has.astype(np.float64)).T[..., None]
-        each = [
-            1 / (counts[:, documents] @ mask).T[..., None]
-            for documents, mask in zip(self._members, self._masks, strict=True)
-        ]
-        return self._clusters / n, np.where(n > 1, n / (n - 1), np.nan), each
+    def _split(self, slot: int) -> tuple[int, int]:
+        """The stratum and the feature of a slot; behind its features, a stratum has its clusters' sizes."""
+        return divmod(slot, self._features + (not self._fixed))
 
-    def _centred(self, totals: Float) -> Float:
-        """Take their mean off clusters' totals [C, subjects, 1 or X]; 0 for clusters that are not there.
 
-        Deviations do not change by it, and lose less to rounding.
-        """
-        has = self._has[..., None]
-        mean = totals.sum(axis=0) / np.maximum(has.sum(axis=0), 1)
-        return np.where(has, totals - mean, 0.0)
+def _ordered(one: int, other: int) -> tuple[int, int]:
+    return (one, other) if one <= other else (other, one)
+
+
+def _centred(values: Float, mask: Float) -> Float:
+    """Take their mean off documents' values [n, subjects, 1 or X]; 0 for documents that ``mask`` leaves out."""
+    mean = (values * mask).sum(axis=0) / np.maximum(mask.sum(axis=0), 1)
+    return np.where(mask > 0, values - mean, 0.0)
+
+
+def effective(sizes: Float) -> Float:
+    """Return (sum m)^2 / sum m^2 over the first axis; 0 where all are 0."""
+    squares = (sizes**2).sum(axis=0)
+    found: Float = np.divide(sizes.sum(axis=0) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
+    return found
 
 
 def _totals(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float:

@@ -7,11 +7,18 @@ import pyarrow.compute as pc
 
 from flows.frozen_plan import find_plan
 from schema.store.store import Store
+from stats.quantities import SIMULTANEOUS_GAP
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
     """Whether the study's results were estimated from present events and documents, under its newest plan."""
     return estimated_version(store, study, model) == store.data_version("events")
+
+
+def pairs_are_current(store: Store, study: str, model: str) -> bool:
+    """Whether the newest estimates have intervals that hold for all pairs of actions, if they compare any."""
+    quantities = set(newest_rows(store, study, model)["quantity"].unique().to_pylist())
+    return "gap" not in quantities or SIMULTANEOUS_GAP in quantities
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:

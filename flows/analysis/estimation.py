@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,11 @@ from sql.catalog import Views
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
+from stats.quantities import SIMULTANEOUS_GAP
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.quantities.branching import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
+from stats.simultaneous import simultaneous_gaps
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
 
@@ -63,7 +65,7 @@ def estimate_study(
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
     *,
-    answers_alone: bool = False,
+    wanted: Callable[[Subject], bool] = lambda _: True,
 ) -> StudyEstimates:
     """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
 
@@ -79,15 +81,14 @@ def estimate_study(
         coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
             estimates.
         answers: moments of those with answers; None where nothing is estimated of answers.
-        answers_alone: whether all other estimates are there.
+        wanted: whether estimates of a subject are wanted; those of others are there.
 
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
     revisions = action_revisions(views, analysis.study)
     inputs = inputs_of(analysis, moments, branching, revisions, coefficients, answers)
-    if answers_alone:
-        inputs = {subject: sha256 for subject, sha256 in inputs.items() if subject.answers}
+    inputs = {subject: sha256 for subject, sha256 in inputs.items() if wanted(subject)}
     cited = {
         "events_version": events_version,
         "documents_revision": documents_revision(views, analysis.study, analysis.model),
@@ -98,9 +99,13 @@ def estimate_study(
     parts = parts_of(analysis, moments, lacking, coefficients)
     parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
+    if any(subject.together for subject in lacking):
+        level = analysis.request.level
+        estimates.append(simultaneous_gaps(moments, draws=analysis.exploratory_draws, seed=analysis.seed, level=level))
     new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
-    return StudyEstimates(rows, new.num_rows, len(lacking), len(inputs))
+    made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
+    return StudyEstimates(rows, new.num_rows, made, subjects)
 
 
 def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
@@ -218,7 +223,15 @@ def _result_rows(
         columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
     subjects = zip(*(columns[name] for name in ("action", "baseline", "quantity")), strict=True)
     columns["inputs_sha256"] = [
-        inputs[Subject(action, baseline, quantity in BRANCHING_QUANTITIES, quantity in ANSWER_QUANTITIES)]
+        inputs[
+            Subject(
+                action,
+                baseline,
+                quantity in BRANCHING_QUANTITIES,
+                quantity in ANSWER_QUANTITIES,
+                quantity == SIMULTANEOUS_GAP,
+            )
+        ]
         for action, baseline, quantity in subjects
     ]
     return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

@@ -5,6 +5,7 @@ Everything is computed from the store's moments at the level that is asked for; 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,12 +27,15 @@ from schema.store.studies import chosen_study
 from schema.study import CONTROL_ACTION, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
+from stats.alike import alike_documents, settling_factor
 from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
-from stats.intervals import EXPLORATORY, SEEN, STUDENTIZED, Request, planned_status
+from stats.ends import ALIKE, STUDENTIZED
+from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.moments import DocumentMoments
+from stats.pooling import Pooling
 from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.registry import Quantity
+from stats.registry import Between, Higher, Quantity
 
 _DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
 
@@ -80,6 +84,9 @@ class Verdict:
         status: whether a plan named the difference before its documents were seen.
         events_version: the version of ``events`` that was read.
         plan_sha256: the plan's hash, None without one.
+        alike: whether the interval is what documents leave open that are all alike, or all but a few.
+        more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
+            number would, or if the documents are not alike.
 
     """
 
@@ -96,6 +103,8 @@ class Verdict:
     status: str
     events_version: int
     plan_sha256: str | None
+    alike: bool
+    more: int | None
 
     @property
     def interval_level(self) -> float:
@@ -129,13 +138,16 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
             moments = _answers(store, views, study, model, moments.windows)
     _check_pair(moments, question)
     row = _estimated(moments, contrast, question, plan)
+    decision = decide(row["low"], row["high"], question.margin, contrast.higher)
+    rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE
     return Verdict(
-        decide(row["low"], row["high"], question.margin, contrast.higher),
+        decision,
         replace(question, study=study, model=model),
         contrast, row["estimate"], row["low"], row["high"], row["interval"], row["draws"], row["documents"],
         row["clusters"],
         _status(store, plan, contrast, question),
-        version, None if plan is None else plan.sha256,
+        version, None if plan is None else plan.sha256, rare,
+        _more_documents(moments, contrast, question, row["documents"]) if rare else None,
     )  # fmt: skip
 
 
@@ -152,14 +164,33 @@ def _answers(store: Store, views: Views, study: str, model: str, windows: Window
 def _estimated(
     moments: DocumentMoments, contrast: Quantity, question: GateQuestion, plan: FrozenPlan | None
 ) -> dict[str, Any]:
-    """The row of the contrast, of the same draws as the study's stored estimates of primary quantities."""
-    request = Request(_interval_level(question), interval=STUDENTIZED if plan is None else plan.interval)
+    """The row of the contrast, of the same draws as the study's stored estimates of primary quantities.
+
+    Documents that differ from each other by less than the margin are alike: they do not show those that fail.
+    """
+    request = Request(
+        _interval_level(question), interval=STUDENTIZED if plan is None else plan.interval,
+        alike_within=question.margin,
+    )  # fmt: skip
     pair = (question.baseline, question.action)
     estimates = estimate(
         moments.of_actions(pair), draws=_DRAWS if plan is None else plan.draws, seed=0 if plan is None else plan.seed,
         request=request, quantities=[contrast.name], pairs=[pair],
     )  # fmt: skip
     return estimates.row(Endpoint(contrast.name, question.action, question.baseline, question.stratum))
+
+
+def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
+    """How many more documents would settle a question that alike documents leave open."""
+    pair = (question.baseline, question.action)
+    pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
+    row = pooling.rows.index(question.stratum)
+    alike = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
+    between = contrast.range.between(moments.windows.horizon)
+    if contrast.higher is Higher.BETTER:
+        alike, between = alike.turned, Between(-between.high, -between.low)
+    factor = settling_factor(alike, _interval_level(question), between, question.margin)
+    return None if factor is None else math.ceil(documents * (factor - 1))
 
 
 def _interval_level(question: GateQuestion) -> float:

@@ -34,14 +34,16 @@ Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that div
 
 @dataclass(frozen=True)
 class Divergence:
-    """What an action's trajectories say so far; half widths of 95% intervals are None where they cannot be had yet."""
+    """What an action's trajectories say so far; ends of 95% intervals are None if they cannot be had yet."""
 
     action: str
     documents: int
     mismatch: float
-    mismatch_half_width: float | None
+    mismatch_low: float | None
+    mismatch_high: float | None
     probability: float
-    probability_half_width: float | None
+    probability_low: float | None
+    probability_high: float | None
 
 
 @dataclass(frozen=True)

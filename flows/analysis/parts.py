@@ -17,7 +17,8 @@ from schema.progress import Progress
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
-from stats.intervals import STUDENTIZED, Estimates, Request
+from stats.ends import STUDENTIZED
+from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, Float
 from stats.quantities import PAIR_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
@@ -92,13 +93,15 @@ class Analysis:
 class Subject(NamedTuple):
     """What estimates are of: an action, its contrast with a baseline, or its residual branching.
 
-    ``answers`` are of an action or a contrast on the documents with answers.
+    ``answers`` are of an action or a contrast on the documents with answers, ``together`` of a contrast with an
+    interval that holds for all pairs of actions.
     """
 
     action: str
     baseline: str | None = None
     branched: bool = False
     answers: bool = False
+    together: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +192,9 @@ def parts_of(
         answers: whether the parts are those of answers, and not of events.
 
     """
-    subjects = [subject for subject in subjects if subject.answers == answers and not subject.branched]
+    subjects = [
+        subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)
+    ]
     actions = [subject.action for subject in subjects if subject.baseline is None]
     contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
     compared = {action for pair in contrasts for action in pair}
@@ -242,4 +247,7 @@ def inputs_of(
             names = [name for name in (subject.baseline, subject.action) if name is not None]
             traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
             found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
-    return found
+    # An interval that holds for all pairs is a function of all actions.
+    whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
+    pairs = [one for one in subjects_of(moments) if one.baseline is not None]
+    return found | {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from flows.analysis.answers import answer_moments, answers_are_current
 from flows.analysis.calibration import calibrate_study
-from flows.analysis.current import estimates_are_current
+from flows.analysis.current import estimates_are_current, pairs_are_current
 from flows.analysis.estimation import (
     analyzed_splits,
     document_moments,
@@ -17,7 +17,7 @@ from flows.analysis.estimation import (
     study_windows,
 )
 from flows.analysis.looks import with_looks
-from flows.analysis.parts import Analysis, Runner, counted, one_by_one
+from flows.analysis.parts import Analysis, Runner, Subject, counted, one_by_one
 from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from flows.scores import Scoring, known_answers
@@ -48,10 +48,15 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         InputError: events are not derived, or there is nothing to estimate.
 
     """
-    answers_alone = estimates_are_current(store, study, model)
+    current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)
-    if answers_alone and answers_are_current(store, study, model, scoring):
+    answered, compared = answers_are_current(store, study, model, scoring), pairs_are_current(store, study, model)
+    if current and answered and compared:
         return 0
+
+    def wanted(subject: Subject) -> bool:
+        return not current or (subject.answers and not answered) or (subject.together and not compared)
+
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
         # What is estimated is what these views show, whatever other writers commit meanwhile.
@@ -72,16 +77,16 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
         # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
         count = 0
-        if frozen is not None and not answers_alone:
+        if frozen is not None and not current:
             count = calibrate_study(store, views, frozen, version, moments, seen)
-        answered = known_answers(store, study, model) if scoring.documents else {}
+        known = known_answers(store, study, model) if scoring.documents else {}
         rows = []
         for analysis in analyses:
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
-            answers = answer_moments(views, study, model, analysis.split, windows, answered) if answered else None
+            answers = answer_moments(views, study, model, analysis.split, windows, known) if known else None
             estimates = estimate_study(
                 store, views, analysis, version, moments[analysis.split], counted(run, progress), fitted, answers,
-                answers_alone=answers_alone,
+                wanted=wanted,
             )  # fmt: skip
             if not estimates.new:
                 progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")

@@ -20,7 +20,7 @@ from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
 from schema.store.store import Store
 from schema.study import Study
 from schema.tables import PLANS
-from stats.intervals import PERCENTILE
+from stats.ends import PERCENTILE
 from stats.reduction.saving import PLAIN_VARIANCE
 
 # What says how a plan came about; two that differ in nothing else decide the same.

@@ -19,7 +19,7 @@ from schema.tables import PLAIN, SWRB
 from stats.allocation import Allocation, allocate
 from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
 from stats.endpoints import Endpoint, Family
-from stats.intervals import STUDENTIZED
+from stats.ends import STUDENTIZED
 from stats.moments import ReplicateMoments
 from stats.quantities import PAIR_QUANTITIES
 from stats.reduction.coefficients import reduced_replicates

@@ -84,8 +84,8 @@ def _pace_text(look: StudyLook) -> str:
 
 def _divergence_text(look: StudyLook) -> str:
     parts = [
-        f"{one.action} R = {_share(one.mismatch, one.mismatch_half_width)}, "
-        f"P(tau <= H) = {_share(one.probability, one.probability_half_width)}"
+        f"{one.action} R = {_share(one.mismatch, one.mismatch_low, one.mismatch_high)}, "
+        f"P(tau <= H) = {_share(one.probability, one.probability_low, one.probability_high)}"
         for one in look.divergence
     ]
     return f"; preliminary, {look.split}: {'; '.join(parts)}" if parts else ""
@@ -112,14 +112,14 @@ def _table(look: StudyLook) -> Table:
         table.add_row(
             Text(printable(action)), counts.get("development", ""), counts.get("evaluation", ""),
             "" if one is None else f"{one.documents:,}",
-            "" if one is None else _share(one.mismatch, one.mismatch_half_width),
-            "" if one is None else _share(one.probability, one.probability_half_width),
+            "" if one is None else _share(one.mismatch, one.mismatch_low, one.mismatch_high),
+            "" if one is None else _share(one.probability, one.probability_low, one.probability_high),
         )  # fmt: skip
     return table
 
 
-def _share(value: float, half_width: float | None) -> str:
-    return f"{value:.3f}" if half_width is None else f"{value:.3f} ± {half_width:.3f}"
+def _share(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _duration(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from report.printing.tables import Cell, Column
 from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from schema.study import POOLED
+from stats.quantities import ALL_QUANTITIES
 from stats.registry import DIFFERENCE, Scale
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _PLACE_WORDS = {
 TEMPLATE = """
 {% if rows %}
 <p><b>{{ sentence }}</b> {{ correlation }}</p>
-<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right where its score is 1. An answer is lost where the reference X is right and the compressed Y is not, and gained the other way round.</p>
+<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and the compressed Y is not, and gained the other way round; the change of accuracy has both.</p>
 {{ table(tables.answers) }}
 {% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
 <p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. Up to τ both sides state the same. So where a pair parts after the answer, none is lost.</p>
@@ -70,30 +72,40 @@ def section(content: PageContent) -> Section | None:
     drawings = (Drawing("answers", words, partial(answers_figure, content)),)
     values = {
         "rows": rows,
-        "sentence": lost_sentence(content),
+        "sentence": answers_sentence(content),
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
     }
     return Section("answers", "Does it matter?", TEMPLATE, tuple(tables), drawings, values)
 
 
-def lost_sentence(content: PageContent) -> str:
-    """What each action loses of the right answers: ``snapkv-half loses 3.1% of the right answers, recent-half 41%.``
+def answers_sentence(content: PageContent) -> str:
+    """What each action changes of accuracy, then how many right answers it loses and gains, a sentence each.
 
-    Of many actions it names those that lose the least and the most.
+    Of many actions it names those whose accuracy is the highest and the lowest.
     """
-    shares = [(action, content.estimates.get("lost_share", action)) for action in content.actions]
-    known = [(action, in_text(one, Scale.PERCENT)) for action, one in shares if one.estimate is not None]
+    known = [action for action in content.actions if content.estimates.get("accuracy", action).estimate is not None]
     if not known:
-        return "The reference states no right answer, so none can be lost."
+        return "No answer is scored."
     if len(known) > _MOST:
-        lost = {action: one.estimate for action, one in shares if one.estimate is not None}
-        texts = dict(known)
-        least, most = (end(lost, key=lambda action: lost[action]) for end in (min, max))
-        return f"Of the right answers, {least} loses {texts[least]}, the least, and {most} {texts[most]}, the most."
-    (first, loses), *others = known
+        accuracy = {action: content.estimates.get("accuracy", action).estimate or 0.0 for action in known}
+        known = [max(known, key=lambda name: accuracy[name]), min(known, key=lambda name: accuracy[name])]
+    return " ".join(_sentence(content, action) for action in known)
+
+
+def _sentence(content: PageContent, action: str) -> str:
+    """``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
+    names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
+    found = {name: content.estimates.get(name, action) for name in names}
+    points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
+    change = in_text(found["score_gap"], Scale.POINTS)
+    told = f"With {action}, accuracy is {points['accuracy']} instead of {points['accuracy_reference']}: {change}."
+    if found["lost_share"].estimate is None:
+        return f"{told} The reference is never right, so no right answer can be lost; {points['gained']} are gained."
+    share = in_text(found["lost_share"], Scale.PERCENT)
     return (
-        "".join([f"{first} loses {loses} of the right answers", *(f", {name} {text}" for name, text in others)]) + "."
+        f"{told} Right answers are lost in {points['lost']} of pairs and gained in {points['gained']}; of the "
+        f"reference’s right answers {share} are lost."
     )
 
 

@@ -232,7 +232,5 @@ def status_note(estimates: Iterable[Estimate]) -> str:
             parts.append(f"{mark[standing]} {words} {' and '.join(map(level, levels))} intervals".lstrip())
     if any(row.of_few_clusters for row in bounded):
         parts.append(f"{_FEW_MARK} fewer than {FEW_CLUSTERS} clusters of documents, whose interval may cover less")
-    if any(row.low == row.high for row in bounded):
-        parts.append("an interval of no width is over documents that are all alike, and says nothing of others")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

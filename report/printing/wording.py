@@ -27,7 +27,8 @@ _MEANINGS = {
     "mismatch": "R is the share of positions whose token differs from that of {whole}",
     "divergence_probability": "P(τ ≤ H) the share of continuations that part within {horizon} tokens",
     "mean_entry": "mean τ the position where these part",
-    "exposure": "E the share of positions after that",
+    "exposure": "E the share of positions after that, up to the horizon",
+    "exposure_written": "E, written the same up to the later end of both texts",
     "accuracy": "accuracy of Y the mean score of the compressed model’s answers",
     "lost_share": "lost share the share of the right answers of {whole} that it loses",
 }

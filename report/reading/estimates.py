@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
-from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES
+from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
 
 FEW_CLUSTERS = 20  # intervals over fewer are marked
@@ -122,6 +122,11 @@ class ReportedEstimates:
     def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
         """Whether the pooled quantity is there, with or without a number."""
         return (quantity, POOLED, action, baseline) in self._series
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of actions have intervals that hold for all of them together."""
+        return sum(series[0] == SIMULTANEOUS_GAP for series in self._series) // 2
 
     def all(self) -> list[Estimate]:
         """Every estimate, in a fixed order."""

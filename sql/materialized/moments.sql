@@ -37,6 +37,8 @@ select
     scalar_prefix_eos_x as prefix_eos_x,
     scalar_prefix_eos_y as prefix_eos_y,
     scalar_occupation_compensator as occupation_compensator,
-    scalar_exposure_compensator as exposure_compensator
+    scalar_exposure_compensator as exposure_compensator,
+    scalar_written as written,
+    scalar_written_exposure as written_exposure
 from internal.document_moments
 inner join main.documents using (study, model, doc)

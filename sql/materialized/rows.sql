@@ -80,7 +80,9 @@ select
     cohort_paths, lag_cohort_delta, lag_cohort_mismatch, lag_cohort_pre_eos,
     depth_observed, depth_capacity,
     occupation_compensator as scalar_occupation_compensator,
-    exposure_compensator as scalar_exposure_compensator
+    exposure_compensator as scalar_exposure_compensator,
+    written as scalar_written,
+    written_exposure as scalar_written_exposure
 from computed.moments
 inner join revisions using (study, model, doc, action)
 inner join positions using (study, model, doc, action)

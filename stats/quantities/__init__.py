@@ -9,6 +9,7 @@ with its moments is in ``stats.registry``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from schema.errors import InputError, nearest
 from stats.quantities import actions, contrasts  # noqa: F401 - which register theirs, in this order
@@ -27,7 +28,17 @@ DIFFERENCES: Mapping[str, Quantity] = {
     **{one.difference_of: one for one in PAIR_QUANTITIES.values() if one.difference_of},
 }
 
-ALL_QUANTITIES: Mapping[str, Quantity] = {**PAIR_QUANTITIES, **BRANCHING_QUANTITIES}
+SIMULTANEOUS_GAP = "gap_simultaneous"
+"""The gap of every pair of actions with intervals that hold for all pairs together: ``stats.simultaneous``."""
+
+ALL_QUANTITIES: Mapping[str, Quantity] = {
+    **PAIR_QUANTITIES,
+    **BRANCHING_QUANTITIES,
+    SIMULTANEOUS_GAP: replace(
+        QUANTITIES["gap"], name=SIMULTANEOUS_GAP, meaning="gap in R (token), of all pairs together", view=None,
+        column=SIMULTANEOUS_GAP,
+    ),
+}  # fmt: skip
 
 _BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES}
 

@@ -50,7 +50,7 @@ def occupation(m: Pooled) -> Array:
     return m["occupation"]
 
 
-@action_quantity("C", "mismatch rate while exposed", PERCENT, "decomposition", higher=WORSE)
+@action_quantity("C", "mismatch rate while exposed", PERCENT, "decomposition", higher=WORSE, per="exposure")
 def mismatch_rate(m: Pooled) -> Array:
     """C_H: Pi / E, 0 when E = 0, so that R = O + E C always holds."""
     rate = ratio(m["occupation"], m["exposure"])
@@ -63,10 +63,35 @@ def divergence_probability(m: Pooled) -> Array:
     return m["diverged"]
 
 
-@action_quantity("mean τ", "mean entry, given divergence", TOKENS, "decomposition", higher=BETTER)
+@action_quantity("mean τ", "mean entry, given divergence", TOKENS, "decomposition", higher=BETTER, per="diverged")
 def mean_entry(m: Pooled) -> Array:
     """M(tau 1{tau <= H}) / M(1{tau <= H}), in tokens."""
     return ratio(m["entry"], m["diverged"])
+
+
+# Positions up to the later EOS (definitions, "Written and padded positions") ------------------------------------------
+
+
+@action_quantity("written", "positions before both texts have ended", PERCENT, "decomposition")
+def written(m: Pooled) -> Array:
+    """M(min(H, e')) / H: after both ends all positions agree by construction."""
+    return m["written"]
+
+
+@action_quantity(
+    "R, written", "written positions with different tokens", PERCENT, "decomposition", higher=WORSE, per="written"
+)
+def mismatch_written(m: Pooled) -> Array:
+    """M(sum_{t <= e'} I_t) / M(min(H, e')); no token differs after e'."""
+    return ratio(m["mismatch"], m["written"])
+
+
+@action_quantity(
+    "E, written", "written positions after the first mismatch", PERCENT, "decomposition", higher=WORSE, per="written"
+)
+def exposure_written(m: Pooled) -> Array:
+    """M((min(H, e') - tau) 1{tau <= H}) / M(min(H, e'))."""
+    return ratio(m["written_exposure"], m["written"])
 
 
 # Saturation, branch cohort, local agreement (definitions, "Two clocks") ----------------------------------------------
@@ -84,61 +109,69 @@ def cohort_fraction(m: Pooled) -> Array:
     return m["cohort"]
 
 
-@action_quantity("early δ", "mean over early lags", PERCENT, "branch_windows", higher=WORSE)
+@action_quantity("early δ", "mean over early lags", PERCENT, "branch_windows", higher=WORSE, per="cohort")
 def early(m: Pooled) -> Array:
     """Mean over early lags of E[delta_{tau+j} | tau <= T]."""
     return ratio(m["early_delta"], m["cohort"])
 
 
-@action_quantity("late δ", "mean over late lags", PERCENT, "branch_windows", higher=WORSE)
+@action_quantity("late δ", "mean over late lags", PERCENT, "branch_windows", higher=WORSE, per="cohort")
 def late(m: Pooled) -> Array:
     """Mean over late lags of E[delta_{tau+j} | tau <= T]."""
     return ratio(m["late_delta"], m["cohort"])
 
 
-@action_quantity("late − early", "change along the branch", POINTS, "branch_windows")
+@action_quantity("late − early", "change along the branch", POINTS, "branch_windows", per="cohort")
 def late_minus_early(m: Pooled) -> Array:
     """B: late - early."""
     return late(m) - early(m)
 
 
-@action_quantity("early, pre-EOS", "early lags before either EOS", PERCENT, "branch_windows", higher=WORSE)
+@action_quantity(
+    "early, pre-EOS", "early lags before either EOS", PERCENT, "branch_windows", higher=WORSE, per="early_pre_eos_steps"
+)
 def early_pre_eos(m: Pooled) -> Array:
     """Pre-EOS branch mean over the early lags: a ratio of summed moments."""
     return ratio(m["early_pre_eos_delta"], m["early_pre_eos_steps"])
 
 
-@action_quantity("late, pre-EOS", "late lags before either EOS", PERCENT, "branch_windows", higher=WORSE)
+@action_quantity(
+    "late, pre-EOS", "late lags before either EOS", PERCENT, "branch_windows", higher=WORSE, per="late_pre_eos_steps"
+)
 def late_pre_eos(m: Pooled) -> Array:
     """Pre-EOS branch mean over the late lags."""
     return ratio(m["late_pre_eos_delta"], m["late_pre_eos_steps"])
 
 
-@action_quantity("late − early, pre-EOS", "change before either EOS", POINTS, "branch_windows")
+@action_quantity(
+    "late − early, pre-EOS", "change before either EOS", POINTS, "branch_windows", per="late_pre_eos_steps"
+)
 def late_minus_early_pre_eos(m: Pooled) -> Array:
     """Pre-EOS late - early; each mean has the surviving steps of its own lags."""
     return late_pre_eos(m) - early_pre_eos(m)
 
 
-@action_quantity("early steps", "early lags that come before either EOS", PERCENT, "branch_windows")
+@action_quantity("early steps", "early lags that come before either EOS", PERCENT, "branch_windows", per="cohort")
 def early_pre_eos_fraction(m: Pooled) -> Array:
     """Step fraction: M(early pre-EOS steps) / (|J| M(1{tau <= T}))."""
     return ratio(m["early_pre_eos_steps"], m.windows.early_lags * m["cohort"])
 
 
-@action_quantity("late steps", "late lags that come before either EOS", PERCENT, "branch_windows")
+@action_quantity("late steps", "late lags that come before either EOS", PERCENT, "branch_windows", per="cohort")
 def late_pre_eos_fraction(m: Pooled) -> Array:
     """Step fraction: M(late pre-EOS steps) / (|J| M(1{tau <= T}))."""
     return ratio(m["late_pre_eos_steps"], m.windows.late_lags * m["cohort"])
 
 
-@action_quantity("long agreement", "cohort with a long run of equal tokens", PERCENT, "local_agreement", higher=BETTER)
+@action_quantity(
+    "long agreement", "cohort with a long run of equal tokens", PERCENT, "local_agreement", higher=BETTER, per="cohort"
+)
 def long_agreement(m: Pooled) -> Array:
     """Fraction of the branch cohort with a long run of agreements after tau, before EOS."""
     return ratio(m["long_agreement"], m["cohort"])
 
 
-@action_quantity("mismatch after agreement", "cohort that parts again", PERCENT, "local_agreement")
+@action_quantity("mismatch after agreement", "cohort that parts again", PERCENT, "local_agreement", per="cohort")
 def mismatch_after_agreement(m: Pooled) -> Array:
     """Fraction of the branch cohort with a mismatch after an agreement, before EOS."""
     return ratio(m["mismatch_after_agreement"], m["cohort"])
@@ -193,7 +226,9 @@ def survival(m: Pooled) -> Array:
     return probability
 
 
-@action_quantity("λ", "first mismatch at s, given none before", PERCENT, "entry", axis="t", profile=("first_mismatch",))
+@action_quantity(
+    "λ", "first mismatch at s, given none before", PERCENT, "entry", axis="t", profile=("first_mismatch",), per=survival
+)
 def hazard(m: Pooled) -> Array:
     """lambda_t = p_t / S_t; undefined where S_t = 0."""
     return ratio(m.profile("first_mismatch"), survival(m))
@@ -221,14 +256,23 @@ def generation_mismatch(m: Pooled) -> Array:
 
 
 @action_quantity(
-    "E[δ at τ + j]", "total variation at lag j", PERCENT, "branch_clock", "delta", "lag", ("cohort_delta",)
+    "E[δ at τ + j]",
+    "total variation at lag j",
+    PERCENT,
+    "branch_clock",
+    "delta",
+    "lag",
+    ("cohort_delta",),
+    per="cohort",
 )
 def branch_delta(m: Pooled) -> Array:
     """E[delta_{tau+j} | tau <= T]."""
     return ratio(m.profile("cohort_delta"), m["cohort"][..., None])
 
 
-@action_quantity("E[I at τ + j]", "mismatch at lag j", PERCENT, "branch_clock", "mismatch", "lag", ("cohort_mismatch",))
+@action_quantity(
+    "E[I at τ + j]", "mismatch at lag j", PERCENT, "branch_clock", "mismatch", "lag", ("cohort_mismatch",), per="cohort"
+)
 def branch_mismatch(m: Pooled) -> Array:
     """E[I_{tau+j} | tau <= T]."""
     return ratio(m.profile("cohort_mismatch"), m["cohort"][..., None])
@@ -242,6 +286,7 @@ def branch_mismatch(m: Pooled) -> Array:
     "pre_eos_fraction",
     "lag",
     ("cohort_pre_eos",),
+    per="cohort",
 )
 def branch_pre_eos_fraction(m: Pooled) -> Array:
     """P(tau + j < e | tau <= T): the step fraction of the one-lag block {j}."""

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
+from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
-from stats.intervals import (
-    EXPANDED,
-    STUDENTIZED,
-    Studentized,
-    expanded_intervals,
-    expanded_tails,
-    studentized_intervals,
-)
+from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
+from stats.intervals import whole_clusters
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.standard_errors import ClusterBlocks
@@ -32,6 +27,7 @@ from stats.standard_errors import ClusterBlocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stats.alike import Alike
     from stats.endpoints import Endpoint
     from stats.moments import DocumentMoments
     from stats.registry import Between
@@ -50,7 +46,7 @@ class RepeatedInterval:
         estimate: NaN where it is undefined.
         low: the lower end; NaN where there is no interval.
         high: the upper end; NaN where there is no interval.
-        method: how the ends were made: studentized, student or expanded; None without an interval.
+        method: how the ends were made: studentized, student, alike or expanded; None without an interval.
         draws: how many bootstrap draws were made; 0 where none would have resolved the tail.
         documents: how many documents are behind it.
         clusters: how many clusters of documents.
@@ -72,10 +68,9 @@ def repeated_intervals(
 ) -> list[RepeatedInterval]:
     """Estimate endpoints at a look, with their repeated confidence intervals.
 
-    Over a few clusters that are all alike a standard error of 0 says little of what the rest will bring: a look has no
-    interval then. Nor has it one of numbers that may lie anywhere, unless draws resolve the tail; see
-    ``stats.intervals.studentized_intervals``. After the last look there is nothing to wait for, and such endpoints have
-    expanded percentiles, as they have without looks.
+    An interval reaches at least as far as documents that are alike leave open, at every look. A look has no interval of
+    numbers that may lie anywhere, unless draws resolve the tail; see ``stats.ends.document_intervals``. After the last
+    look there is nothing to wait for, and such endpoints have expanded percentiles, as they have without looks.
 
     Args:
         moments: those of the look's documents.
@@ -103,8 +98,9 @@ def repeated_intervals(
         cell = (row, subject, quantity.x(moments.windows).index(endpoint.x))
         (clusters, sets), documents = blocks.counts_of(quantity), pooling.counts_of(quantity)[row, subject]
         number = _Number(
-            float(estimates[quantity.name][cell]), float(errors[quantity.name][cell]), int(clusters[row, subject]),
+            float(estimates[quantity.name][cell]), float(errors[quantity.name][cell]), float(clusters[row, subject]),
             int(sets[row, subject]), quantity.range.between(moments.windows.horizon),
+            alike_documents(pooling, quantity).of(tuple(np.array([place]) for place in cell)),
         )  # fmt: skip
         given = None
         if sample is not None:
@@ -116,23 +112,27 @@ def repeated_intervals(
             )  # fmt: skip
         low, high, method = _ends(number, given, tail, last=last)
         found.append(
-            RepeatedInterval(endpoint, number.estimate, low, high, method, made, int(documents), number.clusters)
-        )
+            RepeatedInterval(
+                endpoint, number.estimate, low, high, method, made, int(documents),
+                int(whole_clusters(np.array(number.clusters))),
+            )
+        )  # fmt: skip
     return found
 
 
 @dataclass(frozen=True)
 class _Number:
-    """One estimate with its standard error, over clusters that are drawn in sets of strata."""
+    """One estimate with its standard error, over effective clusters that are drawn in sets of strata."""
 
     estimate: float
     error: float
-    clusters: int
+    clusters: float
     sets: int
     between: Between
+    alike: Alike
 
     @property
-    def free(self) -> int:
+    def free(self) -> float:
         """Degrees of freedom."""
         return self.clusters - self.sets
 
@@ -155,24 +155,31 @@ def _resolves(tail: float, draws: int) -> bool:
 def _ends(number: _Number, given: Studentized | None, tail: float, *, last: bool) -> tuple[float, float, str | None]:
     """The interval of one number at a tail on either side, and how it was made."""
     nothing = (np.nan, np.nan, None)
-    if np.isnan(number.estimate) or number.free < 1:
+    if np.isnan(number.estimate) or number.free <= 0:
         return nothing
-    clusters, sets, levels = (np.array([one]) for one in (number.clusters, number.sets, 1 - 2 * tail))
-    draws = 0 if given is None else len(given.draws)
-    ends, found = [], None
+    levels, clusters, between = np.array([1 - 2 * tail]), np.array([number.clusters]), number.between
+    ends, found = [], ""
     if number.has_error:
         reach, found = -float(stdtrit(number.free, tail)) * number.error, STUDENT
         ends.append((number.estimate - reach, number.estimate + reach))
-    if given is not None and _resolves(tail, draws):
-        low, high, method = studentized_intervals(given, levels, clusters, sets, number.between)
-        if method[0] == STUDENTIZED:
-            ends.append((float(low[0]), float(high[0])))
+    if given is not None and _resolves(tail, len(given.draws)):
+        low, high, defined = distance_quantiles(given, levels, clusters, between)
+        if defined[0]:
+            above, below = (float(one[0]) * number.error for one in (low, high))
+            ends.append((number.estimate - below, number.estimate - above))
             found = STUDENTIZED
-    if found is not None:
-        least, most = min(low for low, _ in ends), max(high for _, high in ends)
-        return max(least, number.between.low), min(most, number.between.high), found
-    percentile = float(expanded_tails(levels, clusters, sets)[0])
-    if given is None or not (last or (not number.between.bounded and _resolves(percentile, draws))):
+    if not ends and given is not None:
+        percentile = float(expanded_tails(levels, clusters, np.array([number.sets]))[0])
+        if last or (not between.bounded and _resolves(percentile, len(given.draws))):
+            low, high, method = document_intervals(
+                given, levels, clusters, np.array([number.sets]), between, number.alike
+            )
+            return nothing if np.isnan(low[0]) else (float(low[0]), float(high[0]), str(method[0]))
+    least, most = (float(one[0]) for one in number.alike.ends(levels, between))
+    if not math.isnan(least) and not any(below <= least and above >= most for below, above in ends):
+        ends.append((least, most))
+        found = ALIKE
+    if not ends:
         return nothing
-    low, high = expanded_intervals(given.draws, levels, clusters, sets)
-    return nothing if np.isnan(low[0]) else (float(low[0]), float(high[0]), EXPANDED)
+    lowest, highest = min(below for below, _ in ends), max(above for _, above in ends)
+    return max(lowest, between.low), min(highest, between.high), found

@@ -65,34 +65,38 @@ def test_the_divergence_is_that_of_the_views(finished: Path) -> None:
     expected = {row["action"]: (row["mismatch"], row["divergence_probability"]) for row in rows}
     for one in look.divergence:
         assert (one.mismatch, one.probability) == pytest.approx(expected[one.action])
-        assert one.mismatch_half_width is not None
+        assert one.mismatch_low is not None
 
 
 def test_the_quick_interval_is_the_textbooks() -> None:
     x = np.random.default_rng(1).random(9)
     names = [f"d{place}" for place in range(9)]
-    mean, half = preliminary_mean(list(x), ["a"] * 9, names)
-    assert (mean, half) == pytest.approx((x.mean(), stats.t.ppf(0.975, 8) * x.std(ddof=1) / 3))
+    half = stats.t.ppf(0.975, 8) * x.std(ddof=1) / 3
+    assert preliminary_mean(list(x), ["a"] * 9, names) == pytest.approx((x.mean(), x.mean() - half, x.mean() + half))
     strata = ["a"] * 4 + ["b"] * 5
-    mean, half = preliminary_mean(list(x), strata, names)
-    error = np.sqrt(x[:4].var(ddof=1) / 4 + x[4:].var(ddof=1) / 5) / 2
-    assert (mean, half) == pytest.approx(((x[:4].mean() + x[4:].mean()) / 2, stats.t.ppf(0.975, 7) * error))
+    mean, half = (x[:4].mean() + x[4:].mean()) / 2, stats.t.ppf(0.975, 7)
+    half *= np.sqrt(x[:4].var(ddof=1) / 4 + x[4:].var(ddof=1) / 5) / 2
+    assert preliminary_mean(list(x), strata, names) == pytest.approx((mean, mean - half, mean + half))
     pairs = [f"c{place // 2}" for place in range(8)]  # clusters of two documents
     of_pairs = x[:8].reshape(4, 2).mean(axis=1)
-    mean, half = preliminary_mean(list(x[:8]), ["a"] * 8, pairs)
-    assert (mean, half) == pytest.approx((of_pairs.mean(), stats.t.ppf(0.975, 3) * of_pairs.std(ddof=1) / 2))
-    assert preliminary_mean([0.5], ["a"], ["c"]) == (0.5, None)
+    mean, half = of_pairs.mean(), stats.t.ppf(0.975, 3) * of_pairs.std(ddof=1) / 2
+    ends = (max(mean - half, 0), min(mean + half, 1))
+    assert preliminary_mean(list(x[:8]), ["a"] * 8, pairs) == pytest.approx((mean, *ends))
+    assert preliminary_mean([0.5], ["a"], ["c"]) == (0.5, None, None)
+    assert preliminary_mean([0.0] * 24, ["a"] * 24, [str(i) for i in range(24)]) == pytest.approx(
+        (0.0, 0.0, 1 - 0.025 ** (1 / 24))
+    ), "none of 24 documents has diverged"
 
 
 def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
     first = StudyLook(
         "s", "m", (Work("development", "half", 2, 4),), planned=False, stored=2, derived=8, rate=0.5,
-        split="development", divergence=(Divergence("half", 2, 0.25, 0.125, 0.5, None),), finished=False,
+        split="development", divergence=(Divergence("half", 2, 0.25, 0.125, 0.375, 0.5, None, None),), finished=False,
     )  # fmt: skip
     last = replace(first, work=(Work("development", "half", 4, 4),), planned=True, finished=True)
     whole = replace(last, derived=12, finished=False)
     show_live(iter([[first], [replace(first, rate=0.7)], [whole], [last], [first]]), 0.0)
-    said = "; preliminary, development: half R = 0.250 ± 0.125, P(tau <= H) = 0.500\n"
+    said = "; preliminary, development: half R = 0.250 [0.125, 0.375], P(tau <= H) = 0.500\n"
     assert capsys.readouterr().out == (
         "s, m: 2 of 4 units, evaluation not planned yet, 8 trajectories derived, 0.50 units/s, about 4 s left"
         f"{said}s, m: 4 of 4 units, 12 trajectories derived, estimates to come"

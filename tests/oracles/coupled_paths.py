@@ -368,6 +368,9 @@ def scalar_moments(path: Path, windows: WindowRanges) -> dict[str, float | None]
     entered = h if path.tau is None else path.tau
     moments["occupation_compensator"] = math.fsum(path.delta(t) for t in range(entered + 1, h + 1)) / h
     moments["exposure_compensator"] = math.fsum((h - t) * path.delta(t) for t in range(1, entered + 1)) / h
+    ended = min(path.last_eos, h)
+    moments["written"] = ended / h
+    moments["written_exposure"] = 0.0 if path.tau is None else (ended - path.tau) / h
     return moments
 
 

@@ -55,6 +55,8 @@ def _whole(paths: PairPaths, windows: Windows) -> Functionals:
         "prefix_eos_y": paths.y_ended[:, :prefix].any(axis=1).astype(np.float64),
         "occupation_compensator": (delta * after).sum(axis=1) / horizon,
         "exposure_compensator": (delta * ~after * (horizon - t)).sum(axis=1) / horizon,
+        "written": np.minimum(last, horizon) / horizon,
+        "written_exposure": np.where(diverged, np.minimum(last, horizon) - tau, 0) / horizon,
         "evaluations": paths.evaluated.sum(axis=1).astype(np.float64),
     }
 

@@ -45,7 +45,7 @@ def interval(
     level: float,
     between: tuple[float, float],
 ) -> Interval:
-    """The studentized interval, or the expanded percentile one where that is not defined."""
+    """The studentized interval, of fractions on the logit scale, or the expanded percentile one."""
     estimate, error = _evaluate(quantity, documents, [1] * len(documents))
     values, distances, vanished = [], [], 0
     width = between[1] - between[0]
@@ -56,20 +56,24 @@ def interval(
         defined = not math.isnan(value)
         vanished += defined and not own > least
         distances.append((value - estimate) / own if defined and own > least else math.nan)
-    clusters, sets = _clusters(documents), _linked_sets(documents)
+    n, freedom = effective_clusters(documents)
     tail = (1 - level) / 2
     low, high = _quantiles(distances, tail)
+    student = -float(scipy.stats.t.ppf(tail, freedom)) if freedom > 0 else math.nan
     # Ratios that may be anything have no variance; the definitions say nothing of them.
     bounded = math.isfinite(width)
-    if bounded and error > least and vanished <= 0.01 * len(draws) and len(clusters) >= 5 and not math.isnan(low):
-        ends = estimate - high * error, estimate - low * error
+    if bounded and error > least and vanished <= 0.01 * len(draws) and n >= 5 and not math.isnan(low):
+        below, above = (min(max(one, student), 1.5 * student) for one in (high, -low))
+        ends = (estimate - below * error, estimate + above * error)
+        share = estimate / between[1]
+        if between[0] == 0 and between[1] <= 1 and 0 < share < 1:
+            odds, scale = math.log(share / (1 - share)), error / between[1] / (share * (1 - share))
+            ends = _fraction(odds - below * scale, between[1]), _fraction(odds + above * scale, between[1])
         method = "studentized"
     else:
-        n, freedom = len(clusters), len(clusters) - len(sets)
-        if freedom < 1:
+        if freedom <= 0:
             return Interval(estimate, math.nan, math.nan, "expanded")
-        t = scipy.stats.t.ppf(tail, freedom)
-        ends = _quantiles(values, float(scipy.stats.norm.cdf(math.sqrt(n / (n - 1)) * t)))
+        ends = _quantiles(values, float(scipy.stats.norm.cdf(-math.sqrt(n / (n - 1)) * student)))
         method = "expanded"
     cut = [min(max(end, between[0]), between[1]) if not math.isnan(end) else end for end in ends]
     return Interval(estimate, cut[0], cut[1], method)
@@ -92,13 +96,20 @@ def _evaluate(quantity: Quantity, documents: Sequence[Document], counts: Sequenc
     }
     value = quantity(pooled)
     gradient = {name: _slope(quantity, pooled, name) for name in names}
+    mean = {
+        (stratum, name): sum(k * one.moments[name] for one, k in zip(documents, counts, strict=True)
+                             if one.stratum == stratum) / size[stratum]
+        for stratum in strata for name in names
+    }  # fmt: skip
     variance = 0.0
     for strata_of_set in _linked_sets(documents):
         totals: list[float] = []  # u_c, as often as the cluster is in the draw
         for cluster in sorted({one.cluster for one in documents if one.stratum in strata_of_set}):
             members = [place for place, one in enumerate(documents) if one.cluster == cluster]
             total = sum(
-                weight[documents[place].stratum] * gradient[name] * documents[place].moments[name]
+                weight[documents[place].stratum]
+                * gradient[name]
+                * (documents[place].moments[name] - mean[documents[place].stratum, name])
                 for place in members
                 for name in names
             )
@@ -106,14 +117,30 @@ def _evaluate(quantity: Quantity, documents: Sequence[Document], counts: Sequenc
         n = len(totals)
         if n < 2:
             return value, math.nan
-        mean = math.fsum(totals) / n
-        variance += n / (n - 1) * math.fsum((total - mean) ** 2 for total in totals)
+        middle = math.fsum(totals) / n
+        variance += n / (n - 1) * math.fsum((total - middle) ** 2 for total in totals)
     return value, math.sqrt(variance)
 
 
 def _slope(quantity: Quantity, pooled: Moments, name: str) -> float:
     above, below = ({**pooled, name: pooled[name] + sign * _STEP} for sign in (1, -1))
     return (quantity(above) - quantity(below)) / (2 * _STEP)
+
+
+def _fraction(odds: float, whole: float) -> float:
+    return whole / (1 + math.exp(-odds))
+
+
+def effective_clusters(documents: Sequence[Document]) -> tuple[float, float]:
+    """How many clusters of one size say as much, and how many of them beyond the sets of strata."""
+    total, sets = 0.0, _linked_sets(documents)
+    for strata in sets:
+        sizes: dict[str, int] = {}
+        for one in documents:
+            if one.stratum in strata:
+                sizes[one.cluster] = sizes.get(one.cluster, 0) + 1
+        total += sum(sizes.values()) ** 2 / sum(size**2 for size in sizes.values())
+    return total, total - len(sets)
 
 
 def _clusters(documents: Sequence[Document]) -> set[str]:

@@ -107,6 +107,7 @@ def summary(analysis: Analysis) -> list[Row]:
             "level": shown["level"],
             "status": None if estimate is None else estimate["status"] if stands else "outdated",
             "divergence_probability": risks[key]["divergence_probability"],
+            **{name: risks[key][name] for name in ("written", "mismatch_written", "exposure_written")},
             "accuracy_reference": scored[key]["accuracy_reference"] if key in scored else None,
             "replicates": risks[key]["trajectories"] / risks[key]["documents"],
             "horizon": analysis.windows[key[0], key[1]].horizon,

@@ -264,6 +264,16 @@ def risk(pool: Pool) -> dict[str, float]:
     }
 
 
+def texts(pool: Pool) -> dict[str, float]:
+    """R and E over the positions up to the later EOS, and how many these are."""
+    h = pool.windows.horizon
+    ends = {id(path): min(path.last_eos, h) for path in pool.paths}
+    long = pool.mean(lambda path: ends[id(path)] / h)
+    differ = pool.mean(lambda path: sum(path.mismatch(t) for t in range(1, ends[id(path)] + 1)) / h)
+    exposed = pool.mean(lambda path: 0.0 if path.tau is None else (ends[id(path)] - path.tau) / h)
+    return {"written": long, "mismatch_written": differ / long, "exposure_written": exposed / long}
+
+
 def decomposition(analysis: Analysis) -> list[Row]:
     return [
         {
@@ -271,6 +281,7 @@ def decomposition(analysis: Analysis) -> list[Row]:
             "documents": len(pool.docs),
             "trajectories": len(pool.paths),
             **risk(pool),
+            **texts(pool),
             "rollout_tv": pool.mean(lambda path: path.sum(path.delta) / path.horizon),
             "fixed_history_tv": pool.mean(lambda path: path.sum(path.f) / path.horizon),
             "divergence_probability": pool.mean(diverged),
@@ -297,6 +308,7 @@ def contrasts(analysis: Analysis) -> list[Row]:
                 "gap": gap,
                 **{f"{name}_term": term for name, term in terms.items()},
                 **{f"{name}_share": share(term, gap) for name, term in terms.items()},
+                **{f"{name}_difference": value - texts(baseline)[name] for name, value in texts(pool).items()},
             }
         )
     return rows

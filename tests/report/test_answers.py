@@ -9,7 +9,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, FakeViews, make_views
 
 from report.page import build_report
-from report.parts.answers import answers_figure, correlation_sentence, lost_sentence
+from report.parts.answers import answers_figure, answers_sentence, correlation_sentence
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 
@@ -38,7 +38,12 @@ def test_the_sentence_names_what_every_action_loses() -> None:
     views = make_views()
     views.views["answers"] = answer_rows()
     content = content_of(views)
-    assert lost_sentence(content) == "snapkv-half loses 3.10% of the right answers, recent-half 41.0%."
+    assert answers_sentence(content) == (
+        "With snapkv-half, accuracy is 78.5% instead of 80.0%: −1.55 pp. Right answers are lost in 1.55% of pairs and "
+        "gained in 0.00%; of the reference’s right answers 3.10% are lost. "
+        "With recent-half, accuracy is 59.5% instead of 80.0%: −20.5 pp. Right answers are lost in 20.5% of pairs and "
+        "gained in 0.00%; of the reference’s right answers 41.0% are lost."
+    )
     assert correlation_sentence(content) == ""
     views.views["answer_correlations"] = [
         {"study": STUDY, "model": MODEL, "split": "evaluation", "stratum": "pooled", "actions": 5, "lost": 0.91,
@@ -52,17 +57,20 @@ def test_the_sentence_names_what_every_action_loses() -> None:
     assert [float(line.get_ydata()[0]) for line in axes.get_lines() if line.get_markersize() == 7] == [3.1, 41.0]
 
 
-def test_of_many_actions_the_sentence_names_the_least_and_the_most() -> None:
-    views = make_views(tuple(f"snapkv-{share}" for share in (90, 75, 50, 25, 10)), strata=("NIAH-4K",))
+def test_of_many_actions_the_sentence_names_the_highest_and_the_lowest_accuracy() -> None:
+    actions = tuple(f"snapkv-{share}" for share in (90, 75, 50, 25, 10))
+    views = make_views(actions, strata=("NIAH-4K",))
     whole = [row for row in views.views["estimates"] if row["quantity"] == "mismatch" and row["stratum"] == "pooled"]
-    views.views["estimates"] += [
-        row | {"quantity": "lost_share", "estimate": 0.1 * place, "low": None, "high": None}
-        for place, row in enumerate(whole, 1)
-    ]
-    least, most = whole[0]["action"], whole[-1]["action"]
-    assert lost_sentence(content_of(views)) == (
-        f"Of the right answers, {least} loses 10.0%, the least, and {most} 50.0%, the most."
-    )
+    for name, value in (("accuracy", 0.9), ("accuracy_reference", 1.0), ("score_gap", 0.0), ("lost_share", 0.1)):
+        views.views["estimates"] += [
+            row | {"quantity": name, "estimate": value - 0.1 * place * (name == "accuracy"), "low": None, "high": None}
+            for place, row in enumerate(whole)
+        ]
+    said = answers_sentence(content_of(views))
+    first, last = whole[0]["action"], whole[-1]["action"]
+    assert said.startswith(f"With {first}, accuracy is 90.0% instead of 100.0%")
+    assert f"With {last}, accuracy is 50.0%" in said
+    assert said.count("With ") == 2
 
 
 @pytest.mark.slow

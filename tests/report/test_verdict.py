@@ -36,10 +36,13 @@ def said(views: FakeViews) -> str:
     return "\n".join([words.lead, *words.reasons, *words.settles])
 
 
+GAPS = ("gap", "gap_simultaneous")
+
+
 def gaps(views: FakeViews, **ends: Any) -> FakeViews:
     """Give every difference in R these values."""
     for row in views.views["estimates"]:
-        if row["quantity"] == "gap":
+        if row["quantity"] in GAPS:
             row.update(ends)
     return views
 
@@ -110,7 +113,7 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     assert more == "There are 54 more."
 
     for row in views.views["estimates"]:  # one is told apart from all, and nothing else is
-        if row["quantity"] == "gap" and "snapkv-90" in {row["action"], row["baseline"]}:
+        if row["quantity"] in GAPS and "snapkv-90" in {row["action"], row["baseline"]}:
             row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
     content = content_of(bytes_of(views, "snapkv-90", 1.5))
     words = recommendation(content, choose(content))
@@ -119,7 +122,7 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     assert open_ones.endswith(" and 5 more: 55 intervals of differences in R between two of them include 0.")
 
     for row in views.views["estimates"]:  # all are told apart, those of more bytes have less R
-        if row["quantity"] == "gap":
+        if row["quantity"] in GAPS:
             less = TWELVE.index(row["action"]) < TWELVE.index(row["baseline"])
             row.update({"low": -0.2, "high": -0.1} if less else {"low": 0.1, "high": 0.2})
     for place, action in enumerate(TWELVE[1:], 1):
@@ -161,7 +164,7 @@ def test_an_action_of_fewer_bytes_is_not_ruled_out_by_one_of_more() -> None:
 def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> None:
     views = gaps(make_views(documents_each=12), low=-0.5, high=0.9)
     for row in views.views["estimates"]:
-        if (row["quantity"], row["action"], row["stratum"]) == ("gap", "recent-half", "pooled"):
+        if row["quantity"] in GAPS and (row["action"], row["stratum"]) == ("recent-half", "pooled"):
             row |= {"estimate": 0.3, "low": 0.2, "high": 0.4, "status": "prespecified", "family": "primary"}
     words = said(views)
     assert words.startswith(
@@ -240,7 +243,7 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
 def test_the_status_below_a_verdict_is_that_of_the_interval_that_decides() -> None:
     views = make_views(documents_each=12)
     for row in views.views["estimates"]:
-        if (row["quantity"], row["action"], row["stratum"]) == ("gap", "recent-half", "pooled"):
+        if row["quantity"] in GAPS and (row["action"], row["stratum"]) == ("recent-half", "pooled"):
             row |= {"status": "prespecified", "family": "primary"}
     content = content_of(views)
     (out,) = [row for row in ranked_table(content, choose(content)).rows if row.cells[0].text == "recent-half"]

@@ -23,7 +23,8 @@ from schema.windows import Windows
 from stats.bootstrap import BLOCK, estimate, groups, observed, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint, Family
-from stats.intervals import COLUMNS, Request, percentile_intervals, planned_status
+from stats.ends import percentile_intervals
+from stats.intervals import COLUMNS, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import _product
 from stats.quantities import QUANTITIES

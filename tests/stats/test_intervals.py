@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from oracles.plain_intervals import Document, interval
+import scipy.stats
+from oracles.plain_intervals import Document, effective_clusters, interval
 
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
 from stats.bootstrap import estimate, observed, observed_errors, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint
+from stats.ends import expanded_intervals
 from stats.gradients import constant_gradient, features_read
-from stats.intervals import Request, expanded_intervals
+from stats.intervals import Request
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import ALL_QUANTITIES, QUANTITIES
@@ -36,7 +38,9 @@ def study(strata: list[str], clusters: list[str] | None = None, seed: int = 1) -
     first = random.random((count, 2, H))
     first *= (scalars["diverged"] / first.sum(axis=-1))[..., None]
     positions = {name: random.random((count, 2, H)) for name in POSITION_MOMENTS} | {"first_mismatch": first}
+    scalars["occupation"] *= scalars["exposure"]  # a ratio of moments is a fraction
     lags = {name: random.random((count, 2, WINDOWS.cohort_bound)) for name in LAG_MOMENTS}
+    lags = {name: value * scalars["cohort"][..., None] for name, value in lags.items()}
     names = np.array([f"doc {number:02}" for number in range(count)])
     groups = names if clusters is None else np.array(clusters)
     return DocumentMoments(names, np.array(strata), groups, PAIR, WINDOWS, scalars, positions, lags)
@@ -111,7 +115,7 @@ def test_intervals_are_those_of_plain_loops(name: str, stratum: str) -> None:
         assert [row["estimate"], row["low"], row["high"]] == pytest.approx(
             [expected.estimate, expected.low, expected.high], rel=1e-5, abs=1e-8
         ), quantity
-        assert row["clusters"] == len({document.cluster for document in documents})
+        assert row["clusters"] == math.floor(effective_clusters(documents)[0] + 1e-9)
 
 
 def _value(moments: DocumentMoments, place: int, side: str, name: str, x: int | None) -> float:
@@ -123,8 +127,8 @@ def _value(moments: DocumentMoments, place: int, side: str, name: str, x: int | 
 
 
 def test_a_mean_has_the_textbooks_bootstrap_t() -> None:
-    """One stratum: t* = (mean* - mean) / (s* / sqrt(n)), s with divisor n - 1."""
-    moments = STUDIES["one stratum"].in_canonical_order()
+    """One stratum: t* = (mean* - mean) / (s* / sqrt(n)), s with divisor n - 1; no quantile is nearer than Student's."""
+    moments = study(["a"] * 9).in_canonical_order()
     counts = ClusterDraws(moments.strata, moments.clusters).counts(2, 0, 1000).astype(int)
     row = estimate(moments, draws=1000, seed=2, quantities=["saturation"]).row(Endpoint("saturation", "action 0"))
     values = moments.scalars["saturation"][:, 0]
@@ -134,8 +138,15 @@ def test_a_mean_has_the_textbooks_bootstrap_t() -> None:
         drawn = np.repeat(values, one)
         distances.append((drawn.mean() - values.mean()) / (drawn.std(ddof=1) / root))
     error = values.std(ddof=1) / root
-    low, high = values.mean() - np.quantile(distances, [0.975, 0.025]) * error
-    assert [row["low"], row["high"]] == pytest.approx([max(low, 0), min(high, 1)], rel=1e-10)
+    student = scipy.stats.t.ppf(0.975, 8)
+    low, high = np.quantile(distances, [0.025, 0.975])
+    scale = error / (values.mean() * (1 - values.mean()))
+    odds = math.log(values.mean() / (1 - values.mean()))
+    ends = [
+        odds - min(max(high, student), 1.5 * student) * scale,
+        odds + min(max(-low, student), 1.5 * student) * scale,
+    ]
+    assert [row["low"], row["high"]] == pytest.approx([1 / (1 + math.exp(-end)) for end in ends], rel=1e-10)
     assert observed_errors(moments, ["saturation"])["saturation"][0, 0, 0] == pytest.approx(error, rel=1e-12)
 
 
@@ -191,36 +202,68 @@ def _constant(value: float, strata: list[str], clusters: list[str] | None = None
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 1.0])
-def test_values_that_do_not_vary_have_an_interval_of_no_width(value: float) -> None:
-    names = ["mismatch", "mismatch_rate", "gap", "rate_term"]
-    result = estimate(_constant(value, ["a"] * 9 + ["b"] * 7), draws=200, seed=1, quantities=names, pairs=[PAIR])
+def test_documents_that_are_all_alike_leave_open_what_they_do_not_show(value: float) -> None:
+    """None of 16 documents is unlike: up to 1 - .025^(1/16) = 20.6% of others may be, at either end of the range."""
+    names = ["mismatch", "gap", "rate_term"]
+    result = estimate(_constant(value, ["a"] * 9 + ["b"] * 9), draws=200, seed=1, quantities=names, pairs=[PAIR])
+    share = 1 - 0.025 ** (1 / 18)
     for name in names:
         baseline = "action 0" if QUANTITIES[name].kind == "contrast" else None
+        least, most = QUANTITIES[name].range.between(H)
         row = result.row(Endpoint(name, "action 1", baseline))
-        assert row["interval"] == "expanded"
-        assert row["low"] == pytest.approx(row["estimate"], abs=1e-15) == row["high"]
+        assert row["interval"] == "alike"
+        point = row["estimate"]
+        expected = [point - share * (point - least), point + share * (most - point)]
+        assert [row["low"], row["high"]] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_draws_without_a_standard_error() -> None:
-    """One document of nine differs: a draw lacks it with probability (8/9)^9 = .35, and has no standard error then."""
+def test_a_few_unlike_documents_bound_how_many_there_are() -> None:
+    """One document of nine differs, by .4: at most 48% of all do (Clopper and Pearson), by no more than what was seen."""
     moments = _constant(0.2, ["a"] * 9)
     moments.scalars["mismatch"][4, 0] = 0.6
     distances = resample(moments, ["mismatch"], seed=1, first=0, last=2000, studentized=True).distances["mismatch"]
     assert np.isnan(distances[:, 0, 0, 0]).mean() == pytest.approx((8 / 9) ** 9, abs=0.05)
     row = estimate(moments, draws=2000, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
-    assert row["interval"] == "expanded"
-    assert row["low"] == pytest.approx(0.2)
+    assert row["interval"] == "alike"
+    share = scipy.stats.beta.ppf(0.975, 2, 8)
+    assert (row["low"], row["high"]) == pytest.approx((0.2 - share * 0.2, 0.2 + share * 0.4))
+
+
+def test_a_ratio_is_alike_over_the_documents_that_have_its_denominator() -> None:
+    """None of the five right answers of nine is lost: a share of at most 1 - .025^(1/5)."""
+    moments = _answered(right=[1, 1, 0, 1, 0, 1, 1, 0, 0], lost=[0] * 9)
+    row = estimate(moments, draws=200, seed=1, quantities=["lost_share"]).row(Endpoint("lost_share", "action 0"))
+    assert (row["estimate"], row["low"], row["interval"]) == (0, 0, "alike")
+    assert row["high"] == pytest.approx(1 - 0.025 ** (1 / 5))
+    few = _answered(right=[1, 0, 0, 1, 0, 1, 1, 0, 0], lost=[0] * 9)
+    row = estimate(few, draws=200, seed=1, quantities=["lost_share"]).row(Endpoint("lost_share", "action 0"))
+    assert (row["low"], row["high"]) == (0, 1), "the denominator may be 0"
+
+
+def test_strata_that_differ_and_documents_that_do_not_have_a_width() -> None:
+    moments = _constant(0.0, ["a"] * 12 + ["b"] * 12)
+    moments.scalars["mismatch"][12:] = 0.5
+    row = estimate(moments, draws=200, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
+    share = 1 - 0.025 ** (1 / 24)
+    assert (row["low"], row["high"]) == pytest.approx((0.25 - share * 0.25, 0.25 + share * 0.75))
+
+
+def _answered(right: list[int], lost: list[int]) -> DocumentMoments:
+    base = _constant(0.0, ["a"] * len(right))
+    scalars = dict(base.scalars) | {name: np.zeros((len(right), 2)) for name in ANSWER_MOMENTS}
+    scalars |= {"reference_right": np.array([right] * 2).T.astype(float), "lost": np.array([lost] * 2).T.astype(float)}
+    return DocumentMoments(base.documents, base.strata, base.clusters, PAIR, WINDOWS, scalars, {}, {})
 
 
 def test_few_clusters_and_none() -> None:
     for documents, clusters, method, there in (
         (5, None, "studentized", True), (4, None, "expanded", True), (9, list("aabbccddd"), "expanded", True),
-        (2, None, "expanded", True), (1, None, "expanded", False), (3, list("aaa"), "expanded", False),
+        (20, None, "studentized", True), (2, None, "expanded", True), (1, None, "expanded", False), (3, list("aaa"), "expanded", False),
     ):  # fmt: skip
         moments = study(["s"] * documents, clusters)
         row = estimate(moments, draws=500, seed=1, quantities=["mismatch"]).row(Endpoint("mismatch", "action 0"))
         assert (row["interval"], row["low"] is not None, row["high"] is not None) == (method, there, there), documents
-        assert row["clusters"] == (documents if clusters is None else len(set(clusters)))
+        assert row["clusters"] == {"aabbccddd": 3, "aaa": 1}.get("".join(clusters or ""), documents)
 
 
 def test_expanded_percentiles_are_the_definitions() -> None:
@@ -232,26 +275,29 @@ def test_expanded_percentiles_are_the_definitions() -> None:
         assert [low[column], high[column]] == pytest.approx(ends, abs=2e-3)
 
 
-def test_undefined_draws_leave_no_interval() -> None:
+def test_a_denominator_that_may_be_0_leaves_the_whole_range() -> None:
     scalars = {name: np.zeros((8, 2)) for name in SCALAR_MOMENTS}
     scalars["diverged"][0] = scalars["entry"][0] = 1.0
     strata = ["s"] * 8
     base = study(strata)
     moments = DocumentMoments(base.documents, base.strata, base.clusters, PAIR, WINDOWS, scalars, {}, {})
     row = estimate(moments, draws=300, seed=1, quantities=["mean_entry"]).row(Endpoint("mean_entry", "action 0"))
-    assert (row["estimate"], row["low"], row["high"]) == (1.0, None, None)
+    assert (row["estimate"], row["low"], row["high"]) == (1.0, 1.0, H), "one document diverges: tau may be any"
 
 
-def test_ends_are_cut_to_the_range() -> None:
-    """Values near 1, or 0, with a tail away from it: uncut, the interval would end beyond."""
+def test_ends_stay_in_the_range() -> None:
+    """Values near 1, or 0, with a tail away from it: an interval of a fraction ends before, and a difference is cut."""
     moments = study(["s"] * 12)
     near = np.array([0.9, 0.95, 0.97, 0.98, 0.99, 0.99, 0.995, 0.995, 0.998, 0.999, 1.0, 1.0])
-    for values, end, beyond in ((near, "high", 1.0), (1 - near, "low", 0.0)):
-        moments.scalars["mismatch"][:, 0] = values
-        result = estimate(moments, draws=2000, seed=1, quantities=["mismatch"], request=Request(0.999))
+    for values in (near, 1 - near):
+        moments.scalars["mismatch"][:, 0], moments.scalars["mismatch"][:, 1] = values, 1 - values
+        names = ["mismatch", "gap"]
+        result = estimate(moments, draws=2000, seed=1, quantities=names, pairs=[PAIR], request=Request(0.999))
         row = result.row(Endpoint("mismatch", "action 0"))
         assert row["interval"] == "studentized"
-        assert row[end] == beyond
+        assert 0 < row["low"] < row["estimate"] < row["high"] < 1
+        row = result.row(Endpoint("gap", "action 1", "action 0"))
+        assert -1 <= row["low"] < row["estimate"] < row["high"] <= 1
 
 
 def test_percentiles_stay_as_they_were() -> None:

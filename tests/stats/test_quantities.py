@@ -91,6 +91,8 @@ def scalar_moments(path: Path) -> dict[str, float]:
     entered = tau or H
     moments["occupation_compensator"] = path.delta[entered:].sum() / H
     moments["exposure_compensator"] = sum((H - t) * path.delta[t - 1] for t in range(1, entered + 1)) / H
+    moments["written"] = min(path.e_late, H) / H
+    moments["written_exposure"] = max(min(path.e_late, H) - tau, 0) / H if tau else 0.0
     return moments
 
 

@@ -12,9 +12,8 @@ from scipy.stats import norm
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.windows import Windows
-from stats.bootstrap import estimate
-from stats.endpoints import Endpoint, Family
-from stats.intervals import Request
+from stats.bootstrap import observed_errors, resample
+from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments
 from stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
@@ -83,21 +82,23 @@ def test_draws_are_as_many_as_say_where_a_tail_begins() -> None:
 
 
 @pytest.mark.parametrize("skewed", [True, False])
-def test_intervals_of_near_tails_are_those_of_the_same_level_without_looks_or_students(*, skewed: bool) -> None:
+def test_intervals_of_near_tails_are_the_bootstraps_or_students(*, skewed: bool) -> None:
     """Each end is the one that is farther out; of skewed documents one end is the bootstrap's, the other Student's."""
     random = np.random.default_rng(5)
     values = (random.exponential(0.05, 24) if skewed else random.uniform(0.1, 0.9, 24)).tolist()
-    measured, level = moments(values), 2 * norm.cdf(2.014) - 1
-    request = Request(0.9, (Family("primary", (MISMATCH,), 1 - level),))
-    fixed = estimate(measured, draws=4_000, seed=1, request=request, quantities=["mismatch"], pairs=[]).row(MISMATCH)
+    measured = moments(values)
     found = at_look(measured, 2.014, draws=4_000)
     low, high = student_interval(values, 2.014)
-    assert found.method == fixed["interval"] == "studentized"
-    assert (found.low, found.high) == pytest.approx((min(low, fixed["low"]), max(high, fixed["high"])), rel=1e-9)
-    assert (fixed["high"] > high) is (found.high == pytest.approx(fixed["high"], rel=1e-9))
+    assert found.method == "studentized"
+    sample = resample(measured, ["mismatch"], seed=1, first=0, last=4_000, studentized=True)
+    tail = float(norm.sf(2.014))
+    error = observed_errors(measured, ["mismatch"])["mismatch"][0, 0, 0]
+    below, above = np.quantile(sample.distances["mismatch"][:, 0, 0, 0], [1 - tail, tail]) * error
+    ends = found.estimate - below, found.estimate - above
+    assert (found.low, found.high) == pytest.approx((min(low, ends[0]), max(high, ends[1])), rel=1e-9)
     if skewed:  # each has one of the ends
-        assert low < fixed["low"]
-        assert high < fixed["high"]
+        assert low < ends[0]
+        assert high < ends[1]
 
 
 def test_intervals_stay_in_the_range() -> None:
@@ -105,13 +106,13 @@ def test_intervals_stay_in_the_range() -> None:
     assert (found.method, found.low, found.high) == ("student", 0, 1)
 
 
-def test_documents_that_are_all_alike_settle_nothing_before_the_last_look() -> None:
+def test_documents_that_are_all_alike_leave_open_what_they_do_not_show_at_every_look() -> None:
     alike = moments([0.25] * 8)
-    before, last = at_look(alike, 2.359), at_look(alike, 2.014, last=True)
-    assert math.isnan(before.low)
-    assert math.isnan(before.high)
-    assert before.method is None
-    assert (last.low, last.high, last.method) == (0.25, 0.25, "expanded")
+    for constant, last in ((4.333, False), (2.359, False), (2.014, True)):
+        found = at_look(alike, constant, last=last)
+        share = 1 - float(norm.sf(constant)) ** (1 / 8)
+        assert found.method == "alike"
+        assert (found.low, found.high) == pytest.approx((0.25 - share * 0.25, 0.25 + share * 0.75))
 
 
 def test_one_cluster_a_stratum_has_no_interval() -> None:

@@ -98,6 +98,9 @@ def _line(verdict: Verdict, *, named: bool) -> str:
         parts.append("higher is better")
     parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
     parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
+    if verdict.alike:
+        more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
+        parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
     return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
 
 
@@ -125,6 +128,8 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "draws": verdict.draws,
         "documents": verdict.documents,
         "clusters": verdict.clusters,
+        "alike": verdict.alike,
+        "more_documents": verdict.more,
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
         "status": verdict.status,
         "study": asked.study,

@@ -1,9 +1,10 @@
 """Which of a study's actions can be recommended, decided by intervals of differences in R and by bytes.
 
-An action is ruled out where another one holds no more bytes and has surely less R: the interval of the difference
-excludes 0. Of those that are left, one is recommended where its R is told apart from that of every other one; then the
-one with more bytes diverges less, and which to take is a question of bytes. An action that surely loses more than half
-of the right answers is not recommended at any bytes. Points decide nothing.
+An action is ruled out if another one holds no more bytes and has surely less R: the interval of the difference lies
+below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
+recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
+to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
+any bytes. Points decide nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION
 from stats.intervals import PRESPECIFIED, SEEN
+from stats.quantities import SIMULTANEOUS_GAP
 
 _TOO_MANY = 0.5  # of the right answers lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
@@ -84,13 +86,35 @@ def by_divergence(content: PageContent, actions: Sequence[str]) -> list[str]:
 
 
 def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
-    """R of one action less that of another; the planned one where the plan named only its mirror image."""
+    """R of one action less that of another, with the interval that the verdict rests on.
+
+    Of two actions that is the interval of their difference: the planned one if the plan named it or its mirror image.
+    Of more it is the one that holds for all pairs together. If the plan named the difference, both must exclude 0.
+    """
+    single = _single_difference(estimates, action, other)
+    together = estimates.get(SIMULTANEOUS_GAP, action, other)
+    if estimates.pairs < 2 or not together.has_interval:
+        return single
+    if single.standing not in _BEST_FIRST:
+        return together
+    if together.excludes_zero() and not single.excludes_zero():
+        return single
+    return replace(together, family=single.family, status=single.status)
+
+
+def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
+    """The difference with its interval by itself; the planned one if the plan named only its mirror image."""
     plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
     turned = replace(
         mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),
         high=_negative(mirrored.low),
     )  # fmt: skip
     return min(plain, turned, key=lambda row: (not row.has_interval, _BEST_FIRST.get(row.standing, 2)))
+
+
+def lacks_pairs(content: PageContent) -> bool:
+    """Whether there are more than two actions, and no intervals that hold for all pairs together."""
+    return len(content.actions) > 2 and not content.estimates.pairs
 
 
 def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:
@@ -120,6 +144,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
         (content.split != EVALUATION, "no evaluation document has been measured yet"),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
         (not estimates.have_intervals, "there are no intervals yet"),
+        (lacks_pairs(content), "there are no intervals yet that hold for all pairs of actions together"),
         (bool(estimates.stale), "the estimates do not cover all events"),
         (len(candidates) == 1, f"{''.join(candidates[:1])} is the only one, and there is none to hold it against"),
         (unknown, "the bytes that the actions hold are not recorded, or they have no document in common"),

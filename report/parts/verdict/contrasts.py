@@ -19,6 +19,7 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import Facts
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import DIFFERENCE, Scale
 
 _TERMS = {
@@ -28,7 +29,8 @@ _TERMS = {
 }
 
 
-_GROUNDS = re.compile(rf" \((both )?([\d.]+%, (?:{PRESPECIFIED}|{SEEN}|{EXPLORATORY}))\)")
+_ALL_PAIRS = " over all pairs"  # after the level of intervals that hold together
+_GROUNDS = re.compile(rf" \((both )?([\d.]+%(?:{_ALL_PAIRS})?, (?:{PRESPECIFIED}|{SEEN}|{EXPLORATORY}))\)")
 _FEW = 10  # clusters of a stratum: intervals from fewer rest on too little
 
 
@@ -148,7 +150,8 @@ def grounds(estimate: Estimate) -> str:
     """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
     if not estimate.has_interval:
         return ""
-    return f" ({level(estimate.level)}, {estimate.standing})"
+    together = _ALL_PAIRS if estimate.quantity == SIMULTANEOUS_GAP else ""
+    return f" ({level(estimate.level)}{together}, {estimate.standing})"
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:

@@ -19,7 +19,7 @@ RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
 def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     """Every action by R, the full cache last: bytes, R, when and how long it diverges, answers, and its verdict."""
     order = [*choice.candidates, *content.facts.noise_floors]
-    shown = ["mismatch", "divergence_probability", "mean_entry", "exposure"]
+    shown = ["mismatch", "divergence_probability", "mean_entry", "exposure", "exposure_written"]
     if content.estimates.known("accuracy"):
         shown += ["accuracy", "lost_share"]
     columns: list[EstimateColumn | CellColumn] = [_places(choice)]
@@ -115,7 +115,7 @@ def _whole(content: PageContent, control: str, columns: int) -> TableRow:
     cells = [Cell(control, "control" if facts.finite else "full cache, control"), Cell(MISSING)]
     if not facts.finite:
         cells.append(Cell(size(held.mean_prompt_cache if held else None), "100% of full" if held else ""))
-    cells += [exact, exact, Cell(MISSING), exact]
+    cells += [exact, exact, Cell(MISSING), exact, exact]
     if content.estimates.known("accuracy"):
         reference = content.estimates.get("accuracy_reference", content.baseline).estimate
         cells += [Cell(fixed(None if reference is None else 100 * reference, 1), "reference"), exact]
@@ -131,7 +131,15 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
         "prompt_cache_bytes": held.mean_prompt_cache if held else None,
         "share_of_full": share_of_whole(content, action),
     }  # fmt: skip
-    for quantity in ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy", "lost_share"):
+    for quantity in (
+        "mismatch",
+        "divergence_probability",
+        "mean_entry",
+        "exposure",
+        "exposure_written",
+        "accuracy",
+        "lost_share",
+    ):
         row = content.estimates.get(quantity, action)
         record |= {quantity: row.estimate, f"{quantity}_low": row.low, f"{quantity}_high": row.high}
     risk = content.estimates.get("mismatch", action)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from report.parts.verdict.choice import Choice, difference
-from report.parts.verdict.contrasts import Sample, shown, whole_cache
+from report.parts.verdict.choice import Choice, difference, lacks_pairs
+from report.parts.verdict.contrasts import Sample, said_once, shown, whole_cache
 from report.printing.numbers import count, fixed, in_text, size
 from report.printing.wording import counted, listed
 from report.reading.content import PageContent
@@ -105,7 +105,11 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
     least = min(content.facts.times_bytes(action, choice.recommended[-1]) or 0.0 for action in choice.unfit)
     fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
     loses = "loses" if len(choice.unfit) == 1 else "lose"
-    return [f"{_some(choice.unfit)} {fewer}{loses} more than half of the right answers."]
+    lost = [content.estimates.get("lost_share", action) for action in choice.unfit]
+    told = listed(
+        [f"{action} {shown(one, Scale.PERCENT)}" for action, one in zip(choice.unfit[:_MOST], lost, strict=False)]
+    )
+    return [f"{_some(choice.unfit)} {fewer}{loses} more than half of the right answers: {said_once(told)}."]
 
 
 def _holding(content: PageContent, action: str, other: str) -> str:
@@ -193,9 +197,11 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
         if risk.estimate is None:
             continue
         lost = content.estimates.get("lost_share", action)
-        answers = "" if lost.estimate is None else f" and loses {in_text(lost, Scale.PERCENT)} of the right answers"
+        answers = "" if lost.estimate is None else f" and loses {shown(lost, Scale.PERCENT)} of the right answers"
         told.append(
-            f"{action} disagrees with {whole_cache(content)} on {shown(risk, Scale.PERCENT)} of positions{answers}."
+            said_once(
+                f"{action} disagrees with {whole_cache(content)} on {shown(risk, Scale.PERCENT)} of positions{answers}."
+            )
         )
     return told
 
@@ -265,10 +271,12 @@ def _documents(gap: Estimate, one: str, other: str) -> str:
 
 
 def _standings(content: PageContent, choice: Choice) -> set[str]:
-    """The standings of the differences behind a recommendation; none without one."""
+    """The standings of the intervals behind a recommendation, of lost answers too; none without a recommendation."""
     pairs = [*choice.ruled_out.items()]
     pairs += [(b, a) for a in choice.recommended for b in choice.recommended if a < b]
-    return {difference(content.estimates, *pair).standing for pair in pairs} if choice.recommended else set()
+    rows = [difference(content.estimates, *pair) for pair in pairs]
+    rows += [content.estimates.get("lost_share", action) for action in choice.unfit]
+    return {row.standing for row in rows} if choice.recommended else set()
 
 
 def _planned(content: PageContent, choice: Choice) -> list[str]:
@@ -286,6 +294,8 @@ def _fresh(content: PageContent, choice: Choice) -> list[str]:
     fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
     if standings <= {PRESPECIFIED, SEEN}:
         return [f"The plan named these differences when outcomes were known. {fresh}"]
+    if content.estimates.pairs > 1:
+        return [f"Intervals over all pairs hold together; the plan named no such difference. {fresh}"]
     return [f"Exploratory intervals hold for one difference at a time. {fresh}"]
 
 
@@ -298,7 +308,7 @@ def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
         return ["kvdrift run goes on to the end of the study."]
     if any(not control.zero for control in facts.controls):
         return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
-    if not content.estimates.have_intervals or content.estimates.stale:
+    if not content.estimates.have_intervals or content.estimates.stale or lacks_pairs(content):
         return ["kvdrift analyze makes the intervals."]
     if len(choice.candidates) == 1:
         return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]

@@ -38,7 +38,7 @@ VERDICT = """
 {% endif %}
 {{ table(tables.ranking) }}
 {% if figures.bytes is defined %}
-{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower where both are measured on the same documents.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% if policies %} {{ policies }}{% endif %}{% endcall %}
+{% call figure("bytes") %}<b>Bytes against divergence.</b> To the left an action holds fewer bytes, and further down it diverges less.{% if content.estimates.have_intervals %} Bars are intervals of R, one action at a time; the verdict rests on intervals of differences, which are narrower if both are measured on the same documents{% if content.estimates.pairs > 1 %}, and hold for all pairs of actions together{% endif %}.{% endif %} Actions that hold the same bytes stand side by side.{% if frontier %} {{ frontier }}{% endif %}{% if policies %} {{ policies }}{% endif %}{% endcall %}
 {% for sentence in bits %}
 <p class="detail">{{ sentence }}</p>
 {% endfor %}

@@ -6,6 +6,9 @@ risks as materialized (
     select
         study, model, split, stratum, action, partner, documents, mismatch, exposure,
         diverged / horizon as occurrence,
+        written,
+        mismatch / written as mismatch_written,
+        written_exposure / written as exposure_written,
         coalesce(occupation / nullif(exposure, 0), 0) as mismatch_rate
     from internal.paired_moments
     inner join main.windows using (study, model)
@@ -17,7 +20,10 @@ terms as (
         own.mismatch - baselines.mismatch as gap,
         own.occurrence - baselines.occurrence as occurrence_term,
         (own.exposure - baselines.exposure) * (own.mismatch_rate + baselines.mismatch_rate) / 2 as exposure_term,
-        (own.mismatch_rate - baselines.mismatch_rate) * (own.exposure + baselines.exposure) / 2 as rate_term
+        (own.mismatch_rate - baselines.mismatch_rate) * (own.exposure + baselines.exposure) / 2 as rate_term,
+        own.written - baselines.written as written_difference,
+        own.mismatch_written - baselines.mismatch_written as mismatch_written_difference,
+        own.exposure_written - baselines.exposure_written as exposure_written_difference
     from risks as own
     inner join (select * replace (partner as action, action as partner) from risks) as baselines
         using (study, model, split, stratum, action, partner)

@@ -6,6 +6,9 @@ select
     occupation,
     coalesce(occupation / nullif(exposure, 0), 0) as mismatch_rate,
     diverged as divergence_probability,
-    entry / nullif(diverged, 0) as mean_entry
+    entry / nullif(diverged, 0) as mean_entry,
+    written,
+    mismatch / written as mismatch_written,
+    written_exposure / written as exposure_written
 from internal.stratum_moments
 inner join main.windows using (study, model)

@@ -112,7 +112,9 @@ select
     cast(coalesce(eos_x <= lengths.first_block_last, false) as double) as prefix_eos_x,
     cast(coalesce(eos_y <= lengths.first_block_last, false) as double) as prefix_eos_y,
     coalesce(sums.delta_after_entry, 0) / horizon as occupation_compensator,
-    coalesce(sums.exposed_delta, 0) / horizon as exposure_compensator
+    coalesce(sums.exposed_delta, 0) / horizon as exposure_compensator,
+    least(last_eos, horizon) / horizon as written,
+    coalesce(least(last_eos, horizon) - tau, 0) / horizon as written_exposure
 from trajectories
 inner join sums using (study, model, doc, action, replicate)
 left join pre_eos using (study, model, doc, action, replicate)

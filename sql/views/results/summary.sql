@@ -11,6 +11,12 @@ measured as (
     where split = 'evaluation' and stratum = 'pooled'
 ),
 
+texts as (
+    select study, model, action, written, mismatch_written, exposure_written
+    from main.decomposition
+    where split = 'evaluation' and stratum = 'pooled'
+),
+
 references_answered as (
     select study, model, action, accuracy_reference
     from main.answers
@@ -38,8 +44,10 @@ select
     case when current then high end as mismatch_high,
     case when current then level end as level,
     case when estimated_documents is null then null when current then status else 'outdated' end as status,
-    divergence_probability, mean_entry, exposure, accuracy_reference, accuracy, documents, replicates, horizon
+    divergence_probability, mean_entry, exposure, written, mismatch_written, exposure_written,
+    accuracy_reference, accuracy, documents, replicates, horizon
 from judged
+inner join texts using (study, model, action)
 inner join (select study, model, horizon from main.windows) as windows using (study, model)
 left join references_answered using (study, model, action)
 left join (select study, action, control from main.actions) as actions using (study, action)
