@@ -22,7 +22,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 7: the method of intervals and the clusters behind them
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
-# 10: revisions of documents, checksums of what is read with codecs and policies
+# 10: revisions of documents, checksums of what is read with codecs and policies, written positions
 SCHEMA_VERSION = 10
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common

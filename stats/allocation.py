@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +65,7 @@ class Linearized:
     endpoint: Endpoint
     value: float
     variances: tuple[Variance, ...]
-    alike: Alike | None = None
+    alike: Alike | None = field(default=None, compare=False)
     documents: float = 1.0
     between: Between | None = None
 

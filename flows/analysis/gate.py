@@ -84,7 +84,8 @@ class Verdict:
         status: whether a plan named the difference before its documents were seen.
         events_version: the version of ``events`` that was read.
         plan_sha256: the plan's hash, None without one.
-        alike: whether the interval is what documents leave open that are all alike, or all but a few.
+        alike: whether the estimate is below the margin, and the interval is not because documents are all alike, or all
+            but a few, and may lack those that fail.
         more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
             number would, or if the documents are not alike.
 
@@ -139,7 +140,9 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     _check_pair(moments, question)
     row = _estimated(moments, contrast, question, plan)
     decision = decide(row["low"], row["high"], question.margin, contrast.higher)
-    rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE
+    worse = -1 if contrast.higher is Higher.BETTER else 1
+    seems = row["estimate"] is not None and worse * row["estimate"] < question.margin
+    rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE and seems
     return Verdict(
         decision,
         replace(question, study=study, model=model),

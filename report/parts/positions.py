@@ -12,10 +12,10 @@ from stats.registry import Scale
 
 _DECOMPOSITION = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",
-    "mean_entry",
+    "mean_entry", "written", "mismatch_written", "exposure_written",
 )  # fmt: skip
 _DECOMPOSITION_PAGE = """
-<p><a href="#means-r">R</a> is the share of positions with different tokens. It is the share of first mismatches (<a href="#means-o">O</a>) plus the share of positions after them (<a href="#means-e">E</a>) times the mismatch rate at those positions (<a href="#means-c">C</a>): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
+<p><a href="#means-r">R</a> is the share of positions with different tokens. It is the share of first mismatches (<a href="#means-o">O</a>) plus the share of positions after them (<a href="#means-e">E</a>) times the mismatch rate at those positions (<a href="#means-c">C</a>): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. R and E count all positions up to H; after both texts have ended positions agree by construction, and “written” counts those up to the later end alone. These numbers pool the strata with equal weight.</p>
 {% if floor %}
 <p>{{ floor }}</p>
 {% endif %}

@@ -30,7 +30,7 @@ from stats.efficiency import MEASURED, BranchingMoments, estimate_branching, obs
 from stats.endpoints import Endpoint
 from stats.intervals import COLUMNS
 from stats.moments import DocumentMoments
-from stats.quantities import QUANTITIES
+from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.quantities.branching import BRANCHING_QUANTITIES
 from transforms.pipeline import run_derivation
 
@@ -324,7 +324,7 @@ def test_an_analysis_appends_them_in_one_commit(branched: Path, tmp_path: Path) 
     results = store.read("results").to_pylist()
     assert len(results) == count
     names = {row["quantity"] for row in results}
-    assert names == set(QUANTITIES) | set(BRANCHING_QUANTITIES)
+    assert names == {*QUANTITIES, *BRANCHING_QUANTITIES, SIMULTANEOUS_GAP}
     own = [row for row in results if row["quantity"] in BRANCHING_QUANTITIES]
     assert {row["status"] for row in own} == {"exploratory"}
     assert {row["draws"] for row in own} == {EXPLORATORY_DRAWS}

@@ -16,7 +16,7 @@ from stats.registry import Higher
 EQUIVALENT, WORSE, UNRESOLVED = Decision.EQUIVALENT, Decision.WORSE, Decision.UNRESOLVED
 
 # Quantities of which more says nothing by itself. A new quantity is in this list, or says what more of it means.
-NEITHER = {
+NEITHER = {"written", "written_difference",
     "late_minus_early", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
     "mismatch_after_agreement", "occurrence_share", "exposure_share", "rate_share", "full_minus_fixed_history",
     "full_minus_flat_extrapolation", "history_gap", "pre_eos", "eos_related", "eos_share", "generation_gap_change",

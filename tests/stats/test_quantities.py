@@ -187,6 +187,10 @@ def test_action_quantities_are_weighted_means_over_trajectories(
         "fixed_history_tv": weighted(p, lambda q: q.f.mean()),
         "occurrence": weighted(p, diverged) / H,
         "exposure": exposure,
+        "written": weighted(p, lambda q: min(q.e_late, H) / H),
+        "mismatch_written": weighted(p, lambda q: q.mismatch.sum()) / weighted(p, lambda q: min(q.e_late, H)),
+        "exposure_written": weighted(p, lambda q: max(min(q.e_late, H) - q.tau, 0) if q.tau else 0)
+        / weighted(p, lambda q: min(q.e_late, H)),
         "occupation": occupation,
         "mismatch_rate": occupation / exposure,
         "divergence_probability": weighted(p, diverged),
@@ -275,7 +279,7 @@ def test_contrasts_are_action_minus_baseline(pooled: dict[str, dict[str, np.ndar
     assert c["generation_gap"] == pytest.approx(blocks)
     assert c["generation_gap_change"] == pytest.approx([blocks[2] - blocks[0]])
     differences = [name for name in QUANTITIES if name.endswith("_difference")]
-    assert len(differences) == 11
+    assert len(differences) == 14
     for name in differences:
         of = name.removesuffix("_difference")
         assert c[name] == pytest.approx(b[of] - a[of]), name
