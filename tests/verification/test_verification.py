@@ -225,8 +225,17 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "events: 0 units, 0 rows, whole and unique" in out
 
 
+def endless(doc: str, first: int = 0) -> Unit:
+    """A unit neither of whose sides ends: after both ends there are no mismatches, as the views promise."""
+    made = make_unit(doc, first=first)
+    events, never = made.events, pa.repeat(pa.scalar(value=False), len(made.events))
+    for name in ("x_eos", "y_eos"):
+        events = events.set_column(events.schema.get_field_index(name), name, never)
+    return Unit(made.record, events)
+
+
 def test_a_store_of_version_1(tmp_path: Path) -> None:
-    store = Store(make_store_1(tmp_path / "old", [make_unit("d0"), make_unit("d1", first=4)], lost_rows=1))
+    store = Store(make_store_1(tmp_path / "old", [endless("d0"), endless("d1", first=4)], lost_rows=1))
     names = {"study": "s", "model": "org/model"}
     rows = {"documents": [document_row(number) | names for number in (0, 1)], "actions": [action_row("snapkv")]}
     for table, of_version_1 in rows.items():
@@ -241,7 +250,7 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
     assert contents(store.location) == before
     derive(store)
     Store.create(store.location)  # upgrades it: its old files lack columns that the tables have now
-    store.append_units([make_unit("d0", first=4)])
+    store.append_units([endless("d0", first=4)])
     assert faults(store) == []
 
 
@@ -741,6 +750,7 @@ def test_broken_promises_are_named_with_an_example() -> None:
     row = {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "a", "documents": 3}
     row |= {"trajectories": 9, "mismatch": 0.5, "rollout_tv": 0.5, "fixed_history_tv": 0.1, "occurrence": 0.1}
     row |= {"exposure": 0.5, "occupation": 0.4, "mismatch_rate": 0.8, "divergence_probability": 1.0, "mean_entry": 2.0}
+    row |= {"written": 1.0, "mismatch_written": 0.5, "exposure_written": 0.5}
     wrong = row | {"action": "b", "mismatch": 0.625}
     null = row | {"action": "c", "rollout_tv": None}
     connection = duckdb.connect()
