@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import betaincinv, stdtrit
 
+from stats.linearization.standard_errors import effective
 from stats.pooling import evaluate
 from stats.quantities import quantity_named
 from stats.registry import Pooled
-from stats.standard_errors import effective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

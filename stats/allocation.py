@@ -25,7 +25,7 @@ from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
 from stats.endpoints import Family
-from stats.gradients import STEP
+from stats.linearization.gradients import STEP
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.pooling import Pooling
 from stats.quantities import quantity_named

@@ -17,10 +17,10 @@ from schema.errors import InputError
 from stats.clusters import ClusterDraws
 from stats.ends import STUDENTIZED
 from stats.intervals import Estimates, Request, Resampled, summarize
+from stats.linearization.standard_errors import ClusterBlocks, StandardErrors
 from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling, evaluate
 from stats.quantities import QUANTITIES, quantity_named
-from stats.standard_errors import ClusterBlocks, StandardErrors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

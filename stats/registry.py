@@ -3,8 +3,8 @@
 A function takes pooled moments whose arrays have any leading axes (draws, strata, actions) and, for profile moments,
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
 ``axis``. Values are fractions, entry times are tokens. Undefined is NaN (null in results). Functions use only smooth
-arithmetic and exact comparisons with 0, so complex moments go through them too (``stats.gradients`` differentiates
-them that way). The quantities themselves are in ``stats.quantities``.
+arithmetic and exact comparisons with 0, so complex moments go through them too (``stats.linearization.gradients``
+differentiates them that way). The quantities themselves are in ``stats.quantities``.
 """
 
 from __future__ import annotations

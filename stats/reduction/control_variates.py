@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from stats.gradients import features_read
+from stats.linearization.gradients import features_read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,13 +16,13 @@ from stats.bootstrap import estimate, observed, observed_errors, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint
 from stats.ends import expanded_intervals
-from stats.gradients import constant_gradient, features_read
 from stats.intervals import Request
+from stats.linearization.gradients import constant_gradient, features_read
+from stats.linearization.standard_errors import ClusterBlocks, StandardErrors
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import ALL_QUANTITIES, QUANTITIES
 from stats.registry import Range, Scale
-from stats.standard_errors import ClusterBlocks, StandardErrors
 
 H = 8
 WINDOWS = Windows.of(H)

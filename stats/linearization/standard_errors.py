@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stats.clusters import linked_strata
-from stats.gradients import constant_gradient, derivative, features_read
+from stats.linearization.gradients import constant_gradient, derivative, features_read
 from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
 from stats.registry import Feature, Pooled
 
