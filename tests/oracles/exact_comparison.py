@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from oracles.exact_moments import NUDGE, Array, Pool
 from oracles.exact_views import Column, Moments
 
-VIEWS_FAMILY, SWRB_FAMILY = 42_000, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
+VIEWS_FAMILY, SWRB_FAMILY = 45_000, 8_000  # random comparisons of test_exact_truth and test_exact_swrb, at most
 FAMILY = VIEWS_FAMILY + SWRB_FAMILY
 LEVEL = 2 * NormalDist().cdf(-4.0)
 ROUNDING = 1e-7  # distances are stored in float32, off by up to 6e-8

@@ -94,6 +94,9 @@ def _decomposition(windows: Windows, weights: list[float]) -> Iterator[Line]:
         "mismatch_rate": Column(lambda m: m("occupation"), lambda m: m("exposure"), undefined=0.0),
         "divergence_probability": mean("diverged"),
         "mean_entry": ratio("entry", "diverged"),
+        "written": mean("written"),
+        "mismatch_written": ratio("mismatch", "written"),
+        "exposure_written": ratio("written_exposure", "written"),
     }
     yield Line({}, columns, {"documents": len(weights)})
 
@@ -251,6 +254,11 @@ def _contrasts(windows: Windows, count: dict[str, Any]) -> Iterator[Line]:
     for name, term in terms.items():
         columns[f"{name}_term"] = Column(term)
         columns[f"{name}_share"] = Column(term, gap)
+    columns["written_difference"] = difference("written")
+    for name, above in {"mismatch": "mismatch", "exposure": "written_exposure"}.items():
+        columns[f"{name}_written_difference"] = Column(
+            lambda a, b, above=above: b(above) / b("written") - a(above) / a("written")
+        )
     yield Line({}, columns, count)
 
 
