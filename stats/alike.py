@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import betaincinv, stdtrit
 
+from stats.linearization.ordered_sums import ordered_sum
 from stats.linearization.standard_errors import effective
 from stats.pooling import evaluate
 from stats.quantities import quantity_named
@@ -242,11 +243,11 @@ class _Values:
         differing = (_over_clusters(unlike.astype(np.float64), cluster_of) > 0).sum(axis=0)
         known = (sums > 0).sum(axis=0)
         own = np.where(unlike, 0.0, weights)
-        total = own.sum(axis=0)
+        total = ordered_sum(own)
         values = np.nan_to_num(middle[documents] if exact else self.values[documents])
         with np.errstate(invalid="ignore", divide="ignore"):
-            value = (own * values).sum(axis=0) / total
-            spread = np.sqrt((own**2 * (values - value) ** 2).sum(axis=0)) / total
+            value = ordered_sum(own * values) / total
+            spread = np.sqrt(ordered_sum(own**2 * (values - value) ** 2)) / total
         present = (_over_clusters(np.where(self._has[documents], 1.0, 0.0), cluster_of) > 0).sum(axis=0)
         unbounded = self._ratio & (known <= MOST_UNLIKE) & (known < present)
         says = (2 * differing < known) & (known > 0) & (total > 0)

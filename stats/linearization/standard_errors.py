@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from stats.clusters import linked_strata
 from stats.linearization.gradients import constant_gradient, derivative, features_read
+from stats.linearization.ordered_sums import ordered_sum
 from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
 from stats.registry import Feature, Pooled
 
@@ -281,8 +282,8 @@ def _centred(values: Float, mask: Float) -> Float:
 
 def effective(sizes: Float) -> Float:
     """Return (sum m)^2 / sum m^2 over the first axis; 0 where all are 0."""
-    squares = (sizes**2).sum(axis=0)
-    found: Float = np.divide(sizes.sum(axis=0) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
+    squares = ordered_sum(sizes**2)
+    found: Float = np.divide(ordered_sum(sizes) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
     return found
 
 

@@ -175,7 +175,8 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
     places, kind = _places(summed.take(pa.array(order[begins])), documents), kind[order].tolist()
     spans = itertools.pairwise([*begins.tolist(), len(kind)])
     found = Counter((place, *kind[begin:end]) for place, (begin, end) in zip(places, spans, strict=True))
-    return Counter({(place, tuple(kinds[one] for one in own)): count for (place, *own), count in found.items()})
+    # Sorted, since the order of codes is that of first appearance, and counts of several files are subtracted.
+    return Counter({(place, tuple(sorted(kinds[one] for one in own))): count for (place, *own), count in found.items()})
 
 
 def footer_of_counts(folder: DeltaFolder, table: str, rows: pa.Table) -> dict[str, str]:
@@ -279,7 +280,7 @@ def _stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, docum
     largest = max(units.files(), key=lambda file: (is_compacted(file.path), file.rows), default=None)
     counts = None if largest is None else _remembered(folder, units, largest)
     found: Holdings = Counter(
-        {(_place_of(*place), tuple(Held(*one) for one in own)): count for (place, own), count in counts or ()}
+        {(_place_of(*place), tuple(sorted(Held(*one) for one in own))): count for (place, own), count in counts or ()}
     )
     if largest is None or counts is None or any(place.split is None for place, _ in found):
         rows = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)

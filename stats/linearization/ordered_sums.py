@@ -1,0 +1,22 @@
+"""Sums that have the same bits however many numbers are summed side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from stats.moments import Float
+
+
+def ordered_sum(values: Float) -> Float:
+    """Return the sum over the first axis, term after term; 0 of no terms.
+
+    ``values.sum(axis=0)`` adds in another order if all other axes have length 1, so that an action alone would have
+    other last bits than the same action among others.
+    """
+    if not len(values):
+        return np.zeros(values.shape[1:])
+    total: Float = np.add.accumulate(values, axis=0)[-1]
+    return total
