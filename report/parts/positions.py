@@ -12,15 +12,18 @@ from stats.registry import Scale
 
 _DECOMPOSITION = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",
-    "mean_entry", "written", "mismatch_written", "exposure_written",
+    "mean_entry",
 )  # fmt: skip
+_WRITTEN = ("written", "mismatch_written", "exposure_written")
 _DECOMPOSITION_PAGE = """
-<p><a href="#means-r">R</a> is the share of positions with different tokens. It is the share of first mismatches (<a href="#means-o">O</a>) plus the share of positions after them (<a href="#means-e">E</a>) times the mismatch rate at those positions (<a href="#means-c">C</a>): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. R and E count all positions up to H; after both texts have ended positions agree by construction, and “written” counts those up to the later end alone. These numbers pool the strata with equal weight.</p>
+<p><a href="#means-r">R</a> is the share of positions with different tokens. It is the share of first mismatches (<a href="#means-o">O</a>) plus the share of positions after them (<a href="#means-e">E</a>) times the mismatch rate at those positions (<a href="#means-c">C</a>): R = O + E · C. R (token) and R (TV) estimate the same quantity, the first from tokens and the second from total variation. These numbers pool the strata with equal weight.</p>
 {% if floor %}
 <p>{{ floor }}</p>
 {% endif %}
 {{ table(tables.decomposition) }}
 {{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
+<p>R and E count all positions up to H. After both texts have ended the positions agree by construction; the written positions are those up to the later end alone.</p>
+{{ table(tables.written) }}
 {% if widths %}
 <details><summary>The same with less of chance: reduced estimates</summary>
 <p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
@@ -45,6 +48,10 @@ _SATURATION_PAGE = """
 def decomposition(content: PageContent) -> Section:
     """R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
     tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
+    written = action_table(
+        "written", "Over the written positions", content.estimates, content.actions, columns_of(*_WRITTEN)
+    )
+    tables = (*tables, written)
     widths, reduced = _width_sentence(content), content.estimates.reduced
     if widths:
         own = action_table("reduced", "Reduced estimates", reduced, content.actions, columns_of(*_REDUCED))

@@ -32,9 +32,10 @@ from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats import bootstrap
 from stats.bootstrap import estimate
 from stats.intervals import COLUMNS, Estimates, Request
-from stats.quantities import QUANTITIES
+from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import is_reduced, reduced_documents
+from stats.simultaneous import simultaneous_gaps
 from transforms.pipeline import run_derivation
 
 DRAWS = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
@@ -110,7 +111,9 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
     planned = Analysis.planned(plan)
     parts = parts_of(planned, moments, subjects_of(moments))
     parts += parts_of(planned, answers, subjects_of(answers, answers=True), answers=True)
-    plain = in_sequence(parts)
+    level = planned.request.level
+    pairs = simultaneous_gaps(moments, draws=planned.exploratory_draws, seed=planned.seed, level=level)
+    plain = [*in_sequence(parts), pairs]
     assert store.read("results").select(list(COLUMNS)).to_pylist() == by_key(plain)
 
 
@@ -172,7 +175,7 @@ def test_a_log_without_a_plan_is_exploratory(
     constant = {"split": "evaluation", "family": None, "status": "exploratory", "draws": 2_000, "level": 0.95,
                 "plan_sha256": None, "events_version": Store.open(copied).version("events")}  # fmt: skip
     assert {name: results[name].unique().to_pylist() for name in constant} == {n: [v] for n, v in constant.items()}
-    assert set(results["quantity"].to_pylist()) == set(QUANTITIES)
+    assert set(results["quantity"].to_pylist()) == {*QUANTITIES, SIMULTANEOUS_GAP}
     gap = {row["action"]: row for row in results.to_pylist() if row["quantity"] == "mismatch" and row["x"] is None
            and row["stratum"] == "pooled"}  # fmt: skip
     with open_views(Store.open(copied)) as views:
