@@ -55,8 +55,8 @@ def _sentence(pairing: Pairing, one: Difference) -> str:
     over = f"on the {count(gap.documents)} documents that both have"
     if gap.estimate is None or not gap.has_interval:
         return f"{subject} is not told apart from {against}: there is no interval {over}."
-    if gap.low == gap.high == 0:
-        return f"{subject} and {against} have the same R {over}, document by document."
+    if gap.estimate == 0:
+        return f"{subject} and {against} have the same R {over}: R differs by {_gap(gap)}."
     if gap.excludes_zero():
         than = f"{'more' if gap.estimate > 0 else 'less'} than {against}"
         return f"{subject} diverges {than}: R differs by {_gap(gap)} {over}."
