@@ -40,7 +40,7 @@ from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, si
 from flows.analysis.estimation import document_moments
 from flows.analysis.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
 from flows.analysis.stored import analyze_stored
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.contracts import contract
 from sql.materialization import materialize_moments

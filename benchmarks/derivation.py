@@ -22,7 +22,7 @@ import duckdb
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, show
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
-from schema.store.store import Store
+from log.store import Store
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
 from transforms.segments import read_events

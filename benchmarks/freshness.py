@@ -56,10 +56,10 @@ from deltalake import DeltaTable
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
 from benchmarks.written_log import write_commit
-from schema.store.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
-from schema.store.delta.table_log import CHECKPOINT_EVERY
-from schema.store.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
-from schema.store.store import Store, Unit
+from log.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
+from log.delta.table_log import CHECKPOINT_EVERY
+from log.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
+from log.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views
 

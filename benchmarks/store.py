@@ -36,12 +36,12 @@ from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib,
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
 from benchmarks.written_log import write_commit
 from kvdrift.commands.status import status_lines
-from schema.store.appends import DERIVED, conform_unit, unit_path
-from schema.store.compaction.members import Member
-from schema.store.compaction.packs import put_pack, rewriting
-from schema.store.delta.folder import DeltaFolder
-from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.store import Store
+from log.appends import DERIVED, conform_unit, unit_path
+from log.compaction.members import Member
+from log.compaction.packs import put_pack, rewriting
+from log.delta.folder import DeltaFolder
+from log.parquet_files import StoredFile, content_digest, encode_parquet
+from log.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, PLAIN, SCORES, STUDIES, UNITS
 from sql.catalog import open_views, write_catalog
 from transforms.compaction import compact

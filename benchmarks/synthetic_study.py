@@ -33,8 +33,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from log.store import Store, Unit
 from schema.keyed_random import keyed_generator
-from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
 from schema.windows import Windows
 from transforms.pipeline import run_derivation

@@ -17,8 +17,8 @@ from generator.generation.events import library_versions
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.model_checks import check_model, check_placement
+from log.store import Store
 from schema.errors import ControlError, InputError, OperationError
-from schema.store.store import Store
 from schema.study import CONTROL_ACTION, FINITE_STATE
 from schema.tables import PLAIN
 from sql.catalog import open_views

@@ -23,11 +23,11 @@ from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import ActionIdentity, changes
+from log.kept_sets import COMPARED, check_alike
+from log.revisions import current_actions
 from schema.document import SPLITS
 from schema.errors import PlanError
 from schema.sampling import SamplingLaw
-from schema.store.kept_sets import COMPARED, check_alike
-from schema.store.revisions import current_actions
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS
 

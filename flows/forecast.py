@@ -30,8 +30,8 @@ from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
 from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import text_decoder
+from log.store import Store
 from schema.errors import MissingStoreError
-from schema.store.store import Store
 from schema.tables import PLAIN
 
 

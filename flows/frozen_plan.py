@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from log.revisions import newest_plans
+from log.store import Store
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256
-from schema.store.revisions import newest_plans
-from schema.store.store import Store
 from schema.study import PlanSection, Study, values_of
 from stats.endpoints import Endpoint, Family
 from stats.ends import PERCENTILE

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from flows.frozen_plan import FrozenPlan, Looks
-from schema.store.revisions import newest_revisions
-from schema.store.store import Store
+from log.revisions import newest_revisions
+from log.store import Store
 
 Row = dict[str, Any]
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.durability import sync
+from log.parquet_files import replace_file
+from log.store import Store
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
 from schema.progress import SILENT, Progress
-from schema.store.durability import sync
-from schema.store.parquet_files import replace_file
-from schema.store.store import Store
 from schema.study.laws import name_of_all
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.transformer.tokenizer import text_decoder
+from log.compaction.counts import Answers, Counts, Holdings, Place, Scored
+from log.readable_store import ReadableStore
+from log.revisions import current_scores
+from log.store import Store
 from schema.progress import SILENT, Progress
-from schema.store.compaction.counts import Answers, Counts, Holdings, Place, Scored
-from schema.store.readable_store import ReadableStore
-from schema.store.revisions import current_scores
-from schema.store.store import Store
 from schema.tables import PLAIN, SCORES
 
 _BATCH = 4096  # pairs to a commit, whole units: what a kill costs

@@ -31,8 +31,8 @@ from flows.stored_material import record_identities, record_material
 from flows.study_run import StudyRun
 from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import token_reader
+from log.store import Store
 from schema.frozen_text import with_measured
-from schema.store.store import Store
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from sql.materialization import materialize_moments

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from flows.frozen_plan import FrozenPlan, find_plan
 from generator.documents.answers import task_scoring
 from generator.documents.held import NOTHING_HELD, HeldDocument, HeldDocuments
+from log.store import Store
 from schema.document import SPLITS, Document
-from schema.store.store import Store
 from schema.study import Study
 
 if TYPE_CHECKING:

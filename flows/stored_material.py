@@ -14,9 +14,9 @@ from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
+from log.revisions import current_actions, newest_revisions
+from log.store import Store
 from schema.document import SPLITS, Document
-from schema.store.revisions import current_actions, newest_revisions
-from schema.store.store import Store
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
 

@@ -15,9 +15,9 @@ from flows.stored_documents import held_documents
 from generator.actions import Action
 from generator.documents.held import NOTHING_HELD
 from generator.identity import ActionIdentity
+from log.store import Store
 from schema.errors import MissingStoreError
 from schema.progress import SILENT, NamedProgress, Progress
-from schema.store.store import Store
 from schema.study import Study
 from transforms.pipeline import run_derivation
 from transforms.segments import DerivationReport

@@ -32,7 +32,7 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
         schema.errors.DamagedStoreError: the store is damaged.
 
     """
-    from schema.store.store import Store
+    from log.store import Store
     from sql.catalog import open_views
 
     return open_views(Store.open(store), threads=os.cpu_count() or 1, checked=checked)

@@ -39,8 +39,8 @@ def of_store(table: str, column: str) -> Complete:
     """Return what offers the names in a column of a small table of the store that is typed."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
+        from log.store import Store
         from schema.errors import KvdriftError
-        from schema.store.store import Store
 
         # Where an option still lacks its value, nothing is parsed: the store is the first word.
         location = ctx.params.get("store") or next(iter(ctx.args), "")

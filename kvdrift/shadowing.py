@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schema.errors import OperationError
 
-PACKAGES = ("schema", "generator", "transforms", "sql", "stats", "report", "verification", "flows")
+PACKAGES = ("schema", "log", "ingestion", "generator", "transforms", "sql", "stats", "report", "verification", "flows")
 
 
 def check_not_shadowed() -> None:

@@ -1,1 +1,1 @@
-"""What an event, a document and a unit is, and the append-only store that holds them."""
+"""Words of the whole house: tables, studies, documents, errors."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from schema.store.store import Store
+    from log.store import Store
     from sql.stored_moments import StoredMoments
 
 CARRIED: Final = (

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
+from log.durability import replace_durably
 from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
 from schema.location import is_local, join
-from schema.store.durability import replace_durably
 from schema.tables import TABLES
 from sql.carried_tables import fill_catalog, keep_views
 from sql.contracts import Contract, contract, contracts
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from schema.store.store import Store
+    from log.store import Store
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "view_texts", "write_catalog"]
 

@@ -27,7 +27,7 @@ from sql.view_texts import moments_definition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schema.store.store import Store
+    from log.store import Store
 
 LEAST_STEPS: Final = 1 << 15
 """Fewer steps than these are computed as quickly as they are looked for."""

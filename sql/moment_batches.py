@@ -23,7 +23,7 @@ from sql.view_texts import READ_BY_COMPUTED, WAITING, computed_texts, materializ
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from schema.store.store import Store
+    from log.store import Store
 
 _KEY: Final = ", ".join(GROUP_KEY)
 _EVERYTHING: Final = f"select distinct {_KEY} from stored.held"  # noqa: S608 - names of ours

@@ -20,7 +20,7 @@ from sql.catalog import Views, one_line
 from sql.quoting import literal
 
 if TYPE_CHECKING:
-    from schema.store.store import Store
+    from log.store import Store
 
 PRAGMAS: Final = ("database_list", "show_tables", "table_info", "version")
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)

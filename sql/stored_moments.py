@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from schema.store.store import Store
+    from log.store import Store
 
 
 @dataclass(frozen=True)

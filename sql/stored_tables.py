@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from schema.store.store import Store
+    from log.store import Store
 
 
 def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:

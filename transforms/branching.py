@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.unit_events import NOTHING_DRAWN
 from schema.errors import InputError
 from schema.rows import Flags, Ints, Reals, Wide, run_begins
-from schema.store.unit_events import NOTHING_DRAWN
 from schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
 from transforms.event_columns import SortedEvents, check_columns, check_kinds, table_of, with_nulls
 

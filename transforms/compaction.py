@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from log.appends import DERIVED, derived_tables
+from log.compaction.packs import GATHERED_ROWS, LIVE_ROWS
 from schema.errors import OperationError
 from schema.location import join
 from schema.progress import SILENT, Progress
-from schema.store.appends import DERIVED, derived_tables
-from schema.store.compaction.packs import GATHERED_ROWS, LIVE_ROWS
 from schema.tables import TABLES
 from transforms.segments import Segment, commit, derive_segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schema.store.store import Store
+    from log.store import Store
 
 FILES_OF_A_SIZE = 16  # beside a live derivation
 

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from typing import Self
 
+from log.compaction.packs import LIVE_ROWS
+from log.store import Store
 from schema.errors import KvdriftError, OperationError, first_line
 from schema.own_process import last_words, own_environment
-from schema.store.compaction.packs import LIVE_ROWS
-from schema.store.store import Store
 from transforms.compaction import gather
 
 BATCHES = 16  # micro-batches from one time to the next; each leaves one file

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from log.store import Store
 from schema.errors import InputError, OperationError, first_line
-from schema.store.store import Store
 from transforms.records import read_records, record_folder, write_record
 from transforms.segments import DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs
 
+from log.store import StoredFile
 from schema.location import filesystem_of, join
-from schema.store.store import StoredFile
 from transforms.segments import SegmentOutcome
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from log.appends import DERIVED, derived_tables
+from log.durability import side_by_side
 from schema.errors import KvdriftError, OperationError
 from schema.location import filesystem_of, join
-from schema.store.appends import DERIVED, derived_tables
-from schema.store.durability import side_by_side
 from schema.tables import EVENTS, GROUP_KEY, SWRB
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
@@ -25,7 +25,7 @@ from transforms.derivation import derive_trajectories
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schema.store.store import Store, StoredFile
+    from log.store import Store, StoredFile
 
 # Application ids of the commits: after COVERED every segment of the events version that it carries is derived, after
 # PARTIAL some of that version are still to do.

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schema.store.store import Store
+from log.store import Store
 from transforms.compaction import put_together
 from transforms.gathering import Gathering
 from transforms.segments import DerivationReport, commit, derive_segment, pending

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.appends import conform
+from log.checked_files import READ_ERRORS, damage_of, parse
+from log.compaction.members import Member, members_in
+from log.store import Store, StoredFile
 from schema.errors import InputError, first_line
-from schema.store.appends import conform
-from schema.store.checked_files import READ_ERRORS, damage_of, parse
-from schema.store.compaction.members import Member, members_in
-from schema.store.store import Store, StoredFile
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 

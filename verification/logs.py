@@ -7,11 +7,11 @@ from pathlib import Path, PurePath, PurePosixPath
 
 import pyarrow.fs
 
+from log.commits import added_files
+from log.delta.table_log import TableLog, lost_commits
+from log.store import Store
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
-from schema.store.commits import added_files
-from schema.store.delta.table_log import TableLog, lost_commits
-from schema.store.store import Store
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 

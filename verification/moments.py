@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from log.store import Store
 from schema.errors import KvdriftError
-from schema.store.store import Store
 from sql.catalog import open_views
 from sql.contracts import contract
 from sql.stored_moments import stored_moments

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from log.appends import span_of_record
+from log.store import Store
 from schema.errors import InputError
 from schema.frozen_text import frozen_sha256
-from schema.store.appends import span_of_record
-from schema.store.store import Store
 from schema.tables import TABLES
 from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted

@@ -18,17 +18,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.appends import is_compacted, is_foreign, span_of_path, unit_count
+from log.checked_files import DERIVED_TABLES, first_damaged
+from log.delta.folder import DeltaFolder
+from log.delta.table_log import RELIED_ON, TableLog, said_of_commit
+from log.durability import make_folder, sync
+from log.parquet_files import StoredFile, replace_file
+from log.small_tables import KEYED
+from log.store import ESTIMATED_TABLES, Store
 from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.locking import repaired
-from schema.store.appends import is_compacted, is_foreign, span_of_path, unit_count
-from schema.store.checked_files import DERIVED_TABLES, first_damaged
-from schema.store.delta.folder import DeltaFolder
-from schema.store.delta.table_log import RELIED_ON, TableLog, said_of_commit
-from schema.store.durability import make_folder, sync
-from schema.store.parquet_files import StoredFile, replace_file
-from schema.store.small_tables import KEYED
-from schema.store.store import ESTIMATED_TABLES, Store
 from schema.tables import IDENTITIES, TABLES
 from sql.catalog import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending

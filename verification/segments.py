@@ -14,9 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.errors import InputError
-from schema.progress import Progress
-from schema.store.appends import (
+from log.appends import (
     Span,
     conform_unit,
     derived_tables,
@@ -27,9 +25,11 @@ from schema.store.appends import (
     unit_name,
     unit_path,
 )  # fmt: skip
-from schema.store.checked_files import DERIVED_TABLES
-from schema.store.compaction.members import Member
-from schema.store.store import Store, Unit
+from log.checked_files import DERIVED_TABLES
+from log.compaction.members import Member
+from log.store import Store, Unit
+from schema.errors import InputError
+from schema.progress import Progress
 from schema.tables import GROUP_KEY, TABLES
 from transforms.segments import COVERED, derived_rows
 from verification.files import Reading, TableFiles, UnitRecord

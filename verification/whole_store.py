@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from log.store import Store
 from schema.errors import KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
-from schema.store.store import Store
 from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from log.store import Store
 from report.printing.canvas import action_styles, drawing, new_figure
 from report.printing.palette import ACTION_COLOURS, INK, QUIET, RULE, SHADE, TERM_COLOURS, properties, with_properties
-from schema.store.store import Store
 from sql.catalog import Views, open_views
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from flows.analysis.current import newest_rows
 from flows.analysis.document_index import DocumentIndex, measured
 from flows.scores import Scoring
+from log.revisions import current_actions
+from log.store import Store
 from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
-from schema.store.revisions import current_actions
-from schema.store.store import Store
 from schema.windows import Windows
 from sql.catalog import Views
 from stats.moments import DocumentMoments, ReplicateMoments

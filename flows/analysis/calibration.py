@@ -11,7 +11,7 @@ import pyarrow as pa
 from flows.analysis.estimation import action_revisions, documents_revision
 from flows.analysis.standing import inputs_sha256, standing_rows
 from flows.frozen_plan import FrozenPlan
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import CALIBRATION
 from sql.catalog import Views
 from stats.calibration import Calibration, calibrate

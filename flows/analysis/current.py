@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.frozen_plan import find_plan
-from schema.store.store import Store
+from log.store import Store
 from stats.quantities import SIMULTANEOUS_GAP
 
 

@@ -19,9 +19,9 @@ from flows.analysis.branching import branching_moments
 from flows.analysis.document_index import DocumentIndex, measured
 from flows.analysis.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
 from flows.analysis.standing import standing_rows
+from log.store import Store
 from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.store.store import Store
 from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views

@@ -12,8 +12,8 @@ from flows.analysis.estimation import action_revisions, document_moments, docume
 from flows.frozen_plan import FrozenPlan
 from flows.looks import LooksTaken, Row
 from flows.scores import known_answers
+from log.store import Store
 from schema.errors import InputError, OperationError
-from schema.store.store import Store
 from schema.tables import LOOKS, RESULTS
 from sql.catalog import Views
 from stats.endpoints import Endpoint

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.store.store import Store
+from log.store import Store
 
 
 def inputs_sha256(*inputs: Any) -> str:

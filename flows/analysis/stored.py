@@ -22,9 +22,9 @@ from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from flows.scores import Scoring, known_answers
 from flows.stored_documents import changed_answers
+from log.store import Store
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
-from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
 from stats.moments import Float
 from stats.reduction.coefficients import fit_coefficients

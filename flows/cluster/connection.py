@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flows.cluster.address import ClusterAddress
 from flows.cluster.facts import check_facts, check_source, facts, facts_there, lacking, other_versions, source_sha256
+from log.store import Store
 from schema.errors import NobodyLeftError, OperationError, first_line
-from schema.store.store import Store
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flows.cluster.connection import Cluster
+from log.store import Store
 from schema.errors import OperationError
-from schema.store.store import Store
 from transforms.pipeline import run_derivation
 from transforms.segments import DerivationReport, pending
 

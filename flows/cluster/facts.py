@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from log.store import Store
 from schema.errors import InputError, KvdriftError, first_line
 from schema.location import is_local
-from schema.store.store import Store
 
-_PACKAGES = ("schema", "generator", "transforms", "flows")  # what workers run
+_PACKAGES = ("schema", "log", "generator", "transforms", "flows")  # what workers run
 _OF_DASK = ("python", "dask", "distributed")  # what processes of a cluster speak to each other with
 
 

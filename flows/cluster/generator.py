@@ -23,8 +23,8 @@ from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import model_location
+from log.store import Store
 from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
-from schema.store.store import Store
 from schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from generator.actions import build_actions
 from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes
 from generator.transformer.decoder import is_device_lost
+from log.store import Store
 from schema.errors import InputError, KvdriftError, OperationError, first_line
-from schema.store.store import Store
 from schema.study import ModelSection, Study
 
 _DECLINED_SECONDS = 1.0  # which leaves the others time to come to the document

@@ -19,8 +19,8 @@ from generator.identity import ActionIdentity
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.faults import slower
 from generator.transformer.local_folders import model_folder, model_location, weight_files
+from log.store import Unit
 from schema.progress import SILENT
-from schema.store.store import Unit
 from schema.study import FINITE_STATE, ModelSection, Study
 
 if TYPE_CHECKING:

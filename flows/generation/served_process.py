@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from flows.generation.local import LocalGenerator
 from flows.generation.named_work import NamedPart, with_actions
 from generator.transformer.decoder import torch_threads
+from log.store import Unit
 from schema.errors import KvdriftError, OperationError
-from schema.store.store import Unit
 from schema.study import Study
 
 

@@ -23,9 +23,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from flows.generation.named_work import Part, named
+from log.store import Unit
 from schema.errors import KvdriftError
 from schema.own_process import own_environment
-from schema.store.store import Unit
 from schema.study import Study
 
 Given = TypeVar("Given")

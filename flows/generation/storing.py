@@ -14,6 +14,8 @@ from flows.generation.pending import Work
 from flows.stored_material import stored_identities
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds
+from log.appends import unit_name
+from log.store import Store, Unit
 from schema.errors import (
     DamagedStoreError,
     InputError,
@@ -24,8 +26,6 @@ from schema.errors import (
     is_disk_fault,
 )
 from schema.progress import Progress
-from schema.store.appends import unit_name
-from schema.store.store import Store, Unit
 from schema.study import Study
 
 Identities = Mapping[tuple[str, str, int], ActionIdentity]

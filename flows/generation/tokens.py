@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from generator.transformer.tokenizer import token_texts
+from log.store import Store
 from schema.progress import SILENT, Progress
-from schema.store.store import Store
 from schema.study import FINITE_STATE
 from schema.tables import TOKENS
 

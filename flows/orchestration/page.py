@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from log.store import Store
 from schema.progress import SILENT, Progress
-from schema.store.store import Store
 from schema.study import POOLED
 
 _UPDATE_SECONDS = 2.0  # between two updates of the progress artifact

@@ -16,8 +16,8 @@ from typing import Any
 from flows.material import gather_material
 from flows.planning.seen import SeenDocuments
 from generator.documents.registry import excluded_clusters
+from log.store import Store
 from schema.errors import InputError, nearest
-from schema.store.store import Store
 from schema.study import Study, load_studies
 from schema.study.laws import of_each_law
 from schema.study.reading import read_content

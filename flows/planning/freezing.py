@@ -15,9 +15,9 @@ from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, require_
 from flows.material import Material
 from flows.planning.looks import plan_looks
 from flows.planning.seen import SeenDocuments, generated_documents
+from log.store import Store
 from schema.errors import InputError, PlanError
 from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
-from schema.store.store import Store
 from schema.study import Study
 from schema.tables import PLANS
 from stats.ends import PERCENTILE

@@ -11,9 +11,9 @@ from typing import Any
 
 from flows.frozen_plan import FrozenPlan
 from generator.documents.registry import SOURCES
+from log.revisions import newest_revisions
+from log.store import Store
 from schema.document import Document
-from schema.store.revisions import newest_revisions
-from schema.store.store import Store
 from schema.study import FINITE_STATE
 
 EVALUATION = "evaluation"

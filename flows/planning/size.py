@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.material import Material
-from schema.store.store import Store
+from log.store import Store
 from schema.study import Study
 
 Bounds = tuple[int, int]

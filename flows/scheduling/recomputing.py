@@ -10,7 +10,7 @@ from flows.orchestration.page import FlowRunPage
 from flows.pages import page_beside, report_folder, report_is_current, write_report
 from flows.scores import score_stored
 from generator.transformer.tokenizer import token_reader
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import refresh_catalog
 from sql.materialization import materialize_moments
 from transforms.pipeline import run_derivation

@@ -9,12 +9,12 @@ from pathlib import Path, PurePath
 
 from flows.analysis.estimation import document_moments
 from flows.pages import report_folder
+from log.store import Store
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 from report.side_by_side.content import Entry
 from schema.errors import InputError, nearest
 from schema.progress import SILENT, Progress
-from schema.store.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views
 from stats.moments import DocumentMoments
 

@@ -23,9 +23,9 @@ from generator.checks.tried import Tried, identity_found
 from generator.codecs import Codec
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
+from log.store import Unit
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.study import ActionSection
 
 # Kept entries on either side of a window of 128 and of groups of 32; KV heads and head sizes, one no power of two.

@@ -10,8 +10,8 @@ from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID
+from log.store import Unit
 from schema.document import Document
-from schema.store.store import Unit
 
 
 def embedded_document() -> Document:

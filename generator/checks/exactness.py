@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from generator.checks.check import require
-from schema.store.store import Unit
+from log.store import Unit
 
 
 def first_token_found(units: Sequence[Unit]) -> str:

@@ -27,10 +27,10 @@ from generator.selectors.policies import Policy
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.model import LoadedModel
+from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.study import ActionSection
 from schema.tables import PLAIN, SWRB
 

@@ -13,9 +13,9 @@ from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Full, Selector
 from generator.transformer.eviction import CompactCache, evict
 from generator.transformer.prompt import Prompt
+from log.store import Unit
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.study import ActionSection
 
 LAYERS, HEADS, KV_HEADS, SIZE = 3, 4, 2, 16

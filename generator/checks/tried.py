@@ -13,8 +13,8 @@ from generator.actions import Action
 from generator.checks.check import require
 from generator.identity import parts_sha256
 from generator.selectors.parameters import Value
+from log.store import Unit
 from schema.errors import InputError, KvdriftError
-from schema.store.store import Unit
 
 Part = TypeVar("Part")
 

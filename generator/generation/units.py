@@ -30,10 +30,10 @@ from generator.coupling.uniforms import uniform_table
 from generator.generation.events import event_rows, join_replicates, versions_on
 from generator.generation.model import Model, PreparedDocument
 from generator.transformer.memory import is_memory_shortage
+from log.store import Unit
 from schema.document import Document
 from schema.errors import OperationError, first_line
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
 _Place = tuple[int, int]  # of an item: its document's in the group, and its own there, from 1

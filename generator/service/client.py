@@ -25,8 +25,8 @@ from generator.service.protocol import (
     StreamMetadata,
 )
 from generator.service.token_certificate import token_certificate
+from log.store import Unit
 from schema.errors import InputError, KvdriftError, OperationError
-from schema.store.store import Unit
 from schema.tables import EVENTS
 
 TLS_SCHEME = "grpc+tls"

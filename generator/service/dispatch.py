@@ -21,9 +21,9 @@ from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFai
 from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import model_location
+from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError, NobodyLeftError, OperationError, nearest
-from schema.store.store import Unit
 from schema.study import TRANSFORMER, Study
 from schema.tables import SCHEMA_VERSION
 

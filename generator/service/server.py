@@ -33,9 +33,9 @@ from generator.service.protocol import (
 from generator.service.token_certificate import token_certificate
 from generator.transformer.decoder import is_device_lost
 from generator.transformer.model import LoadedModel
+from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError, OperationError, first_line
-from schema.store.store import Unit
 from schema.tables import EVENTS
 
 _BATCH_ROWS = 2**16

@@ -10,7 +10,7 @@ import typer
 from kvdrift.options import StoreArgument
 
 if TYPE_CHECKING:
-    from schema.store.store import Store
+    from log.store import Store
     from transforms.compaction import CompactedTable
 
 
@@ -31,7 +31,7 @@ def compact(
     and those versions with them.
     """
     from kvdrift.console import ConsoleProgress
-    from schema.store.store import Store
+    from log.store import Store
     from sql.catalog import refresh_catalog
     from sql.materialization import keep_up_moments
     from transforms.compaction import compact as compacted

@@ -66,8 +66,8 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
 
 
 def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
+    from log.store import Store
     from schema.location import is_local
-    from schema.store.store import Store
     from sql.catalog import may_write_catalog, refresh_catalog
     from sql.materialization import materialize_moments
 

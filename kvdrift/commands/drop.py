@@ -27,7 +27,7 @@ def drop(
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
     from flows.revisions import drop_action
-    from schema.store.store import Store
+    from log.store import Store
     from sql.catalog import refresh_catalog
 
     Store.open(store)  # refuses a folder that is no store, of which the next line would make one

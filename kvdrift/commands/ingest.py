@@ -13,7 +13,7 @@ import typer
 from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from schema.ingestion.ingest import IngestReport, Tally
+    from ingestion.ingest import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events
@@ -52,8 +52,8 @@ def ingest(
         raise typer.Exit(InputError.exit_code if report.findings else 0)
     if horizon is not None:
         raise InputError("--horizon is for replicates that come in pieces: give --pieces or --watch with it")
+    from ingestion.ingest import ingest as ingested
     from kvdrift.console import ConsoleProgress
-    from schema.ingestion.ingest import ingest as ingested
 
     with ConsoleProgress() as console:
         seen = 0
@@ -79,7 +79,7 @@ def _pieces(
     store: str, files: list[Path], documents: Path | None, horizon: int | None, interval: float | None
 ) -> IngestReport:
     """Take files that may have pieces; again and again with an interval."""
-    from schema.ingestion.stream import ingest_pieces
+    from ingestion.stream import ingest_pieces
 
     stopped = threading.Event()
 

@@ -101,7 +101,7 @@ def run(
     if plan_only and not outcome.documents_left:
         from flows.frozen_plan import require_plan
         from kvdrift.plan_lines import plan_lines
-        from schema.store.store import Store
+        from log.store import Store
 
         opened = Store.open(outcome.location)
         for one in studies:
@@ -123,8 +123,8 @@ def run(
 def _say_what_is_kept(studies: Sequence[Study], location: str | None) -> None:
     """Say on standard error what the store of an interrupted run has; of none that was not begun."""
     from flows.study_file.options import default_location
+    from log.store import Store
     from schema.location import absolute
-    from schema.store.store import Store
 
     store = absolute(location if location is not None else default_location(studies))
     with suppress(KvdriftError):  # nothing is there yet

@@ -54,7 +54,7 @@ def sql(
     Queries read: what writes, or reaches a file outside the store or the network, is refused.
     """
     from kvdrift.queries.prompt import Prompt
-    from schema.store.store import Store
+    from log.store import Store
     from sql.catalog import open_views
     from sql.read_only import read_only
 

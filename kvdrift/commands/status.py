@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from flows.frozen_plan import FrozenPlan
     from flows.scores import Scoring
-    from schema.store.compaction.counts import Holdings, Place
-    from schema.store.store import Store
+    from log.compaction.counts import Holdings, Place
+    from log.store import Store
 
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ def status(
     With --watch: units done of those planned, rate, time left, and the divergence so far, which is preliminary. It
     reads only, beside whatever writes the store.
     """
-    from schema.store.store import Store
+    from log.store import Store
 
     if watch and as_json:
         raise InputError("--json: is of one look; leave --watch out")
@@ -119,7 +119,7 @@ def _study_status(
     from flows.frozen_plan import find_plan
     from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
-    from schema.store.revisions import current_actions
+    from log.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())

@@ -13,8 +13,8 @@ from schema.errors import OperationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from log.store import Store
     from schema.progress import Progress
-    from schema.store.store import Store
     from verification.findings import Check, Fault
 
 NAMED_FAULTS = 20  # lines of one check, before the rest is a count
@@ -36,7 +36,7 @@ def verify(
     Nothing is changed unless --repair asks for it. What is taken away then lies in STORE/set-aside.
     """
     from kvdrift.console import ConsoleProgress
-    from schema.store.store import Store
+    from log.store import Store
     from verification.findings import counted
 
     said: list[str] = []
@@ -75,7 +75,7 @@ def _fields(location: str, checks: Sequence[Check], repaired: Sequence[str]) -> 
 
 def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] = ()) -> list[str]:
     """Mend a store, tell what was done, and return it."""
-    from schema.store.store import Store
+    from log.store import Store
     from verification.repair import repair
 
     lines = []

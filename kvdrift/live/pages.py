@@ -14,11 +14,11 @@ from flows.analysis.live import LiveStore, StudyLook
 from flows.pages import end_preliminary, report_folder, write_preliminary
 from generator.transformer.tokenizer import token_reader
 from kvdrift.live.display import progress_text
+from log.store import Store
+from log.studies import model_revisions
 from report.reading.content import TokenReader
 from schema.errors import InputError, nearest
 from schema.location import folder_name
-from schema.store.store import Store
-from schema.store.studies import model_revisions
 from transforms.pipeline import run_derivation
 
 _FOLDER = "live"  # in the folder of the study's report

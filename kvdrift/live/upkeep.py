@@ -93,7 +93,7 @@ def keep_up(location: str) -> None:
         OperationError: A file cannot be read or written.
 
     """
-    from schema.store.store import Store
+    from log.store import Store
     from sql.catalog import refresh_catalog
     from sql.materialization import materialize_moments
     from transforms.compaction import gather

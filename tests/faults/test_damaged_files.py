@@ -14,11 +14,11 @@ from faults.outcomes import REFUSED, SURVIVED, tell
 from fixtures.command import call
 from fixtures.refusals import refused
 
+from log import checked_files
+from log.checked_files import MEMORY, damage_of
+from log.parquet_files import StoredFile, encode_parquet
+from log.store import Store
 from schema.errors import DamagedStoreError
-from schema.store import checked_files
-from schema.store.checked_files import MEMORY, damage_of
-from schema.store.parquet_files import StoredFile, encode_parquet
-from schema.store.store import Store
 from schema.tables import TABLES
 from verification.whole_store import verify
 

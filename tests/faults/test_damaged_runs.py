@@ -16,8 +16,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
+from log.store import Store
 from schema.errors import KvdriftError
-from schema.store.store import Store
 from schema.tables import TABLES
 from verification.repair import repair
 

@@ -27,9 +27,9 @@ from generator.finite.tables import read_system_file
 from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.loading import load_model
 from generator.transformer.model_checks import check_model
+from ingestion.documents import read_documents
+from ingestion.files import EventFile
 from schema.errors import InputError
-from schema.ingestion.documents import read_documents
-from schema.ingestion.files import EventFile
 from schema.study import load_studies
 
 LONGEST = 2_100  # characters of a line

@@ -15,9 +15,9 @@ from fixtures.refusals import refused
 from flows.analysis.current import estimates_are_current
 from flows.generation.tokens import record_tokens
 from flows.scores import score_stored
+from log.delta.table_log import RELIED_ON, TableLog
+from log.store import Store
 from schema.errors import DamagedStoreError
-from schema.store.delta.table_log import RELIED_ON, TableLog
-from schema.store.store import Store
 from schema.tables import TABLES
 from sql.catalog import open_views
 from transforms.compaction import compact

@@ -17,7 +17,7 @@ from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
 from flows import stages
-from schema.store.store import Store
+from log.store import Store
 
 TIMES = 5
 

@@ -25,8 +25,8 @@ from flows.frozen_plan import find_plan
 from flows.orchestration.server import orchestration
 from flows.scores import known_answers
 from kvdrift.command import main
+from log.store import Store, Unit
 from schema.errors import InputError
-from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats import bootstrap

@@ -12,8 +12,8 @@ from fixtures.study_files import load_study
 
 from flows.comparison import Difference, Kind, check_agrees, differences
 from flows.study_run import StudyRun
+from log.store import Store
 from schema.errors import PlanError
-from schema.store.store import Store
 from schema.tables import ACTIONS
 
 KEEP = 'selector = "recent"\nkeep = "1/2"'

@@ -18,9 +18,9 @@ from flows.material import gather_material
 from flows.planning.confirmation import write_confirmation
 from flows.planning.freezing import freeze_plan
 from flows.planning.seen import SeenDocuments
+from log.store import Store
 from schema.document import Document
 from schema.errors import InputError
-from schema.store.store import Store
 
 
 def test_what_a_confirmation_plans_was_not_seen(

@@ -19,10 +19,10 @@ from flows.forecast import forecast
 from flows.frozen_plan import find_plan
 from flows.stages import is_planned
 from flows.study_run import StudyRun
+from log.store import Store
 from schema.document import SPLITS, split_of
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256, frozen_text
-from schema.store.store import Store
 from schema.tables import PLANS
 from sql.catalog import open_views
 

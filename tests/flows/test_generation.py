@@ -22,10 +22,10 @@ from flows.generation.pending import Work
 from flows.generation.storing import Generate, storing
 from flows.study_run import DocumentLimit, StudyRun
 from generator.finite.model import FiniteModel
+from log.store import Unit
 from schema.errors import OperationError
 from schema.progress import SILENT
 from schema.sampling import FULL_SOFTMAX
-from schema.store.store import Unit
 from schema.study import Study, load_studies
 
 

@@ -18,8 +18,8 @@ from flows.forecast import check_gpu_here, gpus_of_units
 from flows.study_run import StudyRun
 from generator.generation.events import library_versions
 from generator.identity import GpuKinds
+from log.store import Store
 from schema.errors import InputError
-from schema.store.store import Store
 from schema.study import Study
 
 ID = 'id = "binary"'

@@ -31,9 +31,9 @@ from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from generator.generation.events import library_versions
 from generator.selectors import SELECTORS
+from log.store import Store, Unit
 from schema.errors import OperationError, PlanError
 from schema.progress import SILENT
-from schema.store.store import Store, Unit
 from schema.tables import IDENTITIES, TABLES
 from sql.catalog import open_views, view_texts
 from sql.promises import computed_views

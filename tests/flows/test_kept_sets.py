@@ -22,8 +22,8 @@ from flows import stages
 from flows.comparison import check_agrees
 from flows.revisions import redo_actions
 from flows.study_run import StudyRun
+from log.store import Store
 from schema.errors import UnlikeUnitsError
-from schema.store.store import Store
 from sql.catalog import open_views, refresh_catalog
 from verification.whole_store import verify
 
@@ -247,7 +247,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(folder)
     finish(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("schema.store.projections.check_alike", lambda _: None)
+        patch.setattr("log.projections.check_alike", lambda _: None)
         variable(folder, patch)
         grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
         stages.prepare(grown)

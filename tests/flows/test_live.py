@@ -14,9 +14,9 @@ from scipy import stats
 
 from flows.analysis.live import Divergence, LiveStore, StudyLook
 from flows.planning.work import Work
+from ingestion.ingest import ingest
 from kvdrift.live.display import show_live
-from schema.ingestion.ingest import ingest
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import open_views
 from stats.preliminary import preliminary_mean
 from transforms.compaction import compact

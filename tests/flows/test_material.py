@@ -11,8 +11,8 @@ from fixtures.study_files import load_study
 
 from flows.material import Material
 from flows.stored_material import record_material
+from log.store import Store
 from schema.document import SPLITS
-from schema.store.store import Store
 from schema.tables import STUDIES
 
 

@@ -18,8 +18,8 @@ from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
+from log.store import Store, Unit
 from schema.location import filesystem_of
-from schema.store.store import Store, Unit
 from sql.catalog import open_views
 
 SMALLER = (

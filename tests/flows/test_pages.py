@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.pages import report_folder
-from schema.store.store import Store
+from log.store import Store
 
 
 def test_models_of_a_study_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from flows.planning import freezing
 from flows.planning import plan as planning
 from flows.study_run import StudyRun
 from kvdrift.plan_lines import plan_lines
+from log.store import Store
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256, frozen_text, with_measured
-from schema.store.store import Store
 from sql.catalog import open_views
 from stats.moments import ReplicateMoments
 from transforms.pipeline import run_derivation

@@ -13,8 +13,8 @@ from flows import stages
 from flows.comparison import check_agrees
 from flows.revisions import drop_action, redo_actions
 from flows.study_run import DocumentLimit, StudyRun
+from log.store import Store
 from schema.errors import InputError, PlanError
-from schema.store.store import Store
 from sql.catalog import Views, open_views
 
 QUARTER = ('selector = "recent"\nkeep = "1/2"', 'selector = "recent"\nkeep = "1/4"')

@@ -25,8 +25,8 @@ from flows.scores import Scoring, known_answers, score_stored
 from flows.stored_documents import changed
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
+from log.store import Store, Unit
 from schema.document import Document
-from schema.store.store import Store, Unit
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 from sql.catalog import open_views
 from stats.quantities.answers import ANSWER_QUANTITIES

@@ -26,9 +26,9 @@ from flows.revisions import redo_actions
 from flows.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run import describe_studies
+from log.store import Store
 from schema.document import Document
 from schema.errors import InputError, PlanError
-from schema.store.store import Store
 from schema.study import Study
 from sql.catalog import open_views
 from verification.whole_store import verify

@@ -34,9 +34,9 @@ from flows.generation.storing import storing
 from flows.study_file.options import default_location
 from flows.study_run import DocumentLimit, StudyRun
 from generator.transformer.prompt import PrefilledPrompt
+from log.store import Store
 from schema.errors import InputError
 from schema.sampling import SamplingLaw
-from schema.store.store import Store
 from schema.study import Study, load_studies
 from sql.catalog import open_views
 

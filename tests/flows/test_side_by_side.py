@@ -17,12 +17,12 @@ from fixtures.report_views import check
 from flows.side_by_side.entries import read_entries
 from flows.side_by_side.pairing import pairings
 from kvdrift.command import main
+from log.store import Store
 from report.side_by_side.content import Comparison, Entry
 from report.side_by_side.differences import difference_sentences, obstacles
 from report.side_by_side.leaderboard import leaderboard
 from report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
 from schema.sampling import SamplingLaw
-from schema.store.store import Store
 from schema.windows import Windows
 from stats.moments import DocumentMoments
 

@@ -20,10 +20,10 @@ from flows.generation.pending import Work, pending_work
 from flows.generation.side_processes import SideProcess, work_beside
 from flows.material import gather_material
 from flows.pages import _draw_beside
+from log.store import Unit
 from report.printing.canvas import new_figure
 from report.printing.section import Drawing
 from schema.errors import OperationError
-from schema.store.store import Unit
 from schema.study import Study
 
 

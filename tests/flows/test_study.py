@@ -21,8 +21,8 @@ from flows import stages
 from flows.checks import check_controls, check_equal_bytes
 from flows.frozen_plan import find_plan
 from flows.study_run import StudyRun
+from log.store import Store, Unit
 from schema.errors import ControlError, InputError, OperationError, PlanError
-from schema.store.store import Store, Unit
 from schema.tables import EVENTS
 
 

@@ -28,7 +28,7 @@ from generator.transformer import tokenizer
 from generator.transformer.local_folders import EMBEDDED_FOLDER
 from generator.transformer.tokenizer import load_tokenizer, token_reader
 from kvdrift.command import main
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import open_views
 
 MODEL = "kvdrift/tiny"

@@ -39,7 +39,7 @@ from generator.service.server import GenerationService
 from generator.transformer.eviction import evict
 from generator.transformer.loading import load_model
 from generator.transformer.prompt import Prompt
-from schema.store.store import Unit
+from log.store import Unit
 from schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d4099", 4099)

@@ -38,9 +38,9 @@ from generator.selectors.policies import POLICIES
 from generator.transformer.loading import load_model
 from generator.transformer.local_folders import EMBEDDED_ID, model_folder
 from generator.transformer.prompt import PrefilledPrompt
+from log.store import Unit
 from schema.retention import Retention
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.store.store import Unit
 from schema.study import DocumentsSection
 from schema.tables import SWRB
 

@@ -18,9 +18,9 @@ from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent, SnapKV
 from generator.transformer.loading import load_model
+from log.appends import Unit, conform_unit
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.store.appends import Unit, conform_unit
 
 SEED = 3
 HORIZON = 28

@@ -27,10 +27,10 @@ from generator.selectors.h2o import H2O
 from generator.selectors.selector import Selector
 from generator.transformer import model as transformer_model
 from generator.transformer.model import LoadedModel
+from log.store import Unit
 from schema.document import Document
 from schema.errors import OperationError
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.tables import PLAIN, SWRB
 
 HORIZON, SEED = 10, 3

@@ -31,8 +31,8 @@ from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.program import program
 from kvdrift.shadowing import check_not_shadowed
+from log.store import Store
 from schema.errors import InputError, OperationError
-from schema.store.store import Store
 from schema.tables import ACTIONS
 
 COMMANDS = ("run", "serve", "status", "verify", "sql", "ingest", "derive", "analyze", "report", "check", "list")

@@ -25,7 +25,7 @@ from kvdrift.commands.status import status_lines
 from kvdrift.completion import views
 from kvdrift.console import ConsoleProgress
 from kvdrift.examples import EXAMPLES
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import describe_views
 
 GROUP: Any = typer.main.get_command(app)

@@ -17,7 +17,7 @@ from flows import stages
 from flows.generation.local import LocalGenerator
 from flows.generation.storing import storing
 from flows.study_run import DocumentLimit, StudyRun
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import SCHEMA_VERSION
 
 Change = tuple[str, str]

@@ -22,7 +22,7 @@ import kvdrift
 from flows.analysis import gate as gating
 from flows.frozen_plan import find_plan
 from kvdrift.exit_codes import failure_code
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import ACTIONS
 
 PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")

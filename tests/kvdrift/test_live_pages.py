@@ -17,8 +17,8 @@ from flows import stages
 from flows.analysis.live import LiveStore
 from flows.pages import report_folder
 from kvdrift.live import pages
+from log.store import Store
 from report.page import RELOADING
-from schema.store.store import Store
 
 
 class LookedOnceError(Exception):

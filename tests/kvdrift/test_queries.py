@@ -26,7 +26,7 @@ from prompt_toolkit.output import DummyOutput
 
 from kvdrift.queries.prompt import Prompt, completer, history_file, is_whole
 from kvdrift.queries.running import rows_of
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import Views, describe_views
 from sql.contracts import contracts
 

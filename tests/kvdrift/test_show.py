@@ -10,7 +10,7 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.stored_units import edit, make_unit
 
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import DOCUMENTS
 from transforms.pipeline import run_derivation
 

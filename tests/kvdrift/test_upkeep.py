@@ -11,8 +11,8 @@ from fixtures.stored_units import derive, make_unit
 
 from kvdrift.live import upkeep
 from kvdrift.live.upkeep import Upkeep
+from log.store import Store
 from schema.errors import OperationError
-from schema.store.store import Store
 from transforms.compaction import FILES_OF_A_SIZE
 
 

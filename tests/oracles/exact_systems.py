@@ -25,8 +25,8 @@ from generator.finite.study_systems import exact_value_rows, system_document
 from generator.finite.system import FiniteSystem
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
+from log.store import Store, Unit
 from schema.retention import Retention
-from schema.store.store import Store, Unit
 from schema.study import FINITE_STATE, POOLED
 from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
 from schema.windows import Windows

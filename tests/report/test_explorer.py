@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fixtures.report_views import MODEL, STUDY, build, make_views
 
+from log.store import Store
 from report.explorer.outcomes import Outcomes
 from report.explorer.packing import pack
 from report.explorer.page import write_explorer
@@ -23,7 +24,6 @@ from report.explorer.streams import Streams
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 from schema.errors import OperationError
-from schema.store.store import Store
 from sql.catalog import Views, open_views
 
 HOSTILE = [

@@ -12,10 +12,10 @@ from fixtures.browser import Tabs, overflow
 from fixtures.report_views import build, make_views
 
 from generator.transformer.tokenizer import token_reader
+from log.store import Store
 from report.explorer.page import write_explorer
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
-from schema.store.store import Store
 from sql.catalog import Views, open_views
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from fixtures.report_views import MODEL, STUDY, check, make_views, records
 
+from log.store import Store
 from report.page import build_report
-from schema.store.store import Store
 from sql.catalog import Views, open_views
 
 

@@ -44,7 +44,18 @@ def test_the_file_system_of_a_location(tmp_path: Path) -> None:
 
 def test_no_other_module_looks_for_a_scheme() -> None:
     root = Path(schema.__file__).parents[1]
-    packages = ("schema", "transforms", "sql", "stats", "report", "verification", "flows", "kvdrift")
+    packages = (
+        "schema",
+        "log",
+        "ingestion",
+        "transforms",
+        "sql",
+        "stats",
+        "report",
+        "verification",
+        "flows",
+        "kvdrift",
+    )
     sources = [source for package in packages for source in (root / package).rglob("*.py")]
     assert [source.relative_to(root).as_posix() for source in sources if '"://"' in source.read_text()] == [
         "schema/location.py"

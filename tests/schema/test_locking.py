@@ -12,9 +12,9 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
+from log.store import Store
 from schema.errors import OperationError
 from schema.locking import run_alone
-from schema.store.store import Store
 from verification.repair import repair
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {

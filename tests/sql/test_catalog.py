@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.awkward_logs import awkward_log
 
+from log.store import Store, Unit
 from schema.errors import InputError, OperationError
-from schema.store.store import Store, Unit
 from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
 from sql.contracts import contracts
@@ -254,7 +254,7 @@ def test_very_many_documents_and_their_means_stay_in_the_files(
 def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> None:
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
-from schema.store.store import Store
+from log.store import Store
 from sql import catalog
 
 def show(connection, *_):

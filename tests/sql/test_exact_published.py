@@ -24,8 +24,8 @@ from generator.coupling.rollout import ActionReplicates, rollout
 from generator.finite.families import mixture_system
 from generator.finite.kernels import FiniteKernels
 from generator.finite.system import FiniteSystem
+from log.store import Store
 from schema.progress import SILENT
-from schema.store.store import Store
 from sql.catalog import open_views
 
 SYSTEMS, HORIZON, REPLICATES, SEEDS = 24, 3, 512, 20

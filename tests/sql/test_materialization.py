@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.stored_units import make_unit
 
-from schema.store.store import Store, Unit
+from log.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
 from sql import catalog
 from sql.catalog import Views, open_views, view_texts, write_catalog

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures.refusals import refused
 
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import open_views
 from sql.read_only import ReadOnlyViews, read_only
 

@@ -12,8 +12,8 @@ from fixtures.branched_units import make_rows, swrb_unit
 from fixtures.stored_units import make_unit
 
 from flows.analysis.stored import analyze_stored
+from log.store import Store, Unit
 from schema.errors import InputError
-from schema.store.store import Store, Unit
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
 from sql.catalog import open_views, view_texts, write_catalog
 from transforms.pipeline import run_derivation

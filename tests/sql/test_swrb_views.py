@@ -20,7 +20,7 @@ from fixtures.swrb_events import Laws, plain_replicate, random_laws, swrb_replic
 from oracles.coupled_paths import Analysis
 from oracles.swrb_definitions import SWRB_EVALUATIONS, swrb_efficiency
 
-from schema.store.store import Store
+from log.store import Store
 from schema.tables import TABLES
 from sql.catalog import Views, open_views
 from sql.contracts import contracts

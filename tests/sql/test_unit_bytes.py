@@ -13,8 +13,8 @@ from fixtures.random_models import random_document, random_model
 from generator.actions import Action, build_action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
+from log.store import Store, Unit
 from schema.retention import Retention
-from schema.store.store import Store, Unit
 from schema.study import ActionSection
 from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import open_views

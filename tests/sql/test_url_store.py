@@ -11,7 +11,7 @@ import pytest
 from fixtures.object_store import ObjectStore, served_folder
 from fixtures.older_stores import make_store_1
 
-from schema.store.store import Store, Unit
+from log.store import Store, Unit
 from schema.tables import EVENTS
 from sql.catalog import open_views
 

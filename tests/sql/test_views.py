@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from schema.store.store import Store
+    from log.store import Store
 
 VIEWS = sorted(view_texts())
 EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **SUMMARY_EVALUATIONS}

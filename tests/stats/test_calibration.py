@@ -19,9 +19,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from flows.analysis.calibration import calibrate_study
 from flows.analysis.estimation import document_moments
 from flows.frozen_plan import FrozenPlan
+from log.store import Store, Unit
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
-from schema.store.store import Store, Unit
 from schema.tables import EVENTS, TABLES
 from schema.windows import Windows
 from sql.catalog import open_views

@@ -18,9 +18,9 @@ from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replica
 from flows.analysis.branching import branching_moments
 from flows.analysis.parts import EXPLORATORY_DRAWS
 from flows.analysis.stored import analyze_stored
+from log.store import Store
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
-from schema.store.store import Store
 from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
 from schema.windows import Windows
 from sql.catalog import open_views

@@ -20,16 +20,16 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
+from log.appends import DERIVED
+from log.compaction import packs
+from log.compaction.members import UNITS_FOOTER, units_footer
+from log.compaction.packs import tiers
+from log.delta.folder import DeltaFolder
+from log.delta.table_log import CHECKPOINT_EVERY, TableLog
+from log.parquet_files import StoredFile
+from log.projections import UnitRows
+from log.store import Store, Unit
 from schema.errors import DamagedStoreError
-from schema.store.appends import DERIVED
-from schema.store.compaction import packs
-from schema.store.compaction.members import UNITS_FOOTER, units_footer
-from schema.store.compaction.packs import tiers
-from schema.store.delta.folder import DeltaFolder
-from schema.store.delta.table_log import CHECKPOINT_EVERY, TableLog
-from schema.store.parquet_files import StoredFile
-from schema.store.projections import UnitRows
-from schema.store.store import Store, Unit
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
@@ -226,7 +226,7 @@ def test_a_writer_looks_for_its_groups_in_the_row_groups_of_a_large_file(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("compaction.rows", "projections"):
-        monkeypatch.setattr(f"schema.store.{module}.ROW_GROUP_ROWS", 2)
+        monkeypatch.setattr(f"log.{module}.ROW_GROUP_ROWS", 2)
     compact(store)
     (units,) = store.files("units")
     assert pq.read_metadata(units).num_row_groups > 1
@@ -478,7 +478,7 @@ def test_what_a_pack_holds_is_known_without_the_records_of_its_units(
     """Many hundreds of records are large, and a live derivation asks again and again."""
     held = store.unit_paths()
     compact(store)
-    monkeypatch.delattr("schema.store.compaction.members.members_of")
+    monkeypatch.delattr("log.compaction.members.members_of")
     assert store.unit_paths() == held
 
 
@@ -505,7 +505,7 @@ def test_a_damaged_unit_stays_as_it_is(store: Store) -> None:
 
 
 def test_a_killed_append_after_a_compaction_is_healed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from schema.store.projections import UnitRows  # noqa: PLC0415
+    from log.projections import UnitRows  # noqa: PLC0415
 
     compact(store)
     with killed_in(monkeypatch, UnitRows, "append"):

@@ -28,11 +28,11 @@ from fixtures import swrb_events
 from fixtures.processes import forked
 from fixtures.stored_units import killed_in
 
+from log.appends import unit_count
+from log.store import Store, Unit
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
 from schema.own_process import own_environment
-from schema.store.appends import unit_count
-from schema.store.store import Store, Unit
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
 from transforms import watch as watching_module

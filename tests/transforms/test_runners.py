@@ -14,8 +14,8 @@ from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
 from flows import stages
+from log.store import Store
 from schema.errors import OperationError
-from schema.store.store import Store
 from transforms import pipeline
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation

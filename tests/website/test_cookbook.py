@@ -13,7 +13,7 @@ import pytest
 from fixtures.house import ROOT
 
 from generator.transformer.tokenizer import token_reader
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import Views, open_views
 
 PAGE = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fixtures.house import ROOT
 
-from schema.store.store import Store
+from log.store import Store
 from sql.catalog import open_views
 
 SAID = {"int8": "8 bits", "int4": "4 bits", "snapkv-half": "half of the entries"}

@@ -18,8 +18,8 @@ def analyze(store: StoreArgument) -> None:
     from flows.generation.tokens import record_tokens
     from flows.scores import score_stored
     from kvdrift.console import ConsoleProgress
-    from schema.store.store import Store
-    from schema.store.studies import model_revisions
+    from log.store import Store
+    from log.studies import model_revisions
     from sql.catalog import refresh_catalog
 
     opened = Store.open(store)

@@ -13,7 +13,7 @@ from schema.errors import printable
 
 if TYPE_CHECKING:
     from flows.analysis.gate import Verdict
-    from schema.store.store import Store
+    from log.store import Store
 
 
 def gate(
@@ -59,7 +59,7 @@ def gate(
     code is 2 for a mistake or a study that is not finished, 4 for a failure.
     """
     from flows.analysis.gate import GateQuestion, gate_stored
-    from schema.store.store import Store
+    from log.store import Store
     from schema.study import POOLED
     from stats.endpoints import Decision
 

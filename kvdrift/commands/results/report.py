@@ -91,9 +91,9 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     """
     from flows.pages import page_beside, report_folder, write_report
     from generator.transformer.tokenizer import token_reader
+    from log.store import Store
+    from log.studies import model_revisions
     from schema.location import folder_name
-    from schema.store.store import Store
-    from schema.store.studies import model_revisions
 
     store = Store.open(location)
     studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}

@@ -49,8 +49,8 @@ def show(
     """
     from generator.transformer.tokenizer import token_reader
     from kvdrift.queries.formats import print_table
-    from schema.store.store import Store
-    from schema.store.studies import chosen_study, model_revisions
+    from log.store import Store
+    from log.studies import chosen_study, model_revisions
     from schema.study.described import described_action
     from sql.catalog import open_views
 

@@ -33,7 +33,7 @@ def confirm(
     """
     from flows.planning.confirmation import write_confirmation
     from flows.study_file.options import default_location
-    from schema.store.store import Store
+    from log.store import Store
     from schema.study import load_studies
 
     opened = Store.open(store if store is not None else default_location(load_studies(study)))

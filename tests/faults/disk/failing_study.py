@@ -32,8 +32,8 @@ import report.page
 import transforms.pipeline
 from flows import stages
 from kvdrift.command import main
+from log.store import Store
 from schema.errors import DamagedStoreError
-from schema.store.store import Store
 from schema.tables import TABLES
 from sql import catalog, empty_views
 from sql.materialization import materialize_moments

@@ -13,13 +13,13 @@ from pathlib import Path
 from faults.disk.failing import hide, hiding
 from fixtures.stored_units import make_unit
 
-from schema.store.appends import UNIT_FOOTER, conform_unit, unit_path
-from schema.store.commits import Commit, guards
-from schema.store.delta.folder import DeltaFolder
-from schema.store.delta.snapshot import Snapshot
-from schema.store.delta.table_log import TableLog
-from schema.store.parquet_files import StoredFile, content_digest, encode_parquet
-from schema.store.store import Store
+from log.appends import UNIT_FOOTER, conform_unit, unit_path
+from log.commits import Commit, guards
+from log.delta.folder import DeltaFolder
+from log.delta.snapshot import Snapshot
+from log.delta.table_log import TableLog
+from log.parquet_files import StoredFile, content_digest, encode_parquet
+from log.store import Store
 
 LISTINGS = 5  # of a use; each of them lacks the file once
 

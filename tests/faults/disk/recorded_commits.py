@@ -10,8 +10,8 @@ import pyarrow as pa
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_units import content, derive, expected, make_unit
 
+from log.store import Store
 from schema.errors import DamagedStoreError
-from schema.store.store import Store
 from schema.tables import DOCUMENTS
 from sql.catalog import write_catalog
 from verification.logs import check_logs

@@ -24,8 +24,8 @@ from flows.generation.local import LocalGenerator
 from flows.study_run import StudyRun
 from generator.actions import build_actions
 from generator.identity import ModelIdentity
+from log.store import Store
 from schema.errors import InputError, OperationError
-from schema.store.store import Store
 from transforms.pipeline import run_derivation
 
 

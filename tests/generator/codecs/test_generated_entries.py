@@ -33,8 +33,8 @@ from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256
 from generator.transformer.eviction import evict
 from generator.transformer.prompt import Prompt
+from log.store import Unit
 from schema.errors import InputError
-from schema.store.store import Unit
 from schema.study import ActionSection
 from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB

@@ -17,8 +17,8 @@ from oracles.plain_generator import keep_recent, keep_snapkv, load_eager
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
+from log.appends import Unit
 from schema.retention import Retention
-from schema.store.appends import Unit
 from schema.tables import BRANCH, PLAIN, SCAN, SWRB
 
 SEED, HORIZON, LENGTH, COUNT = 3, 24, 150, 10

@@ -19,8 +19,8 @@ from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
 from generator.transformer.prompt import PreparedPrompt
+from log.store import Unit
 from schema.retention import Retention
-from schema.store.store import Unit
 from schema.tables import SWRB
 
 NAMES = [field.name for field in fields(Savings) if field.name != "fused"]  # which is off on a CPU

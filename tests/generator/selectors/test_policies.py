@@ -26,9 +26,9 @@ from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.selectors.policies import POLICIES
 from generator.transformer.loading import load_model
+from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError
-from schema.store.store import Unit
 from schema.study import ActionSection
 from schema.tables import PLAIN, SWRB
 

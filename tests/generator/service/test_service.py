@@ -43,9 +43,9 @@ from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.service.server import requested_work
 from generator.service.token_certificate import token_certificate
 from kvdrift.command import main
+from log.store import Store, Unit
 from schema.errors import InputError, OperationError
 from schema.sampling import SamplingLaw
-from schema.store.store import Store, Unit
 from schema.study import Study, load_studies
 from schema.tables import EVENTS, SCHEMA_VERSION
 

@@ -19,7 +19,7 @@ from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
 from generator.generation import PendingUnit, generate_units
 from generator.identity import selector_sha256
 from generator.transformer.footprint import plan_memory
-from schema.store.store import Unit
+from log.store import Unit
 from schema.study import ActionSection
 from schema.tables import PLAIN
 

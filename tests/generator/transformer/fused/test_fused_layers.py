@@ -20,7 +20,7 @@ from generator.transformer.fused import faults
 from generator.transformer.fused.faults import slower
 from generator.transformer.fused.layers import fused_layers, join_weights, layout_fault
 from generator.transformer.model import LoadedModel
-from schema.store.store import Unit
+from log.store import Unit
 
 DOCUMENT = random_document("d150", 150)
 

@@ -1,0 +1,258 @@
+"""What makes events right, checked over many rows at once; symbols are those of the definitions page.
+
+An error is what no log that follows the definitions can hold, whatever the model, the policy and the random numbers:
+
+- keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model;
+- delta and f are total variations, so within [0, 1]. A double is converted to float32, the stored type, before;
+- the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot
+  happen, not even by rounding: float32 turns nothing above 1e-45 into 0. After both sides' EOS it follows that both
+  sides repeat one and the same EOS token;
+- EOS is absorbing ("EOS is absorbing"): a flag that was true stays true; delta = 0 at t > e', where both laws are the
+  point mass; f = 0 at t > e_X; and an ended side repeats one token. The token at the first EOS itself may be another
+  one, since a model can have several EOS tokens and a generator goes on with one of them.
+
+Not an error: delta > 0 when only one side has ended (its law is a point mass, the other's is not); f > 0 after Y's EOS
+alone; equal tokens at any delta, since equal tokens can also be drawn where the laws overlap little; no EOS.
+
+A remark, because it follows from how kvdrift measures and not from what the columns mean: delta or f other than 0 at
+t = 1 (eviction follows prefill here; a method that alters the prefill is legitimate); delta and f that differ before
+the first mismatch (the histories are equal, but two batches of a half-precision model need not round alike); a
+full-retention control with delta or f other than 0 (the report says so, and the control is there to show it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingestion.files import INTEGERS, VALUES, EventRows
+from schema.rows import Flags, Ints, Wide, run_begins
+
+FORCED_TOLERANCE = 0.01  # of |delta - f| while both histories are the same
+
+_SORTS_FIRST = np.int32(-1)
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """One kind of error or remark: the rows that have it, and a text that says what is wrong.
+
+    Attributes:
+        kind: A short name.
+        rows: The rows that have it, ascending.
+        say: Makes the text for one of these rows.
+        position: Gives the position t to name for one of these rows; None where it is the row's own.
+
+    """
+
+    kind: str
+    rows: Wide
+    say: Callable[[int], str]
+    position: Callable[[int], int] | None = None
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group.
+
+    Attributes:
+        rows: The rows.
+        pair_first: [R] the first row of each replicate.
+        pair_last: [R] the last row of each replicate.
+        unit_first: [U + 1] the first row of each unit, and at the end N.
+        follows: [N] whether the row before has the position before, in the same replicate.
+
+    """
+
+    rows: EventRows
+    pair_first: Wide
+    pair_last: Wide
+    unit_first: Wide
+    follows: Flags
+
+    @classmethod
+    def of(cls, rows: EventRows) -> SortedRows:
+        """Sort N > 0 rows. A replicate or t that is null or no int32 is sorted as -1."""
+        unkeyed = [rows.flaws & np.uint16(0x101 << VALUES.index(name)) != 0 for name in ("replicate", "t")]
+        replicate, t = (
+            np.where(bad, _SORTS_FIRST, values) if bad.any() else values
+            for bad, values in zip(unkeyed, (rows.replicate, rows.t), strict=True)
+        )
+        order = _key_order(rows.group, replicate, t)
+        rows = replace(rows, replicate=replicate, t=t)
+        if order is not None:
+            rows = rows.take(order)
+        pair_begins = run_begins(rows.group, rows.replicate)
+        step = np.diff(rows.replicate.astype(np.int64), prepend=np.int64(0))
+        pair_first = np.flatnonzero(pair_begins)
+        follows = ~pair_begins
+        follows[1:] &= np.diff(rows.t.astype(np.int64)) == 1
+        return cls(
+            rows=rows, pair_first=pair_first, pair_last=np.append(pair_first[1:], len(rows)) - 1,
+            unit_first=np.append(np.flatnonzero(run_begins(rows.group) | (step > 1)), len(rows)), follows=follows,
+        )  # fmt: skip
+
+    def unit_of(self, row: Wide) -> Wide:
+        """Return the unit of each of some rows."""
+        return np.searchsorted(self.unit_first, row, side="right") - 1
+
+    @property
+    def unit_group(self) -> Ints:
+        """The group of each unit, [U]."""
+        return self.rows.group[self.unit_first[:-1]]
+
+    def common_last_position(self, of_group: Flags) -> int:
+        """Return the position at which most replicates of some groups end; of several such positions, the last."""
+        last = self.rows.t[self.pair_last][of_group[self.rows.group[self.pair_last]]]
+        values, counts = np.unique(last, return_counts=True)
+        return int(values[len(values) - 1 - np.argmax(counts[::-1])])
+
+
+def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
+    """Find the kinds of errors that some rows have.
+
+    Args:
+        given: N rows.
+        horizon: H of each group.
+        control: Whether each group is of a full-retention control.
+
+    """
+    found = [*_flaws(given.rows), *_key_errors(given, horizon), *_value_errors(given.rows), *_eos_errors(given)]
+    found.append(_moved(given.rows, control))
+    return [anomaly for anomaly in found if anomaly.rows.size]
+
+
+def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
+    """Find what is unusual in some rows but no error; ``control`` tells the groups that are full-retention controls."""
+    rows = given.rows
+    moved = (rows.delta != 0) | (rows.f != 0)
+    mismatch = np.not_equal(rows.x_token, rows.y_token)
+    before = np.cumsum(mismatch, dtype=np.int64) - mismatch  # mismatches in all rows before each row
+    same_history = before == np.repeat(before[given.pair_first], given.pair_last - given.pair_first + 1)
+    with np.errstate(invalid="ignore"):  # infinities are errors, not remarks
+        apart = same_history & (np.abs(rows.delta - rows.f) > FORCED_TOLERANCE)
+    ours = control[rows.group]
+    first = moved & ~ours & (rows.t == 1)
+    found = [
+        ("first position", first, "delta is {:g}, f {:g}; both are 0 if eviction follows prefill"),
+        ("before divergence", apart, "delta is {:g}, f {:g}; they are equal before the first mismatch"),
+    ]
+    return [
+        Anomaly(kind, np.flatnonzero(here), _says(text, rows.delta, rows.f)) for kind, here, text in found if here.any()
+    ]
+
+
+def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
+    """Find the permutation into key order; None if the rows have it."""
+    low = [int(values.min()) for values in (replicate, t)]
+    spans = [int(values.max()) - least + 1 for values, least in zip((replicate, t), low, strict=True)]
+    if (int(group.max()) + 1) * spans[0] * spans[1] < 2**63:
+        packed = group.astype(np.int64) * spans[0] + (replicate - np.int64(low[0]))
+        packed = packed * spans[1] + (t - np.int64(low[1]))
+        return None if np.all(packed[1:] >= packed[:-1]) else np.argsort(packed, kind="stable")
+    return np.lexsort((t, replicate, group))
+
+
+def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what the row before each row has, and 0 for the first row."""
+    return np.concatenate([np.zeros(1, values.dtype), values[:-1]])
+
+
+def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
+    """Make the text for a row, from what some columns have there."""
+    return lambda row: text.format(*(column[row] for column in columns))
+
+
+def _flaws(rows: EventRows) -> list[Anomaly]:
+    if not rows.flaws.any():
+        return []
+    found = []
+    for bit, name in enumerate(VALUES):
+        null, misfit = (np.flatnonzero(rows.flaws & np.uint16(1 << shift)) for shift in (bit, 8 + bit))
+        wanted = "does not fit int32" if name in INTEGERS else "is not 0 or 1"
+        found += [
+            Anomaly("null", null, _says(f"{name} is null")),
+            Anomaly("type", misfit, _says(f"{name} {wanted}")),
+        ]
+    return found
+
+
+def _moved(rows: EventRows, control: Flags) -> Anomaly:
+    """A control that moved would be a fault of the store for ever, since events are never taken away."""
+    moved = (rows.delta != 0) | (rows.f != 0) | np.not_equal(rows.x_token, rows.y_token)
+    text = "a full-retention control has delta {:g}, f {:g}, tokens {} and {}; must be 0, 0 and two equal tokens"
+    says = _says(text, rows.delta, rows.f, rows.x_token, rows.y_token)
+    return Anomaly("control", np.flatnonzero(moved & control[rows.group]), says)
+
+
+def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
+    rows, pair_first, pair_last = given.rows, given.pair_first, given.pair_last
+    keyed = rows.flaws & np.uint16(0x101 << VALUES.index("replicate") | 0x101 << VALUES.index("t")) == 0
+    before = _of_row_before(rows.t)
+    again = rows.t == before
+    again[pair_first] = False
+    before[pair_first] = 0  # the position before in the replicate, 0 at its start
+    np.maximum(before, 0, out=before)
+    last = rows.t[pair_last]
+    wanted = horizon[rows.group[pair_last]]
+    ends = pair_last[(last != wanted) & (last > 0)]
+
+    def missing(row: int) -> str:
+        first, last = int(before[row]) + 1, int(rows.t[row]) - 1
+        return "the position is missing" if first == last else f"positions {first}..{last} are missing"
+
+    def short(row: int) -> str:
+        return f"the replicate ends at {rows.t[row]}, but the study and model have horizon {horizon[rows.group[row]]}"
+
+    negative = np.flatnonzero(keyed & (rows.replicate < 0))
+    early = np.flatnonzero(keyed & (rows.t < 1))
+    skipped = np.flatnonzero(keyed & (rows.t - before.astype(np.int64) > 1))
+    return [
+        Anomaly("replicate", negative, lambda row: f"replicate is {rows.replicate[row]}, must be at least 0"),
+        Anomaly("position", early, lambda row: f"t is {rows.t[row]}, must be at least 1"),
+        Anomaly("duplicate", np.flatnonzero(keyed & again), _says("the key occurs more than once")),
+        Anomaly("gap", skipped, missing, position=lambda row: int(before[row]) + 1),
+        Anomaly("horizon", ends, short),
+    ]
+
+
+def _value_errors(rows: EventRows) -> list[Anomaly]:
+    found = []
+    for name in ("delta", "f"):
+        values = getattr(rows, name)
+        given = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
+        outside = ~((values >= 0) & (values <= 1))  # also where it is NaN
+        found.append(
+            Anomaly("range", np.flatnonzero(outside & given), _says(f"{name} is {{:g}}, must be within [0, 1]", values))
+        )
+    agreed = (rows.delta == 0) & (rows.flaws == 0)
+    mismatch = np.flatnonzero(agreed & (rows.x_token != rows.y_token))
+    say = _says("x_token {} and y_token {} differ although delta is 0", rows.x_token, rows.y_token)
+    return [*found, Anomaly("impossible mismatch", mismatch, say)]
+
+
+def _eos_errors(given: SortedRows) -> list[Anomaly]:
+    rows = given.rows
+    sound = given.follows & (rows.flaws == 0) & (_of_row_before(rows.flaws) == 0)
+    found = []
+    ended = []  # of each side: whether it had ended before the row
+    for name, flag, token in (("x", rows.x_eos, rows.x_token), ("y", rows.y_eos, rows.y_token)):
+        before = _of_row_before(flag) & sound
+        repeats = _of_row_before(before)  # so had it before the row before, whose token is then repeated
+        undone = np.flatnonzero(before & ~flag)
+        changed = np.flatnonzero(before & repeats & flag & (token != _of_row_before(token)))
+        repeated = f"{name}_token is {{}} after {{}}, must repeat it after EOS"
+        found.append(Anomaly("EOS undone", undone, _says(f"{name}_eos is false after it was true")))
+        found.append(Anomaly("token after EOS", changed, _says(repeated, token, _of_row_before(token))))
+        ended.append(before & flag)
+    after_x = np.flatnonzero(ended[0] & (rows.f > 0))
+    after_both = np.flatnonzero(ended[0] & ended[1] & (rows.delta > 0))
+    return [
+        *found,
+        Anomaly("delta after EOS", after_both, _says("delta is {:g} after both sides' EOS, must be 0", rows.delta)),
+        Anomaly("f after EOS", after_x, _says("f is {:g} after X's EOS, must be 0", rows.f)),
+    ]

@@ -1,0 +1,358 @@
+"""Event logs that another generator made: Parquet or Arrow IPC files, told apart by content, read by whole groups.
+
+A group is one (study, model, doc, action). This module knows formats, types and the order of rows, and nothing of what
+makes an event right: that is ``ingestion.checks``. A file is read twice. The first reading takes only its names,
+which gives the runs of equal groups. The second one yields portions of whole groups, one at a time; a file in which a
+group comes back after another one is a single portion. What a portion would be too large for the memory is refused:
+a small file may say that it holds any number of rows.
+
+A log holds coupled pairs alone, and need not have the columns that came with residual branching: ``kind``, if there is
+one, must be ``coupled`` throughout, and ``weight`` null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schema.errors import InputError, reading
+from schema.location import check_regular
+from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
+from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
+
+VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
+INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
+DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
+
+PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together
+MOST_ROWS = 1 << 23  # of one group, or of a file that is one portion; they take 100 bytes each while they are checked
+MOST_GROUPS = 1 << 18  # in one file
+MOST_BYTES = 1 << 30  # of a column of a Parquet row group, or of an IPC batch, when it is read
+_SLICE_ROWS = 1 << 18  # rows converted at once
+
+_PARQUET, _IPC = "Parquet", "an Arrow IPC file"
+
+_GROUP = ", ".join(GROUP_KEY)
+
+GroupNames = tuple[str | None, ...]  # study, model, doc, action
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """N events in the types of EVENTS; ``flaws`` tells which values are null or do not fit their type."""
+
+    group: Ints  # place in ``FileGroups.names``
+    replicate: Ints
+    t: Ints
+    x_token: Ints
+    y_token: Ints
+    delta: npt.NDArray[np.float32]
+    f: npt.NDArray[np.float32]
+    x_eos: Flags
+    y_eos: Flags
+    flaws: npt.NDArray[np.uint16]  # bit i: VALUES[i] is null; bit 8 + i: it does not fit the type
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def take(self, chosen: Any) -> EventRows:
+        """Return the rows of a slice, a mask or an array of indices."""
+        return EventRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    @staticmethod
+    def concatenated(parts: Sequence[EventRows]) -> EventRows:
+        """Return the rows of all ``parts``; there must be at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        return EventRows(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(EventRows)))
+
+
+@dataclass(frozen=True)
+class FileGroups:
+    """Which rows of a file belong to which group, given by R runs of rows of equal names.
+
+    Attributes:
+        names: The names of each group, in order of appearance; a null name is None.
+        run_first: [R + 1] the first row of each run, and at the end the number of rows.
+        run_group: [R] the group of each run, as a place in ``names``.
+
+    """
+
+    names: list[GroupNames]
+    run_first: Wide
+    run_group: Ints
+
+    @property
+    def clustered(self) -> bool:
+        """Whether every group is one run."""
+        return len(self.run_group) == len(self.names)
+
+    def group_of_rows(self, first: int, count: int) -> Ints:
+        """Return the group of each of ``count`` rows from row ``first`` on, [count]."""
+        low = int(np.searchsorted(self.run_first, first, side="right")) - 1
+        high = int(np.searchsorted(self.run_first, first + count, side="left"))
+        bounds = np.clip(self.run_first[low : high + 1], first, first + count)
+        return np.repeat(self.run_group[low:high], np.diff(bounds))
+
+    def portion_ends(self) -> list[int]:
+        """Return the row numbers at which portions of whole groups end."""
+        rows = int(self.run_first[-1])
+        if not self.clustered:
+            return [rows]
+        ends: list[int] = []
+        end = 0
+        while end < rows:
+            after = int(np.searchsorted(self.run_first, end + PORTION_ROWS))
+            end = int(self.run_first[min(after, len(self.run_group))])
+            ends.append(end)
+        return ends
+
+
+class EventFile:
+    """One log file; its format, columns and types are checked when it is opened.
+
+    Raises:
+        InputError: The file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
+            readings raise it too, for damage further down.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._format = _format(path)
+        with self._reading():
+            self._open()
+        self._check_columns()
+
+    def _open(self) -> None:
+        if self._format == _PARQUET:
+            with pq.ParquetFile(self.path) as parquet:
+                self.schema, self.rows = parquet.schema_arrow, int(parquet.metadata.num_rows)
+        else:
+            with pa.memory_map(str(self.path)) as source:
+                self.schema = pa.ipc.open_file(source).schema
+            self.rows = sum(batch.num_rows for batch in self._ipc_batches(self.schema.names[-1:]))
+
+    @property
+    def unknown_columns(self) -> list[str]:
+        """Columns that no event has."""
+        return [name for name in self.schema.names if name not in EVENTS.columns]
+
+    def groups(self) -> FileGroups:
+        """Read the names alone and find the runs of equal groups.
+
+        Raises:
+            InputError: The file is damaged, a row does not belong to a coupled pair, or there are too many rows.
+
+        """
+        groups: dict[GroupNames, int] = {}
+        firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
+        for batch in self._slices([*GROUP_KEY, *(name for name in EVENTS.defaults if name in self.schema.names)]):
+            self._check_coupled(batch, row)
+            with self._reading():  # Parquet's reader does not look whether names are text
+                first, group = _runs(batch, groups)
+            firsts.append(first + row)
+            ids.append(group)
+            row += batch.num_rows
+            if len(groups) > MOST_GROUPS:
+                raise InputError(f"{self.path}: more than {MOST_GROUPS:,} groups of {_GROUP}; split the file")
+            # As many runs from one batch to the next as the file has groups and batches: then it may be clustered.
+            if row > MOST_ROWS and sum(map(len, ids)) > len(groups) + len(ids):
+                raise self._too_large(f"more than {MOST_ROWS:,} rows that are not ordered by {_GROUP}; order them, or")
+        first, group = np.concatenate(firsts), np.concatenate(ids)
+        begins = run_begins(group)  # a run may go on from one batch into the next
+        found = FileGroups(list(groups), np.append(first[begins], row), group[begins])
+        largest = int(np.diff(found.run_first).max(initial=0))
+        if largest > MOST_ROWS:
+            names = found.names[found.run_group[int(np.argmax(np.diff(found.run_first)))]]
+            raise self._too_large(f"{largest:,} rows of {names}, must be {MOST_ROWS:,} at most;")
+        return found
+
+    def _too_large(self, what: str) -> InputError:
+        return InputError(f"{self.path}: {what} give some replicates in a file of their own")
+
+    def portions(self, groups: FileGroups) -> Iterator[EventRows]:
+        """Yield all rows in the file's order, in portions of whole groups."""
+        ends = iter(groups.portion_ends())
+        end = next(ends, 0)
+        parts: list[EventRows] = []
+        row = 0
+        for batch in self._slices(VALUES):
+            rows = _convert(batch, groups.group_of_rows(row, batch.num_rows))
+            row += len(rows)
+            while row >= end and len(rows):
+                here = len(rows) - (row - end)
+                parts.append(rows.take(slice(0, here)))
+                rows = rows.take(slice(here, None))
+                yield _drained(parts)
+                end = next(ends, row + 1)
+            if len(rows):
+                parts.append(rows)
+
+    def _slices(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self._reading():
+            batches = self._parquet_batches if self._format == _PARQUET else self._ipc_batches
+            for batch in batches(columns):
+                for start in range(0, batch.num_rows, _SLICE_ROWS):
+                    yield batch.slice(start, _SLICE_ROWS)
+
+    def _parquet_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        coded = [name for name in columns if name in GROUP_KEY]
+        with pq.ParquetFile(self.path, read_dictionary=coded, page_checksum_verification=True) as parquet:
+            self._check_sizes(parquet.metadata, columns)
+            yield from parquet.iter_batches(batch_size=_SLICE_ROWS, columns=list(columns))
+
+    def _check_sizes(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
+        """Refuse a column that would be read into more memory than any row of an event takes."""
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for column in (group.column(place) for place in range(group.num_columns)):
+                if column.path_in_schema in columns and column.total_uncompressed_size > MOST_BYTES:
+                    raise InputError(
+                        f"{self.path}: column '{column.path_in_schema}' has {column.total_uncompressed_size:,} bytes "
+                        f"in row group {number}, must be {MOST_BYTES:,} at most"
+                    )
+
+    def _ipc_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        places = [self.schema.names.index(name) for name in columns]
+        with pa.memory_map(str(self.path)) as source:
+            reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=places))
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
+                    raise InputError(f"{self.path}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
+                batch.validate(full=True)  # what Parquet's decoder guarantees, an IPC file only claims
+                yield batch
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(f"{self.path}: cannot be read as {self._format}", pa.ArrowException)
+
+    def _check_columns(self) -> None:
+        names = self.schema.names
+        missing = [name for name in (*GROUP_KEY, *VALUES) if name not in names]
+        if missing:
+            raise InputError(
+                f"{self.path}: no column {', '.join(repr(name) for name in missing)}; "
+                f"an event has {', '.join((*GROUP_KEY, *VALUES))}"
+            )
+        for name in EVENTS.columns:
+            if name not in names:
+                continue
+            if names.count(name) > 1:
+                raise InputError(f"{self.path}: {names.count(name)} columns are named '{name}', must be one")
+            kind = self.schema.field(name).type
+            wanted = _wanted(name, kind.value_type if pa.types.is_dictionary(kind) else kind)
+            if wanted:
+                raise InputError(f"{self.path}: column '{name}' is {kind}, must be {wanted}")
+
+    def _check_coupled(self, batch: pa.RecordBatch, first: int) -> None:
+        """Refuse a row whose kind or weight is not a coupled pair's; the batch begins at the file's row ``first``."""
+        for name, default in EVENTS.defaults.items():
+            if name not in batch.schema.names:
+                continue
+            values = _plain(batch.column(name))
+            other = values.is_valid() if default is None else pc.not_equal(values, default).fill_null(True)  # noqa: FBT003
+            row = pc.index(other, True).as_py()
+            if row >= 0:
+                raise InputError(
+                    f"{self.path}: row {first + row + 1}: {name} is {values[row].as_py()!r}, must be "
+                    f"{'null' if default is None else repr(default)}: ingest takes coupled pairs only"
+                )
+
+
+def _format(path: Path) -> str:
+    check_regular(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    with reading(f"{path}: cannot be read"), path.open("rb") as source:
+        head = source.read(8)
+    if head.startswith(b"PAR1"):
+        return _PARQUET
+    if head.startswith(b"ARROW1"):
+        return _IPC
+    raise InputError(f"{path}: neither {_PARQUET} nor {_IPC}" + ("" if head else " (the file is empty)"))
+
+
+def _drained(parts: list[EventRows]) -> EventRows:
+    """Return the rows of all ``parts`` and empty the list: a portion may be a whole file, so it is held only once."""
+    whole = EventRows.concatenated(parts)
+    parts.clear()
+    return whole
+
+
+def _wanted(name: str, kind: pa.DataType) -> str | None:
+    """Say what type a column must have; None if ``kind`` fits."""
+    types = pa.types
+    if name in GROUP_KEY or name == "kind":
+        fits = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+        return None if fits else "string"
+    if name == "weight":
+        return None if types.is_floating(kind) or types.is_null(kind) else "float or double"
+    if name in DISTANCES:
+        return None if types.is_floating(kind) else "float or double"
+    if name in INTEGERS:
+        return None if types.is_integer(kind) else "an integer type"
+    return None if types.is_boolean(kind) or types.is_integer(kind) else "bool, or integers 0 and 1"
+
+
+def _runs(batch: pa.RecordBatch, groups: dict[GroupNames, int]) -> tuple[Wide, Ints]:
+    """Find the first row and the group of each run of equal names; new groups are added to ``groups``."""
+    columns = [_coded(batch.column(name)) for name in GROUP_KEY]
+    codes = [column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) for column in columns]
+    bounds = [len(column.dictionary) + 1 for column in columns]
+    combined = combined_codes([(code + 1, bound) for code, bound in zip(codes, bounds, strict=True)], batch.num_rows)
+    first = np.flatnonzero(run_begins(combined))
+    _, where, inverse = np.unique(combined[first], return_index=True, return_inverse=True)
+    ids = np.zeros(len(where), dtype=np.int32)
+    for place in np.argsort(where):  # in order of appearance
+        row = first[where[place]]
+        names = tuple(
+            column.dictionary[int(code[row])].as_py() if code[row] >= 0 else None
+            for column, code in zip(columns, codes, strict=True)
+        )
+        ids[place] = groups.setdefault(names, len(groups))
+    return first, ids[inverse]
+
+
+def _coded(column: pa.Array) -> pa.DictionaryArray:
+    return column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(_plain(column))
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column without dictionary, and not as string view, which not all of Arrow's functions take."""
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
+
+
+def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
+    """Convert values to the types of EVENTS: nulls and what does not fit become 0 (NaN in a distance) with a flaw."""
+    flaws = np.zeros(batch.num_rows, dtype=np.uint16)
+    values: dict[str, npt.NDArray[Any]] = {}
+    for bit, name in enumerate(VALUES):
+        column = _plain(batch.column(name))
+        if column.null_count:
+            flaws |= column.is_null().to_numpy(zero_copy_only=False).astype(np.uint16) << np.uint16(bit)
+        if name in DISTANCES:
+            with np.errstate(over="ignore"):  # to infinity, which is outside 0..1 as well
+                values[name] = column.to_numpy(zero_copy_only=False).astype(np.float32)
+            continue
+        if column.null_count:
+            column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+        given = column.to_numpy(zero_copy_only=False)
+        if given.dtype != np.bool_:
+            low, high = (-(2**31), 2**31 - 1) if name in INTEGERS else (0, 1)
+            misfit = (given < low) | (given > high)
+            if misfit.any():
+                flaws |= misfit.astype(np.uint16) << np.uint16(8 + bit)
+                given = np.where(misfit, 0, given)
+        values[name] = given.astype(np.int32 if name in INTEGERS else np.bool_)
+    return EventRows(group, flaws=flaws, **values)

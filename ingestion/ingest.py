@@ -1,0 +1,311 @@
+"""``ingest``: events that another generator made are checked and appended; errors are named and kept out.
+
+What is accepted or kept out as a whole is a unit: a run of consecutive replicates of one (study, model, doc, action) in
+one file. One error anywhere in a unit keeps the whole unit out, and the other units go in. So all positions of a
+replicate must be in one file, unless pieces are taken (``ingestion.stream``). Replicates that the store has
+already are compared with it: where they are the same only the others go in, and where they differ the unit is kept out.
+A key that occurs twice in a file is an error, whether the two rows are equal or not; the same events in a second file
+are in the store already. ``ingestion.checks`` says what an error is. A file with events of another kind than
+coupled pairs is not read.
+
+H of a (study, model) is that of its ``studies`` row; without one, that of its stored units; without any, the position
+at which most replicates end in the portion of the file that holds the first accepted ones.
+
+A document is known when the store or the documents file has it; its row is appended with its first unit. An action
+without a row gets one with the selector "external", since nothing else is known of it. It is the control if its name is
+``full``; it is prespecified unless the study has a frozen plan that does not name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
+from ingestion.documents import DocumentRows, read_documents
+from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.intake import Intake, Refusal
+from log.store import Store
+from schema.errors import InputError
+from schema.rows import Flags, Ints
+from schema.tables import GROUP_KEY
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one unit or with a whole file.
+
+    Attributes:
+        file: The file.
+        kind: A short name of the kind of error.
+        text: What is wrong, at the first row that has the error.
+        key: Study, model, doc, action, replicate and t of that row, as far as they are known; empty for a whole file.
+        count: How many rows have the error.
+
+    """
+
+    file: str
+    kind: str
+    text: str
+    key: dict[str, Any] = field(default_factory=dict)
+    count: int = 1
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name}={value}" for name, value in self.key.items())
+        more = f" ({self.count} such rows)" if self.count > 1 else ""
+        return f"{self.file}: {named}: {self.text}{more}" if named else self.text  # which names the file itself
+
+
+@dataclass
+class Tally:
+    """A count of units and of their events."""
+
+    units: int = 0
+    events: int = 0
+
+    def add(self, units: int, events: int) -> None:
+        """Count more units and events."""
+        self.units += units
+        self.events += events
+
+
+@dataclass
+class IngestReport:
+    """What an ingestion did.
+
+    Attributes:
+        files: Number of files.
+        unread: Number of files that could not be read, or not to the end.
+        taken: What is new in the store. A unit with some new replicates counts here; its events are counted apart.
+        present: What the store had already, with equal content.
+        kept_out: What has errors.
+        waiting: Replicates that lack positions, and the new ones of their events.
+        findings: The errors.
+        remarks: Lines about what is unusual but no error.
+
+    """
+
+    files: int
+    unread: int = 0
+    taken: Tally = field(default_factory=Tally)
+    present: Tally = field(default_factory=Tally)
+    kept_out: Tally = field(default_factory=Tally)
+    waiting: Tally = field(default_factory=Tally)
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, later: IngestReport) -> None:
+        """Count what became of another file; of findings the first one stays, and remarks do not."""
+        self.files += later.files
+        self.unread += later.unread
+        for name in ("taken", "present", "kept_out"):
+            tally: Tally = getattr(later, name)
+            getattr(self, name).add(tally.units, tally.events)
+        self.waiting = Tally(later.waiting.units, self.waiting.events + later.waiting.events)
+        self.findings = self.findings or later.findings[:1]
+
+
+def ingest(
+    location: str | Path,
+    files: Sequence[str | Path],
+    documents: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IngestReport:
+    """Append the events of files to a store; repeating the call changes nothing.
+
+    Args:
+        location: Folder or URL of the store, which is made if there is none.
+        files: Parquet or Arrow IPC files, or folders of them.
+        documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
+        progress: Called with the number of events checked so far and the number of events in all files.
+
+    Returns:
+        What is new in the store, what it had already, and what was kept out and why.
+
+    Raises:
+        InputError: The documents file has an error, a folder has no files, or the store cannot be opened or written.
+
+    """
+    given = DocumentRows() if documents is None else read_documents(Path(documents))
+    paths = [path for file in files for path in expanded(Path(file))]
+    report = IngestReport(len(paths))
+    if given.unknown:
+        report.remarks.append(f"{documents}: columns ignored: {', '.join(given.unknown)}")
+    opened = []
+    for path in paths:
+        try:
+            opened.append(EventFile(path))
+        except InputError as error:
+            note_unread(report, path, error)
+    if not opened:
+        return report  # and no store is made
+    total, seen = sum(file.rows for file in opened), 0
+    intake = Intake(Store.create(location), given)
+    if progress is not None:
+        progress(seen, total)
+    for file in opened:
+        for rows in _take_file(file, intake, report):
+            seen += rows
+            if progress is not None:
+                progress(seen, total)
+    intake.flush()
+    return report
+
+
+def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
+    """List the files of a folder, but for those that Spark and Delta hide; a file stands for itself."""
+    if not path.is_dir():
+        return [path]
+    inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
+    found = [path / file for file in inside if not any(part[0] in "._" for part in file.parts)]
+    if not found and not may_be_empty:
+        raise InputError(f"{path}: no files in this folder")
+    return found
+
+
+def note_unread(report: IngestReport, path: Path, error: InputError) -> None:
+    """Report a file that cannot be read, or not to its end."""
+    report.findings.append(Finding(str(path), "file", str(error)))
+    report.unread += 1
+
+
+def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterator[int]:
+    """Take what is right in a file and report the rest; yield the number of rows of each portion when it is done."""
+    name = str(file.path)
+    if file.unknown_columns:
+        report.remarks.append(f"{name}: columns ignored: {', '.join(file.unknown_columns)}")
+    remarks: dict[str, Finding] = {}  # the first of each kind, with the number of rows of all
+    first = 0
+    portions = None
+    while True:
+        try:  # around the reading alone: an error of the store is not the file's
+            if portions is None:
+                groups = file.groups()
+                portions = file.portions(groups)
+                filing = Filing(name, groups, intake, report)
+            rows = next(portions, None)
+        except InputError as error:
+            note_unread(report, file.path, error)
+            break
+        if rows is None:
+            break
+        for remark in filing.take(rows, first):
+            known = remarks.get(remark.kind)
+            remarks[remark.kind] = remark if known is None else replace(known, count=known.count + remark.count)
+        first += len(rows)
+        yield len(rows)
+    report.remarks += map(str, remarks.values())
+
+
+class Filing:
+    """One file's rows on their way into a store, portion by portion.
+
+    Attributes:
+        control: Whether each group of the file is of a full-retention control.
+
+    """
+
+    def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
+        self._file, self._groups, self._intake, self._report = file, groups, intake, report
+        self._unnamed = np.array([not all(map(_is_name, names)) for names in groups.names], dtype=np.bool_)
+        self.control = np.array([intake.is_control(str(n[0]), str(n[3])) for n in groups.names], dtype=np.bool_)
+        models = [(str(names[0]), str(names[1])) for names in groups.names]
+        self._models = sorted(set(models))  # (study, model)
+        place = {model: number for number, model in enumerate(self._models)}
+        self._model_of_group = np.array([place[model] for model in models], dtype=np.int32)
+
+    def take(self, rows: EventRows, first: int) -> list[Finding]:
+        """Offer the right units of a portion to the store and report the rest; return its remarks.
+
+        ``first`` is the number of its first row in the file, from 0.
+        """
+        rows = self.named(rows, first)
+        if not len(rows):
+            return []
+        given = SortedRows.of(rows)
+        horizon = self._horizons(given)[self._model_of_group]
+        wrong = np.zeros(len(given.unit_first) - 1, dtype=np.bool_)
+        for error in find_errors(given, horizon, self.control):
+            wrong[given.unit_of(error.rows)] = True
+            self._report.findings += self.by_unit(given, error)
+        for unit, group in enumerate(given.unit_group.tolist()):
+            start, end = given.unit_first[unit : unit + 2].tolist()
+            if wrong[unit]:
+                self._report.kept_out.add(1, end - start)
+            else:
+                self._offer(given, group, start, end, int(horizon[group]))
+        return self._remarks(given, wrong)
+
+    def named(self, rows: EventRows, first: int) -> EventRows:
+        """Leave out the rows whose study, model, doc or action is null or empty: they belong to no unit."""
+        unnamed = self._unnamed[rows.group]
+        if not unnamed.any():
+            return rows
+        at = int(np.argmax(unnamed))
+        names = dict(zip(GROUP_KEY, self._groups.names[rows.group[at]], strict=True))
+        wrong = next(name for name, value in names.items() if not _is_name(value))
+        kind = "null" if names[wrong] is None else "empty"
+        key = {"row": first + at + 1, **{name: value for name, value in names.items() if _is_name(value)}}
+        count = int(unnamed.sum())
+        self._report.findings.append(Finding(self._file, kind, f"{wrong} is {kind}", key, count))
+        self._report.kept_out.add(0, count)
+        return rows.take(~unnamed)
+
+    def _horizons(self, given: SortedRows) -> Ints:
+        """Return H of each (study, model) of the file: the known one, else what these rows say, else 0."""
+        known = [self._intake.horizon(*model) for model in self._models]
+        for model in np.unique(self._model_of_group[given.unit_group]).tolist():
+            if known[model] is None:
+                known[model] = given.common_last_position(self._model_of_group == model)
+        return np.array([horizon or 0 for horizon in known], dtype=np.int32)
+
+    def _offer(self, given: SortedRows, group: int, start: int, end: int, horizon: int) -> None:
+        study, model, doc, action = (str(name) for name in self._groups.names[group])
+        answer = self._intake.offer((study, model, doc, action), given.rows.take(slice(start, end)), horizon)
+        report = self._report
+        if isinstance(answer, Refusal):
+            key = self._key(given, group, None if answer.at is None else start + answer.at)
+            report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))
+            report.kept_out.add(1, end - start)
+            return
+        new = answer * horizon
+        (report.taken if new else report.present).add(1, 0)
+        report.taken.add(0, new)
+        report.present.add(0, end - start - new)
+
+    def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
+        """Make one finding for each unit that has the error, named by its first such row."""
+        units, first, counts = np.unique(given.unit_of(error.rows), return_index=True, return_counts=True)
+        found = []
+        for unit, row, count in zip(units.tolist(), error.rows[first].tolist(), counts.tolist(), strict=True):
+            key = self._key(given, int(given.unit_group[unit]), row)
+            if error.position is not None:
+                key["t"] = error.position(row)
+            found.append(Finding(self._file, error.kind, error.say(row), key, count))
+        return found
+
+    def _remarks(self, given: SortedRows, wrong: Flags) -> list[Finding]:
+        """Make one finding for each kind of remark about the units that have no error."""
+        remarks = []
+        for remark in find_remarks(given, self.control):
+            rows = remark.rows[~wrong[given.unit_of(remark.rows)]]
+            if rows.size:
+                row = int(rows[0])
+                key = self._key(given, int(given.rows.group[row]), row)
+                remarks.append(Finding(self._file, remark.kind, remark.say(row), key, int(rows.size)))
+        return remarks
+
+    def _key(self, given: SortedRows, group: int, row: int | None) -> dict[str, Any]:
+        key: dict[str, Any] = dict(zip(GROUP_KEY, self._groups.names[group], strict=True))
+        if row is not None:
+            key |= {"replicate": int(given.rows.replicate[row]), "t": int(given.rows.t[row])}
+        return key
+
+
+def _is_name(name: str | None) -> bool:
+    """Tell whether a name has something that a person could read or write."""
+    return name is not None and bool(name.strip())

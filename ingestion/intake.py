@@ -1,0 +1,266 @@
+"""What a store knows during an ingestion, and how right units go into it: compared, queued, committed together."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestion.documents import DocumentRow, DocumentRows
+from ingestion.files import VALUES, EventRows
+from log.revisions import current_documents, newest_plans, newest_revisions
+from log.store import Store, Unit
+from schema.rows import Ints
+from schema.study import CONTROL_ACTION
+from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
+
+_UNITS_PER_COMMIT = 256
+_EVENTS_PER_COMMIT = 1 << 20
+
+UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a unit that is right in itself does not go in.
+
+    Attributes:
+        kind: A short name.
+        text: What is wrong.
+        at: The first offending row of the unit, from 0; None if it is about no single row.
+        count: Number of offending rows.
+
+    """
+
+    kind: str
+    text: str
+    at: int | None = None
+    count: int = 1
+
+
+class _Held(NamedTuple):
+    """Replicates that are stored, or that wait for their commit; ``path`` is None while they wait."""
+
+    first: int
+    end: int
+    horizon: int
+    path: str | None
+
+
+class Intake:
+    """A store that takes units, many in one commit."""
+
+    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
+        """Read what the store knows.
+
+        Args:
+            store: The store.
+            documents: The rows of a documents file.
+            horizon: H of studies and models that the store does not know.
+
+        Raises:
+            InputError: The store cannot be read.
+
+        """
+        self._store, self._given = store, documents
+        self._declared = {
+            (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
+        }
+        self._horizons: dict[tuple[str, str], int] = {}
+        self._horizon = horizon
+        self._held: dict[UnitGroup, list[_Held]] = {}
+        self._load_units()
+        rows = current_documents(store.read("documents")).to_pylist()
+        self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
+        self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
+        actions = store.read("actions")
+        self._controls = {(row["study"], row["action"]): row["control"] for row in actions.to_pylist()}
+        self._revisions = newest_revisions(actions)
+        self._generated = {  # by kvdrift, which knows what made them
+            (row["study"], row["model"], row["action"]) for row in store.read("identities").to_pylist()
+        }
+        self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the newest plans of a study name
+        plans = store.read("plans", columns=["study", "model", "plan", "plan_revision"])
+        for (study, _), row in newest_plans(plans).items():
+            self._planned[study].update(json.loads(row["plan"]).get("actions", ()))
+        self._units: list[Unit] = []
+        self._events = 0
+        self._new_documents: list[dict[str, Any]] = []
+        self._new_actions: list[dict[str, Any]] = []
+
+    def _load_units(self) -> None:
+        self._held.clear()
+        self._stored_events = self._store.unit_events()
+        for row in self._store.units().to_pylist():
+            pair = row["study"], row["model"]
+            self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
+            if row["estimator"] != PLAIN:  # a log's replicates and those of an SWRB unit do not meet
+                continue
+            first = row["first_replicate"]
+            held = _Held(first, first + row["replicates"], row["horizon"], row["path"])
+            self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
+
+    def horizon(self, study: str, model: str) -> int | None:
+        """Return H of a study and model; None before its first unit."""
+        pair = study, model
+        return self._declared.get(pair, self._horizons.get(pair, self._horizon))
+
+    def is_control(self, study: str, action: str) -> bool:
+        """Tell whether an action is the full-retention control."""
+        return bool(self._controls.get((study, action), action == CONTROL_ACTION))
+
+    def has(self, key: UnitGroup, replicate: int) -> bool:
+        """Tell whether a replicate is stored, or waits for its commit."""
+        return bool(self._overlapping(key, replicate, replicate + 1))
+
+    def stored(self, key: UnitGroup, replicates: Ints) -> Iterator[pa.Table]:
+        """Yield the events of those of some replicates of a group that are stored, in the columns ``VALUES``.
+
+        Raises:
+            InputError: The store cannot be read.
+
+        """
+        wanted = pa.array(np.unique(replicates))
+        first, end = int(replicates.min()), int(replicates.max()) + 1
+        if any(held.path is None for held in self._overlapping(key, first, end)):
+            self.flush()
+            self._load_units()
+        for held in self._overlapping(key, first, end):
+            rows = self._stored_events.read(str(held.path), VALUES)
+            yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
+
+    def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
+        """Queue the new ones of a unit's whole replicates, which are in key order.
+
+        Returns:
+            How many replicates are new; the store has the others with the same content. Or why none goes in.
+
+        Raises:
+            InputError: The store cannot be read or written.
+
+        """
+        if revision := self._revisions.get((key[0], key[3]), 0):
+            superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"
+            return Refusal("revision", f"{superseded}; give the events another action name")
+        document = self._document_row(key)
+        if isinstance(document, Refusal):
+            return document
+        first = int(rows.replicate[0])
+        end = first + len(rows) // horizon
+        if any(held.path is None for held in self._overlapping(key, first, end)):
+            self.flush()
+            self._load_units()
+        new = np.ones(end - first, dtype=np.bool_)
+        for held in self._overlapping(key, first, end):
+            low, high = max(first, held.first), min(end, held.end)
+            own = slice((low - first) * horizon, (high - first) * horizon)
+            conflict = self._conflict(rows.take(own), own.start, held, low, horizon)
+            if conflict is not None:
+                return conflict
+            new[low - first : high - first] = False
+        if new.any() and (key[0], key[1], key[3]) in self._generated:
+            made = f"kvdrift generated action '{key[3]}', and events of a file say not what made them"
+            return Refusal("identity", f"{made}; give the events another action name")
+        self._horizons.setdefault(key[:2], horizon)
+        self._note(key, document)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))).tolist()
+        for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+            self._queue(key, rows.take(slice(begin * horizon, stop * horizon)), first + begin, stop - begin, horizon)
+        return int(new.sum())
+
+    def flush(self) -> None:
+        """Commit what is queued, documents and actions first: without them no view shows an event.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
+        for table, schema, rows in (
+            ("documents", DOCUMENTS.schema, self._new_documents),
+            ("actions", ACTIONS.schema, self._new_actions),
+        ):
+            if rows:
+                self._store.append_rows(table, pa.Table.from_pylist(rows, schema=schema))
+                rows.clear()
+        if self._units:
+            self._store.append_units(self._units)
+        self._units, self._events = [], 0
+
+    def _overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
+        return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
+
+    def _queue(self, key: UnitGroup, rows: EventRows, first: int, count: int, horizon: int) -> None:
+        columns = [pa.repeat(pa.scalar(name), len(rows)) for name in key]
+        columns += [pa.array(getattr(rows, name)) for name in VALUES]
+        record = {
+            **dict(zip(GROUP_KEY, key, strict=True)),
+            "first_replicate": first,
+            "replicates": count,
+            "horizon": horizon,
+        }
+        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])))
+        self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
+        self._events += len(rows)
+        if len(self._units) >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
+            self.flush()
+
+    def _conflict(self, rows: EventRows, at: int, held: _Held, low: int, horizon: int) -> Refusal | None:
+        """Say where ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are the same."""
+        if held.horizon != horizon:
+            return Refusal(
+                "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at
+            )
+        stored = self._stored_events.read(str(held.path), VALUES).slice((low - held.first) * horizon, len(rows))
+        differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
+        wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
+        if not wrong.size:
+            return None
+        row = int(wrong[0])
+        name = next(name for name in VALUES if differ[name][row])
+        here, there = getattr(rows, name)[row].item(), stored.column(name)[row].as_py()
+        return Refusal("conflict", f"{name} is {here!r}, but the store has {there!r}", at + row, len(wrong))
+
+    def _document_row(self, key: UnitGroup) -> dict[str, Any] | Refusal:
+        """Return the ``documents`` row of a unit's document: the store's, or a new one from the documents file."""
+        study, model, doc, _ = key
+        stored = self._documents.get((study, model, doc))
+        given = self._given.find(study, model, doc)
+        if given is None:
+            return stored or Refusal("document", "the document is neither in the store nor in the --documents file")
+        if stored is not None:
+            return _contradiction(given, stored) or stored
+        row = {"cluster": doc, **given.given, "study": study, "model": model}
+        other = self._splits.get((study, model, row["cluster"]), row["split"])
+        if other != row["split"]:
+            split = f"split is '{row['split']}' ({given.where})"
+            return Refusal("document", f"{split}, but cluster '{row['cluster']}' is in split '{other}'")
+        return {field.name: row.get(field.name) for field in DOCUMENTS.schema}
+
+    def _note(self, key: UnitGroup, document: dict[str, Any]) -> None:
+        """Queue rows for a unit's document and action if they have none."""
+        study, model, doc, action = key
+        if (study, model, doc) not in self._documents:
+            self._documents[study, model, doc] = document
+            self._splits[study, model, document["cluster"]] = document["split"]
+            self._new_documents.append(document)
+        if (study, action) not in self._controls:
+            control = self.is_control(study, action)
+            self._controls[study, action] = control
+            self._new_actions.append({
+                "study": study, "action": action, "selector": "external", "keep": "all" if control else "unknown",
+                "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,
+                "prespecified": control or study not in self._planned or action in self._planned[study],
+            })  # fmt: skip
+
+
+def _contradiction(given: DocumentRow, stored: dict[str, Any]) -> Refusal | None:
+    for name, value in given.given.items():
+        if stored[name] != value:
+            return Refusal("document", f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}")
+    return None

@@ -1,0 +1,310 @@
+"""Replicates that come in pieces: put together from any files, in any order, however often each row comes.
+
+A piece is what one file has of one replicate: rows of any of its positions 1..H. Rows with the key and values of rows
+that are there already collapse into these. A replicate whose rows contradict what is there, or each other, is set aside
+with all that this file has of it: what came first stays. A replicate is whole when it has all positions; then, and not
+before, it goes in like any other. Until then its rows wait in the folder ``pieces`` of the store, one file for each
+file that brought some, under the digest of that file's content.
+
+So the folder also tells which files were taken, whatever they are called: a file without rows that wait leaves an empty
+one, and so does a file all of whose replicates have become whole since. A file with findings is not remembered, so that
+each ingestion names them again. Rows go into ``events`` first and a file is remembered after: whoever is killed in
+between takes the file again, and finds its rows there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ingestion.files import VALUES, EventRows
+from log.durability import make_folder, replace_durably
+from schema.errors import DamagedStoreError, InputError, first_line
+from schema.location import is_local
+from schema.rows import Flags, Ints, run_begins
+from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
+
+STORED, WAITING, NEW = 0, 1, 2
+"""Where a row is from: ``events``, an earlier piece, the file at hand."""
+
+SCHEMA = pa.schema([EVENTS.schema.field(name) for name in PAIR_COLUMNS])
+_READ_BYTES = 1 << 20
+
+Group = tuple[str, str, str, str]  # study, model, doc, action
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of the rows of a file, together with those that were there.
+
+    Attributes:
+        whole: All rows of the replicates that are whole now, in key order.
+        waiting: The new rows of replicates that are not.
+        conflicting: The rows of replicates that are set aside; ``conflict`` tells those that contradict others.
+        conflict: [rows of ``conflicting``].
+        collapsed: How many new rows were there already.
+
+    """
+
+    whole: EventRows
+    waiting: EventRows
+    conflicting: EventRows
+    conflict: Flags
+    collapsed: int
+
+
+def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
+    """Put rows of replicates together.
+
+    Args:
+        rows: N rows with positions in 1..H: all that is there of some replicates, and new ones.
+        origin: [N] ``STORED``, ``WAITING`` or ``NEW``.
+        horizon: H of each group.
+
+    """
+    order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
+    rows, origin = rows.take(order), origin[order]
+    begins = run_begins(rows.group, rows.replicate, rows.t)
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]  # of the rows with this key, those that are there before
+    values = [field.name for field in fields(EventRows) if field.name not in {"group", "replicate", "t", "flaws"}]
+    differs = np.logical_or.reduce([getattr(rows, name) != getattr(rows, name)[first] for name in values])
+    pair_begins = run_begins(rows.group, rows.replicate)
+    pair = np.cumsum(pair_begins) - 1
+    new = origin == NEW
+    apart = np.bincount(pair, weights=differs)[pair] > 0
+    aside = apart & new
+    kept = begins & ~aside
+    complete = np.bincount(pair, weights=kept)[pair] == horizon[rows.group]
+    stored = np.bincount(pair, weights=origin == STORED)[pair] > 0
+    return Merged(
+        whole=rows.take(kept & complete & ~stored),
+        waiting=rows.take(kept & ~complete & new),
+        conflicting=rows.take(aside),
+        conflict=differs[aside],
+        collapsed=int(np.sum(new & ~aside & ~begins)),
+    )
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content.
+
+    Raises:
+        InputError: The file cannot be read.
+
+    """
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") as source:
+            while data := source.read(_READ_BYTES):
+                found.update(data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or first_line(error)})") from None
+    return found.hexdigest()
+
+
+@contextmanager
+def alone(location: str) -> Iterator[None]:
+    """Keep other ingestions of pieces out of a store; the system ends that with the process.
+
+    Raises:
+        InputError: The store is behind a URL, or another one is at work.
+
+    """
+    if not is_local(location):
+        raise InputError(f"{location}: pieces of replicates need a store on a local disk; ingest whole replicates")
+    make_folder(Path(location, "pieces"))
+    with Path(location, "pieces", ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{location}: another 'kvdrift ingest' puts pieces together here; end it, or wait for it"
+            ) from None
+        yield
+
+
+class Pieces:
+    """The folder ``pieces`` of a store on a local disk, for one ingestion at a time."""
+
+    def __init__(self, location: str) -> None:
+        """Read which replicates wait, and in which files.
+
+        Raises:
+            DamagedStoreError: A file of pieces cannot be read.
+
+        """
+        self._folder = Path(location, "pieces")
+        self._taken = {path.stem for path in self._folder.glob("*.parquet")}
+        self._waiting: dict[str, set[tuple[Group, int]]] = {}  # replicates with rows in a file, by its digest
+        for digest in sorted(self._taken):
+            if held := _replicates_of(self._read(digest, [*GROUP_KEY, "replicate"])):
+                self._waiting[digest] = held
+
+    @property
+    def replicates(self) -> set[tuple[Group, int]]:
+        """The replicates that wait."""
+        return set().union(*self._waiting.values())
+
+    def has_taken(self, digest: str) -> bool:
+        """Tell whether a file of this content was taken, with nothing found wrong in it."""
+        return digest in self._taken
+
+    def of_groups(self, groups: Sequence[Group]) -> Iterator[pa.Table]:
+        """Yield the rows that wait of some groups, a file at a time.
+
+        Raises:
+            DamagedStoreError: A file of pieces cannot be read.
+
+        """
+        wanted = set(groups)
+        docs = pa.array(sorted({group[2] for group in groups}), pa.string())
+        for digest, held in sorted(self._waiting.items()):
+            if any(group in wanted for group, _ in held):
+                yield self._read(digest, list(PAIR_COLUMNS), where=pc.field("doc").isin(docs))
+
+    @contextmanager
+    def taking(self, digest: str) -> Iterator[Taking]:
+        """Take a file of some content; what it brings is there at the end, and nothing of it if an error is raised.
+
+        Raises:
+            OSError: The disk refuses.
+
+        """
+        with Taking(self._folder, digest) as taking:
+            yield taking
+            for name in taking.finish():
+                self._taken.add(name)
+            if taking.held:
+                self._waiting[taking.name] = taking.held
+
+    def done(self, replicates: Iterable[tuple[Group, int]]) -> None:
+        """Forget the rows of replicates that are in ``events`` now; a file none of whose rows wait is emptied.
+
+        Raises:
+            OSError: The disk refuses.
+
+        """
+        whole = set(replicates)
+        for name in [name for name, held in self._waiting.items() if held & whole]:
+            self._waiting[name] -= whole
+            if self._waiting[name]:
+                continue
+            del self._waiting[name]
+            if name.isalnum():
+                with Taking(self._folder, name) as emptied:
+                    emptied.finish()
+            else:  # of a file that is not remembered
+                (self._folder / f"{name}.parquet").unlink()
+
+    def _read(self, digest: str, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
+        path = self._folder / f"{digest}.parquet"
+        try:
+            return pq.read_table(path, columns=columns, filters=where, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            moved = f"move it away, and ingest again the file whose SHA-256 begins with {digest[:12]}"
+            raise DamagedStoreError(f"{path}: cannot be read ({first_line(error)}): {moved}") from None
+
+
+class Taking:
+    """A file that is taken: its rows that wait and those that are set aside, on their way into the folder.
+
+    Attributes:
+        name: The name of what waits.
+        held: The replicates that wait.
+        settled: Whether nothing was found wrong, so that the file is remembered.
+
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder, self._digest = folder, digest
+        self.name = digest
+        self.held = set[tuple[Group, int]]()
+        self.settled = True
+        self._parts = ExitStack()
+        self._waiting: pq.ParquetWriter | None = None
+        self._aside: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.close()
+        for path in self._folder.rglob(f".{self._digest}.part"):
+            path.unlink()
+
+    def wait(self, rows: pa.Table) -> None:
+        """Add rows that wait."""
+        if self._waiting is None:
+            self._waiting = self._open(self._folder)
+        self._waiting.write_table(rows)
+        self.held |= _replicates_of(rows)
+
+    def set_aside(self, rows: pa.Table) -> Path:
+        """Add rows that contradict others; return the file that they are kept in."""
+        folder = self._folder / "aside"
+        if self._aside is None:
+            make_folder(folder)
+            self._aside = self._open(folder)
+        self._aside.write_table(rows)
+        return folder / f"{self._digest}.parquet"
+
+    def finish(self) -> list[str]:
+        """Put everything in place; return the names of what is remembered.
+
+        A file that is not settled leaves what waits under another name than its digest.
+        """
+        if not self.settled:
+            number = next(n for n in itertools.count() if not (self._folder / f"{self._digest}-{n}.parquet").exists())
+            self.name = f"{self._digest}-{number}"
+        if self._waiting is None and self.settled:
+            self._waiting = self._open(self._folder)  # without rows: it is remembered
+        waiting, aside = self._waiting is not None, self._aside is not None
+        self._parts.close()
+        part = f".{self._digest}.part"
+        if aside:
+            replace_durably(self._folder / "aside" / part, self._folder / "aside" / f"{self._digest}.parquet")
+        if waiting:
+            replace_durably(self._folder / part, self._folder / f"{self.name}.parquet")
+        return [self.name] if waiting else []
+
+    def _open(self, folder: Path) -> pq.ParquetWriter:
+        path = folder / f".{self._digest}.part"
+        return self._parts.enter_context(pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True))
+
+
+def _replicates_of(rows: pa.Table) -> set[tuple[Group, int]]:
+    keys = rows.group_by([*GROUP_KEY, "replicate"]).aggregate([])
+    names = (keys[name].to_pylist() for name in (*GROUP_KEY, "replicate"))
+    return {
+        ((study, model, doc, action), replicate) for study, model, doc, action, replicate in zip(*names, strict=True)
+    }
+
+
+def rows_of(table: pa.Table, places: dict[Group, int]) -> EventRows:
+    """Return rows of a file of pieces, those of some groups, which get a place each."""
+    names = zip(*(table[name].to_pylist() for name in GROUP_KEY), strict=True)
+    group = np.fromiter((places.get(key, -1) for key in names), np.int32, table.num_rows)
+    values = {name: table[name].to_numpy() for name in VALUES}
+    return EventRows(group, flaws=np.zeros(table.num_rows, np.uint16), **values).take(group >= 0)
+
+
+def table_of(rows: EventRows, names: Sequence[Group]) -> pa.Table:
+    """Return rows as a file of pieces holds them."""
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array(rows.group), pa.array([group[place] for group in names], pa.string()))
+        for place in range(len(GROUP_KEY))
+    ]
+    return pa.Table.from_arrays(
+        [*columns, *(pa.array(getattr(rows, name)) for name in VALUES)], names=[*GROUP_KEY, *VALUES]
+    ).cast(SCHEMA)

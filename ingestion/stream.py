@@ -1,0 +1,243 @@
+"""``ingest --pieces`` and ``--watch``: files as another generator drops them, with whole replicates or pieces of them.
+
+A file is one in Parquet or Arrow IPC, whose name begins with neither "." nor "_". It is taken as soon as it can be
+opened: both formats end in a footer, so a file that is still written cannot. A file that cannot is wrong once it has
+not changed for ``SETTLED_SECONDS``. It is never written, moved or deleted. ``ingestion.pieces`` says what a
+piece is, and what becomes of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingestion.checks import Anomaly, SortedRows, find_errors
+from ingestion.documents import DocumentRows, read_documents
+from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.ingest import Filing, IngestReport, expanded, note_unread
+from ingestion.intake import Intake
+from ingestion.pieces import (
+    NEW,
+    STORED,
+    WAITING,
+    Group,
+    Pieces,
+    Taking,
+    alone,
+    digest_of,
+    merge,
+    rows_of,
+    table_of,
+)
+from log.store import Store
+from schema.errors import InputError
+from schema.rows import Flags, Ints
+
+SETTLED_SECONDS = 10.0
+_OF_WHOLE = {"duplicate", "gap", "horizon"}  # errors that a piece may have
+
+Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change
+
+
+class Stream:
+    """A store that takes files one after the other."""
+
+    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
+        """Read what the store knows, and what waits in it.
+
+        Args:
+            store: The store, on a local disk.
+            documents: The rows of a documents file.
+            horizon: H of studies and models that the store does not know.
+
+        Raises:
+            InputError: The store cannot be read.
+
+        """
+        self._intake, self._pieces = Intake(store, documents, horizon), Pieces(store.location)
+        self._pieces.done(one for one in self._pieces.replicates if self._intake.has(*one))
+
+    @property
+    def waiting(self) -> int:
+        """How many replicates wait."""
+        return len(self._pieces.replicates)
+
+    def take(self, file: EventFile, digest: str, is_same: Callable[[], bool] = lambda: True) -> IngestReport:
+        """Take a file, unless its content was taken before with nothing found wrong in it.
+
+        Args:
+            file: The file.
+            digest: That of its content.
+            is_same: Tells whether the file is still as it was then; if it is not, it is not remembered.
+
+        Raises:
+            InputError: The store cannot be written.
+            DamagedStoreError: What waits cannot be read.
+
+        """
+        report = IngestReport(1)
+        report.waiting.units = self.waiting
+        if self._pieces.has_taken(digest):
+            report.present.add(0, file.rows)
+            return report
+        if file.unknown_columns:
+            report.remarks.append(f"{file.path}: columns ignored: {', '.join(file.unknown_columns)}")
+        touched = set[tuple[Group, int]]()
+        with self._pieces.taking(digest) as taking:
+            for groups, rows, first in _portions(file, report):
+                filing = Filing(str(file.path), groups, self._intake, report)
+                touched |= self._merge(filing, groups, filing.named(rows, first), report, taking)
+            self._intake.flush()
+            taking.settled = not report.findings and is_same()
+        self._pieces.done(one for one in touched if self._intake.has(*one))
+        report.waiting.units = self.waiting
+        return report
+
+    def _merge(
+        self, filing: Filing, groups: FileGroups, rows: EventRows, report: IngestReport, taking: Taking
+    ) -> set[tuple[Group, int]]:
+        """Put the rows of a portion together with what is there; return the replicates that are whole."""
+        names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
+        horizon = np.array([self._intake.horizon(name[0], name[1]) or 0 for name in names], np.int32)
+        rows = self._right(filing, rows, horizon, report)
+        if not len(rows):
+            return set()
+        parts = [(NEW, rows), *self._there(rows, names)]
+        origin = np.repeat([of for of, _ in parts], [len(part) for _, part in parts])
+        merged = merge(EventRows.concatenated([part for _, part in parts]), origin, horizon)
+        report.present.add(0, merged.collapsed)
+        if len(merged.whole):
+            filing.take(merged.whole, 0)
+        if len(merged.waiting):
+            taking.wait(table_of(merged.waiting, names))
+            report.waiting.add(0, len(merged.waiting))
+        if len(merged.conflicting):
+            kept = taking.set_aside(table_of(merged.conflicting, names))
+            given = SortedRows.of(merged.conflicting)
+            says = f"the row contradicts one that came before; this file's rows of the replicate are in {kept}"
+            error = Anomaly("conflict", np.flatnonzero(merged.conflict), lambda _: says)
+            report.findings += filing.by_unit(given, error)
+            report.kept_out.add(len(given.unit_first) - 1, len(merged.conflicting))
+        pairs = np.unique(np.stack([merged.whole.group, merged.whole.replicate]), axis=1).T.tolist()
+        return {(names[place], replicate) for place, replicate in pairs}
+
+    def _there(self, rows: EventRows, names: list[Group]) -> Iterator[tuple[int, EventRows]]:
+        """Yield what is there of the replicates of some rows, and of others of their groups that wait."""
+        places = {names[place]: place for place in np.unique(rows.group).tolist()}
+        for key, place in places.items():
+            for table in self._intake.stored(key, rows.replicate[rows.group == place]):
+                values = {name: table[name].to_numpy() for name in table.column_names}
+                count = table.num_rows
+                yield STORED, EventRows(np.full(count, place, np.int32), flaws=np.zeros(count, np.uint16), **values)
+        for table in self._pieces.of_groups(list(places)):
+            yield WAITING, rows_of(table, places)
+
+    def _right(self, filing: Filing, rows: EventRows, horizon: Ints, report: IngestReport) -> EventRows:
+        """Return the rows of replicates without an error; report the others."""
+        if not len(rows):
+            return rows
+        given = SortedRows.of(rows)
+        errors = [error for error in find_errors(given, horizon, filing.control) if error.kind not in _OF_WHOLE]
+        bound = horizon[given.rows.group]
+        unknown, late = np.flatnonzero(bound == 0), np.flatnonzero((given.rows.t > bound) & (bound > 0))
+        if unknown.size:
+            errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is not known, give it as --horizon"))
+        if late.size:
+            errors.append(Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, the horizon {bound[row]}"))
+        wrong: Flags = np.zeros(len(given.pair_first), np.bool_)
+        for error in errors:
+            wrong[np.searchsorted(given.pair_first, error.rows, side="right") - 1] = True
+            report.findings += filing.by_unit(given, error)
+        out = np.repeat(wrong, given.pair_last - given.pair_first + 1)
+        report.kept_out.add(len(np.unique(given.unit_of(np.flatnonzero(out)))), int(out.sum()))
+        return given.rows.take(~out)
+
+
+def _portions(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGroups, EventRows, int]]:
+    """Yield portions with the groups of the file and the number of the first row; report damage further down."""
+    first = 0
+    try:
+        groups = file.groups()
+        for rows in file.portions(groups):
+            yield groups, rows, first
+            first += len(rows)
+    except InputError as error:
+        note_unread(report, file.path, error)
+
+
+def ingest_pieces(
+    location: str | Path,
+    files: Sequence[str | Path],
+    documents: str | Path | None = None,
+    horizon: int | None = None,
+    *,
+    taken: Callable[[Path, IngestReport], None] = lambda *_: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    wait: Callable[[], bool] | None = None,
+) -> IngestReport:
+    """Take files and folders of files that may have pieces of replicates; again and again, as long as ``wait`` says so.
+
+    Args:
+        location: Folder of the store, which is made if there is none.
+        files: Parquet or Arrow IPC files, or folders of them.
+        documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
+        horizon: H of studies and models that the store does not know.
+        taken: Called with each file that was taken and what became of it.
+        progress: Called with the number of files that were looked at, and of all, where they are taken once.
+        wait: Waits for a while, and tells whether to look for new files; without it files are taken once.
+
+    Returns:
+        The counts of all files, and the first finding.
+
+    Raises:
+        InputError: The documents file has an error, the store cannot be opened or written, is behind a URL, or another
+            ingestion of pieces is at work.
+
+    """
+    given = DocumentRows() if documents is None else read_documents(Path(documents))
+    store, total, seen = Store.create(location), IngestReport(0), dict[Path, Stamp]()
+    with alone(store.location):
+        stream = Stream(store, given, horizon)
+        total.waiting.units = stream.waiting
+        while True:
+            paths = [path for file in files for path in expanded(Path(file), may_be_empty=wait is not None)]
+            seen = {path: seen[path] for path in paths if path in seen}
+            for number, path in enumerate(paths):
+                if wait is None:
+                    progress(number, len(paths))
+                stamp = _stamp_of(path)
+                if seen.get(path) == stamp:
+                    continue
+                report = _taken(stream, path, stamp, patient=wait is not None)
+                if report is not None:
+                    seen[path] = stamp
+                    total.add(report)
+                    taken(path, report)
+            if wait is None:
+                progress(len(paths), len(paths))
+            if wait is None or not wait():
+                return total
+
+
+def _taken(stream: Stream, path: Path, stamp: Stamp, *, patient: bool) -> IngestReport | None:
+    """Take a file; None where it cannot be opened and may still be written."""
+    try:
+        file, digest = EventFile(path), digest_of(path)
+    except InputError as error:
+        if patient and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:
+            return None
+        report = IngestReport(1)
+        note_unread(report, path, error)
+        return report
+    return stream.take(file, digest, lambda: _stamp_of(path) == stamp)
+
+
+def _stamp_of(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:  # opening it says what is wrong
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,108 @@
+"""Commits: the files that one makes visible and the transactions that guard it; what those of a whole log have done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.fs
+from deltalake import Transaction
+from deltalake.transaction import AddAction, RemoveAction
+
+from log.parquet_files import StoredFile
+from schema.location import filesystem_of, join
+
+_LONG_AGO = 1  # milliseconds since 1970
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one commit makes visible, what of the same rows it takes out of view, and what guards it.
+
+    Attributes:
+        transactions: Application transactions; a commit that was made since, with one of their ids, refuses this one.
+        replaced: Paths of files whose rows are in ``files`` too; only the files change, and no data.
+
+    """
+
+    files: Sequence[StoredFile]
+    transactions: list[Transaction]
+    replaced: Sequence[str] = ()
+
+    def actions(self) -> list[AddAction | RemoveAction]:
+        """Return the changes of files as Delta has them."""
+        now = int(time.time() * 1000)
+        return [
+            *(
+                AddAction(
+                    file.path, file.size, {}, now,
+                    data_change=not self.replaced,
+                    stats=json.dumps({"numRecords": file.rows}),
+                )
+                for file in self.files
+            ),
+            *map(removed_file, self.replaced),
+        ]  # fmt: skip
+
+
+def removed_file(path: str) -> RemoveAction:
+    """Make the action that takes a file out of view.
+
+    It is dated back, so that no checkpoint keeps it: every opening would read it for a week. The tables are
+    append-only, which allows no other removal than one that says that no data changes.
+    """
+    return RemoveAction(path, data_change=False, deletion_timestamp=_LONG_AGO)
+
+
+def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
+    """Make application transactions of (application id, version) pairs; of pairs with equal ids the last one counts."""
+    return [Transaction(app_id, version) for app_id, version in dict(versions).items()]
+
+
+def guards(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
+    """Make application transactions that refuse a commit at the same time, and that the next checkpoint forgets."""
+    return [Transaction(app_id, version, last_updated=_LONG_AGO) for app_id, version in dict(versions).items()]
+
+
+def added_files(table_folder: str) -> set[str]:
+    """Return the paths of the files that any commit has made visible, also those that a later one took away.
+
+    Args:
+        table_folder: A table's absolute path or URL.
+
+    """
+    return {
+        unquote(json.loads(line)["add"]["path"])
+        for _, lines in _commits(table_folder)
+        for line in lines
+        if b'"add"' in line
+    }
+
+
+def replaced_files(table_folder: str, before: datetime) -> tuple[int, set[str]]:
+    """Return the last version whose commit, made before a time, took files out of view; and all such files."""
+    last, found, limit = 0, set[str](), before.timestamp() * 1000
+    for version, lines in _commits(table_folder):
+        gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
+        infos: list[dict[str, Any]] = [
+            json.loads(line)["commitInfo"] for line in lines if gone and line.startswith(b'{"commitInfo"')
+        ]
+        if gone and infos and infos[0].get("timestamp", limit) < limit:
+            last, found = max(last, version), found | gone
+    return last, found
+
+
+def _commits(table_folder: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each version that has a log file, and the file's lines."""
+    filesystem, folder = filesystem_of(join(table_folder, "_delta_log"))
+    for found in filesystem.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+        name = PurePath(found.path)
+        if name.suffix == ".json" and name.stem.isdecimal():
+            with filesystem.open_input_stream(found.path) as content:
+                yield int(name.stem), content.read().splitlines()

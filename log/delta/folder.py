@@ -1,0 +1,272 @@
+"""One folder of Delta Lake tables: making and upgrading them, and commits of Parquet files that are in place.
+
+This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.appends`` (what may
+be appended) and ``log.store`` (what is visible when).
+
+Schema versions: a table carries its version as a property. An upgrade raises it, which from then on keeps the writers
+of older versions out, and then adds the columns that came since. The metadata of each such column tells the last table
+version without it; the files visible at that version lack it. Nothing is written to a table that lacks a column, so an
+upgrade that was killed between the two commits is simply continued.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from log.commits import Commit
+from log.delta.first_commit import write_first_commit
+from log.delta.listing import has_gap, listed
+from log.delta.reading import TableReading
+from log.delta.snapshot import Snapshot, added_columns, lacking_columns
+from log.delta.table_log import CHECKPOINT_EVERY
+from log.delta.versions import VERSION_KEY
+from log.durability import make_folder
+from schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
+from schema.location import join
+from schema.locking import written
+from schema.tables import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+_FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
+# Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
+_ROW_COUNTS_ALONE = {"delta.dataSkippingNumIndexedCols": "0"}
+_REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "20"}  # versions; behind a URL each log file is a request
+
+# A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
+_ATTEMPTS = 200
+
+
+class DeltaFolder(TableReading):
+    """The tables of ``schema.tables`` under one local folder or object-store URL: versions, rows and commits."""
+
+    def __init__(self, location: str | Path) -> None:
+        """Take a location without looking at it.
+
+        Raises:
+            InputError: The location cannot be that of a store.
+
+        """
+        super().__init__(location)
+        # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
+        self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
+
+    def create(self, table: str) -> None:
+        """Make a table if it is missing and upgrade it if it is old.
+
+        Raises:
+            InputError: The table cannot be made or upgraded.
+            OperationError: The disk is full or broken.
+
+        """
+        uri = join(self.location, table)
+        properties = {
+            VERSION_KEY: str(SCHEMA_VERSION),
+            "delta.appendOnly": "true",
+            # Results cite table versions; by default delta-rs would forget those older than 30 days.
+            "delta.enableExpiredLogCleanup": "false",
+            **_FORGETTING,
+            **_ROW_COUNTS_ALONE,
+        }
+        try:
+            if self._local:
+                make_folder(Path(uri))
+            if not DeltaTable.is_deltatable(uri):
+                if self._local:
+                    write_first_commit(table, Path(uri), properties)
+                else:
+                    DeltaTable.create(
+                        uri,
+                        schema=TABLES[table].schema,
+                        name=table,
+                        description=TABLES[table].row,
+                        configuration=properties | _REMOTE_CHECKPOINTS,
+                        raise_if_key_not_exists=False,  # the version key is ours
+                        # With retries, processes that make a table at once would make it again, one version up.
+                        commit_properties=CommitProperties(max_commit_retries=0),
+                    )
+                self._make_durable(table)
+                return
+        except (DeltaError, OSError) as error:
+            if is_disk_fault(error) or not self._exists(table):
+                raise self._refused(error, "cannot make a store here") from None
+            # another process made it first
+        self._upgrade(table)
+
+    def _upgrade(self, table: str) -> None:
+        """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
+        what, refused = f"cannot upgrade '{table}' to schema version {SCHEMA_VERSION}", CommitFailedError()
+        for turn in range(_ATTEMPTS):
+            loaded = self._open(table)
+            older = self._schema_version(table, loaded) < SCHEMA_VERSION
+            lacking = lacking_columns(table, loaded)
+            if not older and not lacking:
+                self._tables.give_back(table, loaded)
+                return
+            # Without retries: a commit that came in between must not slip below this one unseen.
+            alone = CommitProperties(max_commit_retries=0)
+            try:
+                if older:
+                    loaded.alter.set_table_properties(
+                        {VERSION_KEY: str(SCHEMA_VERSION), **_FORGETTING},
+                        raise_if_not_exists=False,
+                        commit_properties=alone,
+                        post_commithook_properties=self._checkpoints,
+                    )
+                else:
+                    loaded.alter.add_columns(
+                        added_columns(table, loaded, lacking),
+                        commit_properties=alone,
+                        post_commithook_properties=self._checkpoints,
+                    )
+                self._make_durable(table)
+            except CommitFailedError as error:
+                refused = error
+                time.sleep(0.002 * min(turn, 50))
+            except (DeltaError, OSError) as error:
+                raise self._refused(error, what) from None
+        raise self._refused(refused, what)
+
+    def _refused(self, error: Exception, what: str) -> KvdriftError:
+        """Make the error of something that could not be written."""
+        kind = OperationError if is_disk_fault(error) else InputError
+        return kind(f"{self.location}: {what} ({first_line(error)})")
+
+    def is_current(self, table: str) -> bool:
+        """Tell whether a table exists and has every declared column.
+
+        Raises:
+            InputError: The table cannot be read.
+
+        """
+        if not self._exists(table):
+            return False
+        with self._opened(table) as loaded:
+            return not lacking_columns(table, loaded)
+
+    def commit(
+        self,
+        table: str,
+        attempt: Callable[[Snapshot], Commit | None],
+        *,
+        since: int | None = None,
+        alone: bool = False,
+    ) -> int:
+        """Change which files are visible by one commit.
+
+        delta-rs refuses a commit that shares an application id with a commit made since its snapshot; then ``attempt``
+        is called again. Commits without common ids do not disturb each other, unless one is to be made ``alone``.
+
+        Args:
+            table: The table.
+            attempt: Gets the latest version and returns what is still to be committed, None if nothing is.
+            since: The version that the first attempt gets instead; what was committed after it refuses this commit
+                too, if they share an id.
+            alone: Whether any commit made since the snapshot refuses this one.
+
+        Returns:
+            The number of files made visible.
+
+        Raises:
+            OperationError: The log cannot be written.
+
+        """
+        with written(self.location):
+            return self._commit(table, attempt, since=since, alone=alone)
+
+    def _commit(
+        self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
+    ) -> int:
+        for turn in range(_ATTEMPTS):
+            snapshot = self.load(table, None if turn else since)
+            commit = attempt(snapshot)
+            if commit is None:
+                self._make_durable(table)  # what is there may be another writer's, who has not been told yet
+                return 0
+            loaded = self._open(table, snapshot.version)
+            try:
+                said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
+                loaded.create_write_transaction(
+                    commit.actions(),
+                    mode="append",
+                    schema=TABLES[table].schema,
+                    commit_properties=CommitProperties(
+                        app_transactions=commit.transactions,
+                        custom_metadata=said,
+                        **({"max_commit_retries": 0} if alone else {}),
+                    ),
+                    post_commithook_properties=self._checkpoints,
+                )
+            except CommitFailedError as error:
+                refused = first_line(error)
+                time.sleep(0.002 * min(turn, 50))
+                self._tables.give_back(table, loaded)
+                continue
+            except (DeltaError, OSError) as error:
+                if not has_gap(error):
+                    raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
+                refused = first_line(error)
+                if not self._is_made(table, commit):  # delta-rs lists the log before a commit, and after it
+                    continue
+            # Whoever opens the table is to read what is there, and not all that was replaced.
+            self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
+            return len(commit.files)
+        raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
+
+    def _is_made(self, table: str, commit: Commit) -> bool:
+        """Tell whether a table is as a commit leaves it; it is all the same whether another writer did the same."""
+        now = self.load(table)
+        paths = set(now.paths())
+        if commit.files or commit.replaced:
+            return {file.path for file in commit.files} <= paths and paths.isdisjoint(commit.replaced)
+        return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
+
+    def remove(self, table: str, paths: Collection[str]) -> int:
+        """Take files out of view by one commit; they stay where they are. Return how many were visible.
+
+        Raises:
+            OperationError: The log cannot be written.
+
+        """
+        removed: list[str] = []
+
+        def attempt(loaded: Snapshot) -> Commit | None:
+            removed[:] = [path for path in loaded.paths() if path in paths]
+            return Commit([], [], removed) if removed else None
+
+        self.commit(table, attempt)
+        return len(removed)
+
+    def _make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
+        """Make every commit of a local table durable.
+
+        Args:
+            table: The table.
+            loaded: The table after a commit of ours: put the log together in a checkpoint if it has become long.
+            checkpoint: Whether to do so anyhow.
+
+        Raises:
+            OperationError: The disk refuses; the commit is visible, but nobody may be told so.
+
+        """
+        log = None if self._disk is None else self._disk.logs[table]
+        try:
+            if log is not None:
+                log.sync()
+            if loaded is not None and (checkpoint or (log is not None and log.needs_checkpoint())):
+                listed(loaded.update_incremental)  # a commit leaves it at the version before
+                if log is not None:
+                    log.sync()  # what came meanwhile is in the checkpoint too
+                listed(loaded.create_checkpoint)
+                if log is not None:
+                    log.sync_checkpoint()
+        except (DeltaError, OSError) as error:
+            raise OperationError(f"{self.location}: cannot sync '{table}' to the disk ({first_line(error)})") from None
+        if loaded is not None:
+            self._tables.give_back(table, loaded)

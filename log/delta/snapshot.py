@@ -1,0 +1,167 @@
+"""Tables as delta-rs opens them; what is visible in one at one version, and which columns its files have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.schema import Field as DeltaField
+
+from log.delta.listing import listed
+from log.delta.table_log import LogState, TableLog
+from log.parquet_files import StoredFile
+from schema.location import join
+from schema.tables import TABLES
+
+# Application ids of a commit that rewrites files: its own version, and the one whose rows it has.
+_REWRITTEN, _REWRITTEN_FROM = "kvdrift.rewritten", "kvdrift.rewritten-from"
+
+_ADDED = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
+
+ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
+
+
+# A table that goes on from commit to commit holds what it has read of each, some kilobytes; opening it anew takes as
+# long as ten commits.
+_VERSIONS_HELD = 200
+
+
+class OpenTables:
+    """Tables that delta-rs has opened. One that was opened goes on to a later version by the commits that came since.
+
+    After many of them it is opened anew, since it would hold all that it has read.
+
+    A table is with one user at a time, who gives it back unless something went wrong with it; another user opens it
+    anew meanwhile.
+    """
+
+    def __init__(self, location: str, logs: Mapping[str, TableLog] | None) -> None:
+        self._location, self._logs = location, logs  # no logs are looked at behind a URL
+        self._free: dict[str, tuple[DeltaTable, LogState | int | None]] = {}
+        self._opened_at: dict[str, int] = {}  # version by table
+
+    def take(self, table: str, version: int | None = None) -> DeltaTable:
+        """Take a table at a version, by default the latest.
+
+        Raises:
+            DeltaError: There is no such table or version, or its log is damaged.
+
+        """
+        loaded, state = self._free.pop(table, (None, None))
+        if loaded is not None and state is not None and state == self.state(table, loaded.version()):
+            if version == loaded.version():
+                return loaded
+            if version is None and loaded.version() < self._opened_at[table] + _VERSIONS_HELD:
+                if self._logs is None or self._logs[table].newest() != loaded.version():
+                    listed(loaded.update_incremental)
+                return loaded
+            if version is not None:
+                self._free[table] = loaded, state
+        opened = listed(lambda: DeltaTable(join(self._location, table), version=version))
+        self._opened_at[table] = opened.version()
+        return opened
+
+    def give_back(self, table: str, loaded: DeltaTable) -> None:
+        """Give a table back, which the next user takes unless a later version of it is there."""
+        other, _ = self._free.get(table, (None, None))
+        if other is None or other.version() <= loaded.version():
+            self._free[table] = loaded, self.state(table, loaded.version())
+
+    def state(self, table: str, version: int) -> LogState | int | None:
+        """Return what tells a version from another one that was made in its place after it was lost."""
+        return version if self._logs is None else self._logs[table].state(version)
+
+
+class Snapshot:
+    """One table at one version: what is visible there.
+
+    A table that the store is too old to have is empty, at the version 0 at which it will be made.
+    """
+
+    def __init__(self, table: str, loaded: DeltaTable | None, transaction_version: Callable[[str], int | None]) -> None:
+        """Take what is visible from a table that delta-rs has loaded, which may then go on to later versions.
+
+        Args:
+            table: The table's name.
+            loaded: The table; None of one that is not there.
+            transaction_version: Finds out the version of an application's last transaction up to this version.
+
+        """
+        self.table = table
+        self.version = 0 if loaded is None else int(loaded.version())
+        self._id = None if loaded is None else str(loaded.metadata().id)
+        self._added = None if loaded is None else pa.table(loaded.get_add_actions()).select(_ADDED)
+        self._fields = None if loaded is None else loaded.schema().fields
+        self._transactions = dict[str, int | None]()
+        self._find_transaction = transaction_version
+
+    @property
+    def id(self) -> str | None:
+        """What the table was given when it was made, which tells it from all others; None of one that is not there."""
+        return self._id
+
+    @property
+    def data_version(self) -> int:
+        """The version that had these rows first: this one, unless nothing but files was rewritten since."""
+        if self.transaction_version(_REWRITTEN) != self.version:
+            return self.version
+        return self.transaction_version(_REWRITTEN_FROM) or 0
+
+    def marks_of_rewriting(self) -> dict[str, int]:
+        """Return the application transactions of a commit right after this version that rewrites files and no row."""
+        return {_REWRITTEN: self.version + 1, _REWRITTEN_FROM: self.data_version}
+
+    def paths(self) -> list[str]:
+        """Return the relative paths of the visible files, sorted."""
+        return [*self._paths]
+
+    def files(self) -> list[StoredFile]:
+        """Return the visible files with the sizes and rows that the log has, sorted by path."""
+        added = zip(*map(self._values, _ADDED), strict=True)
+        return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
+
+    def count_rows(self) -> int:
+        """Count the visible rows; reads the log alone."""
+        return sum(self._values("num_records"))
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None before the first."""
+        if app_id not in self._transactions:
+            self._transactions[app_id] = self._find_transaction(app_id)
+        return self._transactions[app_id]
+
+    def last_versions_without(self) -> dict[str, int]:
+        """Return the columns that some visible files lack, with the last version up to this one without each."""
+        if self._fields is None:
+            return {}
+        stored = {field.name: field.metadata for field in self._fields}
+        last = {
+            name: int(stored[name].get(ADDED_AFTER, -1)) if name in stored else self.version
+            for name in TABLES[self.table].columns
+        }
+        return {name: version for name, version in last.items() if version >= 0}
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        return sorted(self._values("path"))
+
+    def _values(self, name: str) -> list[Any]:
+        values: list[Any] = [] if self._added is None else self._added.column(name).to_pylist()
+        return values
+
+
+def lacking_columns(table: str, loaded: DeltaTable) -> list[str]:
+    """List the declared columns that a table does not have."""
+    stored = {field.name for field in loaded.schema().fields}
+    return [name for name in TABLES[table].columns if name not in stored]
+
+
+def added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
+    """Declare the columns that an upgrade adds; they are nullable, since older files have no values for them."""
+    added = {ADDED_AFTER: str(loaded.version())}
+    fields = [TABLES[table].schema.field(name) for name in names]
+    nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]
+    return Schema.from_arrow(pa.schema(nullable)).fields

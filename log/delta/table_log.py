@@ -1,0 +1,253 @@
+"""The logs of tables on a local disk, as files: what is newest, what is damaged, what commits say of other tables.
+
+delta-rs takes an empty log file for an empty commit, one that was cut at the end of a line for a whole one, and a log
+that has lost its newest file for the log as it was before. So each commit of the store says of itself how many lines
+its file has, and which versions the tables had that its rows rely on; both are held against the files when a table is
+opened. What is looked at is bounded: the files since the last checkpoint, and the content of the newest few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from log.commits import Commit
+from log.durability import side_by_side, sync, sync_names
+from schema.tables import TABLES
+
+# Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
+CHECKPOINT_EVERY = 20
+_SPARSE, _LARGE = 100, 1 << 20  # versions where a checkpoint has so many bytes: its writing takes longer
+
+# Tables that the rows of others rely on: those that are made from nothing else in the store; and calibration, since
+# results, which are written after it, say that the analysis is done. ``units`` and derived rows are made again where
+# they are lost.
+RELIED_ON = ("events", "documents", "actions", "studies", "identities", "plans", "exact_values", "calibration")
+
+_OURS = "kvdrift"  # the key of our own entry among what a commit says of itself
+_LOOKED_AT = (
+    4  # newest commits whose versions are compared: writers at once may commit in another order than they looked
+)
+
+LogState: TypeAlias = tuple[int, int, int, int]
+"""A version of a log; inode, size and time of its file. While they are the same, so is the log up to this version."""
+
+
+class TableLog:
+    """The folder ``_delta_log`` of one local table."""
+
+    def __init__(self, table_folder: Path) -> None:
+        self.folder = table_folder / "_delta_log"
+        self._prefix = f"{self.folder}{os.sep}"
+        self._newest = -1
+        self._whole = -1  # the version through which no file is empty
+        self._durable = -1  # the version through which every file is durable
+
+    def file(self, version: int) -> Path:
+        """Return the path of a version's file."""
+        return self.folder / f"{version:020d}.json"
+
+    def checkpointed(self) -> int:
+        """Return the version of the last checkpoint; 0 before the first."""
+        try:
+            return int(json.loads((self.folder / "_last_checkpoint").read_bytes())["version"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def newest(self) -> int:
+        """Return the version of the newest file after which none follows; -1 where the log has none."""
+        version = self._newest
+        if version < 0 or self._stat(version) is None:
+            version = self.checkpointed() or -1  # the checkpoint has it, whether the file is there or not
+        while self._stat(version + 1) is not None:
+            version += 1
+        self._newest = version
+        return version
+
+    def state(self, version: int) -> LogState | None:
+        """Return what tells a version from all others, also from one that took its place; None where it has no file."""
+        found = self._stat(version)
+        return None if found is None else (version, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _stat(self, version: int) -> os.stat_result | None:
+        """Look at a version's file; None where it has none. A commit asks a hundred times: paths of texts are quick."""
+        try:
+            return os.stat(f"{self._prefix}{version:020d}.json")  # noqa: PTH116
+        except OSError:
+            return None
+
+    def sync(self) -> None:
+        """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.
+
+        A checkpoint is made of durable files only, so those below it are durable.
+
+        Raises:
+            OSError: The file system cannot do it.
+
+        """
+        newest = self.newest()
+        if newest <= self._durable:
+            return
+        if self._durable < 0:
+            first = self.checkpointed()
+            self._sync_checkpoint()
+            for folder in (self.folder.parent, self.folder.parent.parent):  # threads would take longer
+                sync(folder)
+        else:
+            first = self._durable + 1
+        side_by_side(sync, [self.file(version) for version in range(first, newest + 1)])
+        sync(self.folder)
+        self._durable = newest
+
+    def needs_checkpoint(self) -> bool:
+        """Tell whether the next reader would have to read many files."""
+        last = self.checkpointed()
+        try:
+            large = self._checkpoint(last).stat().st_size > _LARGE
+        except OSError:  # there is none yet
+            large = False
+        return self.newest() - last >= (_SPARSE if large else CHECKPOINT_EVERY)
+
+    def sync_checkpoint(self) -> None:
+        """Make a checkpoint that was just written durable."""
+        self._sync_checkpoint()
+        sync(self.folder)
+
+    def _sync_checkpoint(self) -> None:
+        for path in (self._checkpoint(self.checkpointed()), self.folder / "_last_checkpoint"):
+            if path.is_file():
+                sync(path)
+
+    def _checkpoint(self, version: int) -> Path:
+        return self.folder / f"{version:020d}.checkpoint.parquet"
+
+    def fault_of_tail(self) -> str | None:
+        """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""
+        newest = self.newest()
+        for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
+            found = self._stat(version)
+            if found is None:
+                return f"log file {self.file(version).name} is missing"
+            if not found.st_size:
+                return f"log file {self.file(version).name} is empty"
+            # What is in a checkpoint is not read from its file, and may be long.
+            if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
+                return f"log file {self.file(version).name} {fault}"
+        self._whole = newest
+        return None
+
+    def _lacking(self, version: int) -> str | None:
+        said, lines = _said(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
+        return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
+
+    def faults(self) -> dict[Path, str]:
+        """Read the whole log; return what is wrong, by the path that it is wrong with."""
+        found = {}
+        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
+        for version in range(max(versions | checkpoints.keys(), default=-1) + 1):
+            path = self.file(version)
+            if not path.is_file():  # it may have come while the folder was listed
+                found[path] = "is missing"
+            elif fault := _fault_of(path.read_bytes(), first=version == 0):
+                found[path] = fault
+        for path in checkpoints.values():
+            try:
+                pq.read_table(path)
+            except (pa.ArrowException, OSError) as error:
+                found[path] = f"is no checkpoint that can be read ({type(error).__name__})"
+        if (said := self.checkpointed()) and not self._checkpoint(said).is_file():
+            found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
+        return found
+
+    def first_fault(self) -> str | None:
+        """Say the first thing that is wrong with the whole log."""
+        return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
+
+    def seen(self) -> dict[str, int]:
+        """Return the versions of other tables that the newest commits say they rely on."""
+        newest, found = self.newest(), dict[str, int]()
+        for version in range(max(0, newest - _LOOKED_AT + 1), newest + 1):
+            for table, at in _said(self.file(version)).get("seen", {}).items():
+                found[table] = max(at, found.get(table, at))
+        return found
+
+
+class LocalDisk:
+    """The logs of a store's tables; commits are durable before they are acknowledged, as ``durability`` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.logs = {table: TableLog(folder / table) for table in TABLES}
+
+    def prepare_commit(self, table: str, commit: Commit) -> dict[str, Any]:
+        """Make durable what a commit names and relies on; return what it is to say of itself.
+
+        Raises:
+            OSError: The disk refuses.
+
+        """
+        sync_names(self._folder / table, (file.path for file in commit.files))
+        seen = {}
+        for other in RELIED_ON:
+            if other != table and (version := self.logs[other].newest()) >= 0:
+                self.logs[other].sync()
+                seen[other] = version
+        return said_of_commit(len(commit.actions()) + len(commit.transactions), seen)
+
+
+def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a commit says of itself: how many lines its file has beside this one, and what it relies on."""
+    return {_OURS: {"actions": actions, "seen": dict(seen)}}
+
+
+def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
+    """Find the tables that have fewer versions than commits of other tables rely on.
+
+    Yields:
+        The table, the version that it must have at least, and the table whose commit says so.
+
+    """
+    by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
+    for table in (name for name in RELIED_ON if name in logs):
+        wanted, other = max(((seen.get(table, -1), name) for name, seen in by_table.items()), default=(-1, ""))
+        if wanted > logs[table].newest():
+            yield table, wanted, other
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What the commit of a log file says of itself; nothing where another program made it or it cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if isinstance(info := json.loads(line).get("commitInfo"), dict):
+                    ours = info.get(_OURS)
+                    return ours if isinstance(ours, dict) else {}
+    except (OSError, ValueError, AttributeError):
+        pass
+    return {}
+
+
+def _fault_of(data: bytes, *, first: bool) -> str | None:
+    """What is wrong with the content of a log file, of the table's first or a later one."""
+    if not data:
+        return "is empty"
+    if not data.strip(b"\0"):
+        return "holds zeros"
+    try:
+        actions = [json.loads(line) for line in data.splitlines() if line]
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        said = infos[0].get(_OURS, {}) if infos else {}
+    except (ValueError, TypeError, AttributeError):
+        return "is not whole"
+    if first and not {"protocol", "metaData"} <= {kind for action in actions for kind in action}:
+        return "is not whole: it does not make the table"
+    if "actions" in said and said["actions"] != len(actions) - 1:
+        return f"is not whole: {len(actions) - 1} actions of {said['actions']}"
+    return None

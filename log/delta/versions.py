@@ -1,0 +1,182 @@
+"""Delta Lake tables at their versions: finding the newest, loading one, and what is wrong with a log."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pyarrow.fs
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from log.delta.snapshot import OpenTables, Snapshot
+from log.delta.table_log import LocalDisk, LogState, lost_commits
+from log.parquet_files import DataFiles
+from schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
+from schema.location import join
+from schema.tables import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VERSION_KEY = "kvdrift.schema_version"
+
+_HELD_VERSIONS = 4  # of a table: the latest ones, and those that others were made from
+
+
+class TableVersions(DataFiles):
+    """The versions of the tables of ``schema.tables`` under one local folder or object-store URL.
+
+    What was loaded of a version serves while its log file is the same.
+    """
+
+    def __init__(self, location: str | Path) -> None:
+        """Take a location without looking at it.
+
+        Raises:
+            InputError: The location cannot be that of a store.
+
+        """
+        super().__init__(location)
+        if self._local and unquote(self.location) != self.location:
+            raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
+        if self._local and "?" in self.location:  # DuckDB takes what follows for parameters, and writes elsewhere
+            raise InputError(f"{self.location}: a store's path cannot hold a '?'")
+        self._disk = LocalDisk(Path(self.location)) if self._local else None
+        self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
+        self._snapshots: dict[str, dict[int, tuple[LogState | int | None, Snapshot]]] = {}  # by table and version
+
+    def load(self, table: str, version: int | None = None) -> Snapshot:
+        """Load a table at a version, by default the latest.
+
+        Raises:
+            InputError: The table or the version is missing or cannot be read.
+
+        """
+        at = self._newest(table) if version is None else version
+        state, held = self._snapshots.get(table, {}).get(at, (None, None))
+        if held is None or state is None or state != self._tables.state(table, at):
+            held = self._load(table, version)
+            at, state = held.version, self._tables.state(table, held.version)
+        if held.id is None:  # the table may be made any moment
+            return held
+        others = [item for item in self._snapshots.get(table, {}).items() if item[0] != at]
+        self._snapshots[table] = dict([*others[1 - _HELD_VERSIONS :], (at, (state, held))])
+        return held
+
+    def _newest(self, table: str) -> int:
+        """Return the newest version of a table as its log's files say; -1 where it is not known without loading it."""
+        if self._disk is not None:
+            return self._disk.logs[table].newest()
+        known = max(self._snapshots.get(table, ()), default=-1)
+        if known < 0:
+            return -1
+        following = join(self._root, table, "_delta_log", f"{known + 1:020d}.json")
+        try:
+            return known if self._files.get_file_info(following).type is pyarrow.fs.FileType.NotFound else -1
+        except OSError:  # what loads the log says what is wrong
+            return -1
+
+    def _load(self, table: str, version: int | None) -> Snapshot:
+        since = TABLES[table].since
+        # A store of an older version may lack the table. An upgrade makes it before it touches ``events``, so look for
+        # the table first and at the version of ``events`` second.
+        if (
+            since > 1
+            and table not in self._snapshots
+            and not self._exists(table)
+            and self._events_schema_version() < since
+        ):
+            self._check_version(table, version, 0)
+            return Snapshot(table, None, lambda _: None)
+        with self._opened(table, version) as loaded:
+            at = int(loaded.version())
+            return Snapshot(table, loaded, lambda app_id: self._transaction_version(table, at, app_id))
+
+    def _transaction_version(self, table: str, version: int, app_id: str) -> int | None:
+        with self._opened(table, version) as loaded:
+            found = loaded.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def _exists(self, table: str) -> bool:
+        uri = join(self.location, table)
+        # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
+        if self._local and not Path(uri, "_delta_log").is_dir():
+            return False
+        if self._disk is not None and self._disk.logs[table].newest() >= 0:
+            return True  # delta-rs lists the log for it, which grows with every commit
+        try:
+            return bool(DeltaTable.is_deltatable(uri))
+        except (DeltaError, OSError):
+            return False
+
+    @contextmanager
+    def _opened(self, table: str, version: int | None = None) -> Iterator[DeltaTable]:
+        """Open a table for a block, which leaves it at a version that exists."""
+        loaded = self._open(table, version)
+        yield loaded
+        self._tables.give_back(table, loaded)
+
+    def _events_schema_version(self) -> int:
+        with self._opened("events") as loaded:
+            return self._schema_version("events", loaded)
+
+    def _open(self, table: str, version: int | None = None) -> DeltaTable:
+        uri = join(self.location, table)
+        if self._local and Path(self.location).is_file():
+            raise InputError(f"{self.location} is a file, not a store; give the store's folder")
+        if self._local and not Path(self.location).exists():
+            raise MissingStoreError(f"{self.location} is not a kvdrift store: there is no such folder")
+        if self._local and not Path(uri, "_delta_log").is_dir():
+            raise MissingStoreError(self._without(table))
+        try:
+            loaded = self._tables.take(table, version)
+            self._schema_version(table, loaded)
+        except (DeltaError, OSError, ValueError, OverflowError) as error:
+            if version is not None:
+                self._check_version(table, version, self._open(table).version())
+            fault = self._disk and self._disk.logs[table].first_fault()
+            if isinstance(error, TableNotFoundError) and not fault:
+                raise MissingStoreError(self._without(table)) from None
+            raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
+        if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
+            raise self.damaged(f"table '{table}' is damaged ({fault})")
+        return loaded
+
+    def _without(self, table: str) -> str:
+        """What is said of a place that lacks a table."""
+        if self._local and not Path(self.location).exists():
+            return f"{self.location} is not a kvdrift store: there is no such folder"
+        return f"{self.location} is not a kvdrift store: it has no '{table}' table"
+
+    def check_nothing_lost(self) -> None:
+        """Check that no table has lost commits that another one relies on; reads a few log files and no data.
+
+        Raises:
+            DamagedStoreError: One has.
+
+        """
+        for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
+            raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
+
+    def damaged(self, what: str) -> DamagedStoreError:
+        """Make the error that says what is wrong with the store, and which command mends it."""
+        repair = " --repair" if self._local else ""
+        return DamagedStoreError(f"{self.location}: {what}: kvdrift verify {self.location}{repair}")
+
+    def _check_version(self, table: str, version: int | None, latest: int) -> None:
+        if version is not None and not 0 <= version <= latest:
+            raise InputError(f"{self.location}: '{table}' has no version {version}; its versions are 0..{latest}")
+
+    def _schema_version(self, table: str, loaded: DeltaTable) -> int:
+        found = loaded.metadata().configuration.get(VERSION_KEY)
+        if found is None or not found.isdecimal():
+            raise InputError(f"{self.location}: table '{table}' was not made by kvdrift (no {VERSION_KEY})")
+        if int(found) > SCHEMA_VERSION:
+            raise InputError(
+                f"{self.location}: table '{table}' has schema version {found}, this kvdrift reads up to "
+                f"{SCHEMA_VERSION}; update kvdrift"
+            )
+        return int(found)

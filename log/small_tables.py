@@ -1,0 +1,77 @@
+"""The small tables of the store: rows with keys, appended once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.commits import Commit, transactions
+from log.delta.folder import DeltaFolder
+from log.delta.snapshot import Snapshot
+from log.parquet_files import StoredFile, content_digest, encode_parquet
+from schema.errors import InputError
+from schema.tables import TABLES
+
+KEYED = (
+    "documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values",
+    "scores", "tokens",
+)  # fmt: skip
+_ROWS_APP_ID = "kvdrift.rows"
+
+
+def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
+    """Append the rows whose keys a small table, one of ``KEYED``, does not have yet; return how many.
+
+    The rows are of the declared schema. Nulls in key columns count as equal to each other.
+
+    Raises:
+        InputError: The table has a row of the same key and other values; then nothing is appended.
+
+    """
+    new = rows
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        nonlocal new
+        new = _missing(folder, loaded, table, rows)
+        if not new.num_rows:
+            return None
+        data = encode_parquet(new)
+        file = StoredFile(f"{content_digest(data)}.parquet", len(data), new.num_rows)
+        folder.put(table, file.path, data)
+        return Commit([file], transactions([(_ROWS_APP_ID, loaded.version + 1)]))
+
+    folder.commit(table, attempt)
+    return int(new.num_rows)
+
+
+def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:
+    """Return those of the rows whose keys the table does not have."""
+    key = list(TABLES[table].key)
+    stored = folder.read(loaded, key)
+    for name in key:  # what is left has each value of a key in some row
+        stored = stored.filter(pc.is_in(stored[name], value_set=pc.unique(rows[name])))
+    if not stored.num_rows and rows.group_by(key).aggregate([]).num_rows == rows.num_rows:
+        return rows  # as estimates come, thousands at once
+    known = {_key(table, row): row for row in folder.read(loaded, TABLES[table].columns).to_pylist()}
+    new = []
+    for row in rows.to_pylist():
+        there = known.setdefault(_key(table, row), row)
+        if there is row:
+            new.append(row)
+        else:
+            _check_same(table, there, row)
+    return pa.Table.from_pylist(new, schema=rows.schema)
+
+
+def _key(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in TABLES[table].key)
+
+
+def _check_same(table: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        both_nan = value != value and stored[name] != stored[name]  # noqa: PLR0124
+        if stored[name] != value and not both_nan:
+            named = ", ".join(f"{column}={given[column]}" for column in TABLES[table].key)
+            raise InputError(f"{table} ({named}): {name} is {value!r}, but the store has {stored[name]!r}")

@@ -1,0 +1,41 @@
+"""Which study of a store a command is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schema.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from log.readable_store import ReadableStore
+
+
+def chosen_study(store: ReadableStore, study: str | None = None, model: str | None = None) -> tuple[str, str]:
+    """Return the name and the model id of the one study that is meant.
+
+    Args:
+        store: A store with documents.
+        study: What ``--study`` names; None where the store has one study.
+        model: What ``--model`` names; None where the study has one model.
+
+    Raises:
+        InputError: The store has none, none of these names, or several to choose from.
+
+    """
+    there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
+    if not there:
+        raise InputError(f"{store.location}: the store holds no study yet")
+    for option, place, asked in (("study", 0, study), ("model", 1, model)):
+        known = {one[place] for one in there}
+        if asked is not None and asked not in known:
+            raise InputError(f"--{option} {asked}: not in {store.location}; {nearest(asked, known)}")
+        if asked is None and len(known) > 1:
+            raise InputError(f"{store.location} holds several: give --{option}, one of {', '.join(sorted(known))}")
+        there = {one for one in there if asked in {None, one[place]}}
+    (chosen,) = there
+    return chosen
+
+
+def model_revisions(store: ReadableStore) -> dict[tuple[str, str], str | None]:
+    """Return the revision of the model that each study names, by study and model; events of others have none."""
+    return {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}

@@ -1,0 +1,159 @@
+"""Documents files that ``kvdrift ingest`` reads: every format, what they are about, and what is wrong in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures.event_logs import LOG, Run, command, make_log, write
+from fixtures.refusals import refused
+
+from ingestion import documents
+from ingestion.documents import read_documents
+from log.store import Store
+
+
+def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"documents.{kind}"
+    if kind == "csv":
+        names = list(rows[0])
+        path.write_text(
+            "\ufeff" + "\n".join([",".join(names), *(",".join(f'"{row[name]}"' for name in names) for row in rows)])
+        )
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_documents_in_every_format(tmp_path: Path, run: Run, kind: str) -> None:
+    docs = ["007", "NA", "1e3"]
+    rows = [
+        {
+            "doc": doc, "split": "evaluation", "stratum": "null", "prompt_tokens": 9, "cluster": "c", "task": "qa",
+            "colour": "red",
+        }
+        for doc in docs
+    ]  # fmt: skip
+    if kind != "csv":
+        rows = [row | {"answers": ["a", "b"], "study": None} for row in rows]
+    report = run(make_log(docs), documents=rows_of(tmp_path, kind, rows))
+    assert report.findings == []
+    assert report.remarks == [f"{tmp_path}/documents.{kind}: columns ignored: colour"]
+    stored_rows = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert sorted(row["doc"] for row in stored_rows) == sorted(docs)
+    assert {(row["stratum"], row["prompt_tokens"], row["cluster"], row["task"]) for row in stored_rows} == {
+        ("null", 9, "c", "qa")
+    }
+    assert stored_rows[0]["answers"] == (None if kind == "csv" else ["a", "b"])
+    assert run(make_log(docs), documents=None).present.units == 6, "the store knows them now"
+
+
+def test_documents_of_one_study_or_of_all(tmp_path: Path, run: Run) -> None:
+    rows = [{"doc": "d0", "stratum": "all", "split": "evaluation"}, {"doc": "d1", "stratum": "own", "split": "evaluation", "study": "ext"},
+            {"doc": "d1", "stratum": "b", "split": "evaluation", "study": "b", "model": "m2"}]  # fmt: skip
+    path = rows_of(tmp_path, "jsonl", rows)
+    logs = [
+        make_log(["d0", "d1"]), make_log(["d0", "d1"], study="b", model="m2"), make_log(["d1"], study="b", model="m3"),
+    ]  # fmt: skip
+    report = run(*logs, documents=path)
+    assert [(finding.kind, finding.key["model"]) for finding in report.findings] == [("document", "m3")] * 2
+    found = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert {(row["study"], row["doc"]): row["stratum"] for row in found} == {
+        ("ext", "d0"): "all", ("b", "d0"): "all", ("ext", "d1"): "own", ("b", "d1"): "b"}  # fmt: skip
+
+
+def test_an_empty_text_says_nothing(run: Run, tmp_path: Path) -> None:
+    """As in CSV: documents of the cluster "" would all be of one."""
+    empty = {"stratum": "S", "split": "evaluation", "cluster": "", "task": " ", "study": ""}
+    path = rows_of(tmp_path, "jsonl", [{"doc": doc, **empty} for doc in ("d0", "d1")])
+    assert run(make_log(["d0", "d1"]), documents=path).findings == []
+    rows = Store.open(tmp_path / "store").read("documents").to_pylist()
+    assert {(row["doc"], row["study"], row["cluster"], row["task"]) for row in rows} == {
+        ("d0", "ext", "d0", None), ("d1", "ext", "d1", None)}  # fmt: skip
+
+
+def test_documents_that_contradict_the_store(run: Run, tmp_path: Path) -> None:
+    run(make_log(["d0"]))
+    rows = [
+        {"doc": "d0", "stratum": "S0", "split": "evaluation"},
+        {"doc": "d1", "stratum": "S1", "split": "evaluation", "cluster": "d0"},
+    ]
+    report = run(make_log(["d0", "d1"]), documents=rows_of(tmp_path, "jsonl", rows))
+    texts = {finding.key["doc"]: finding.text for finding in report.findings}
+    assert texts["d0"] == f"split is 'evaluation' ({tmp_path}/documents.jsonl, line 1), but the store has 'development'"
+    where = f"{tmp_path}/documents.jsonl, line 3"  # an empty line follows each row
+    assert texts["d1"] == f"split is 'evaluation' ({where}), but cluster 'd0' is in split 'development'"
+    assert Store.open(tmp_path / "store").read("documents").num_rows == 1
+    same = [{"doc": "d0", "stratum": "S0", "split": "development", "task": None}]
+    assert run(make_log(["d0"]), documents=rows_of(tmp_path, "jsonl", same)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("doc,stratum\nd0,S\n", "no column 'split'; a document has doc, stratum, split"),
+        ("doc,stratum,split\nd0,S,test\n", "line 2: split is 'test'; known: development, evaluation"),
+        ("doc,stratum,split\nd0,S,evalution\n", "line 2: split is 'evalution'; did you mean 'evaluation'?"),
+        ("doc,stratum,split\nd0,pooled,evaluation\n", "line 2: stratum is 'pooled', which names the rows that pool all strata; choose another"),
+        ("doc,stratum,split\nd0,S,evaluation\nd0,S,evaluation\n", "line 3: document 'd0' has another row ("),
+        ("doc,stratum,split,study\nd0,S,evaluation,\nd0,T,evaluation,b\n", "line 3: document 'd0' has another row ("),
+        ("doc,stratum,split,cluster\nd0,S,evaluation,c\nd1,S,development,c\n", "line 3: split is 'development', but cluster 'c' is in split 'evaluation' ("),
+        ("doc,stratum,split\n,S,evaluation\n", "line 2: doc is missing"),
+        ("doc,stratum,split\nd0,S\n", "line 2: the number of fields differs from the header's"),
+        ("doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n", "line 2: prompt_tokens is 'many', must be a whole number"),
+        ('{"doc": "d0", "stratum": "S", "split": "evaluation", "answers": ["a", ""]}', "line 1: answers is ['a', ''], and every continuation states an empty one"),
+        ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
+        ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
+        ('{"doc": "d0", "stratum": " ", "split": "evaluation"}\n', "line 1: stratum is missing"),
+        ('{"doc": "d0"\n', "line 1: not JSON"),
+        ('["d0"]\n', "line 1: not a JSON object; write one object per line"),
+        ("[" * 100_000, "line 1: not JSON (maximum recursion depth exceeded"),
+        ('{"doc": "d0", "prompt_tokens": ' + "9" * 5000, "line 1: not JSON (Exceeds the limit (4300 digits)"),
+        ('{"doc": "d0", "stratum": "S", "split": "evaluation", "prompt_tokens": ' + "9" * 4000 + "}", f"line 1: prompt_tokens is {'9' * 80}…, must be a whole"),
+        ('{"doc": "d\\ud800", "stratum": "S", "split": "evaluation"}', "line 1: doc is 'd\\ud800', must be a string"),
+        (f"doc,stratum,split\n{'x' * 200_000},S,evaluation\n", "not CSV (field larger than field limit"),
+        ('doc,stratum,split\nd0,S,"evil\n\x1b[2J"\n', "split is 'evil\ufffd\ufffd[2J'; known: development, evaluation"),
+        ("", "no column 'doc', 'stratum', 'split'"),
+    ],
+)  # fmt: skip
+def test_a_documents_file_that_cannot_be_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "documents").write_text(text)
+    log = write(tmp_path / "log.parquet", LOG)
+    code, out, err = command(capsys, log, "--store", tmp_path / "store", "--documents", tmp_path / "documents")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith(f"kvdrift: {tmp_path}/documents")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_documents_files_that_memory_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"doc": f"d{number}", "stratum": "S", "split": "evaluation"} for number in range(4)]
+    paths = [rows_of(tmp_path, kind, rows) for kind in ("csv", "jsonl", "parquet")]
+    monkeypatch.setattr(documents, "MOST_ROWS", 3)
+    for path in paths:
+        assert refused(read_documents, path) == f"{path}: 4 rows, a documents file may have 3 at most"
+    monkeypatch.setattr(documents, "MOST_BYTES", 20)
+    assert refused(read_documents, paths[0]).endswith(" bytes, a documents file may have 20 at most")
+    monkeypatch.setattr(documents, "MOST_ROWS", 4)
+    many = pa.table({name: ["x" * 9999] * 4 for name in rows[0]})
+    pq.write_table(many, paths[2], compression="zstd", use_dictionary=False)
+    monkeypatch.setattr(documents, "MOST_BYTES", 9999)
+    assert refused(read_documents, paths[2]).endswith("column 'doc' is too large, 9,999 bytes at most")
+
+
+def test_documents_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "cut").write_bytes(b"PAR1abc")
+    assert "no such documents file" in refused(read_documents, tmp_path / "nowhere")
+    assert "neither Parquet nor UTF-8 text" in refused(read_documents, tmp_path / "binary")
+    assert "cannot be read as Parquet" in refused(read_documents, tmp_path / "cut")

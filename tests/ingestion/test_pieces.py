@@ -1,0 +1,281 @@
+"""Replicates in pieces: whatever the files, their order and their repetitions, the tables are those of the whole log."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures.command import mistake
+from fixtures.dealt_files import dealt
+from fixtures.event_logs import LOG, PAIR_KEY, H, canonical, command, documents_csv, edit, place, stored, without, write
+from fixtures.processes import Command
+from fixtures.refusals import refused
+from fixtures.stored_units import killed_in
+from hypothesis import given, settings
+
+from ingestion import stream as streams
+from ingestion.files import EventFile
+from ingestion.ingest import IngestReport
+from ingestion.pieces import Pieces, digest_of
+from ingestion.stream import Stream, ingest_pieces
+from log.store import Store
+from schema.errors import InputError
+from schema.tables import TABLES
+from transforms.watch import watch
+
+DERIVED = ("trajectories", "steps")
+
+
+def take(folder: Path, *files: Path, horizon: int | None = H) -> IngestReport:
+    return ingest_pieces(folder / "store", files, documents_csv(folder), horizon)
+
+
+def early(log: pa.Table = LOG, last: int = 5) -> pa.Table:
+    return log.filter(np.array(log["t"].to_numpy() <= last))
+
+
+def later(log: pa.Table = LOG, last: int = 5) -> pa.Table:
+    return log.filter(np.array(log["t"].to_numpy() > last))
+
+
+def tables(location: Path) -> dict[str, pa.Table]:
+    """Events and what is derived of them, in the order of their keys."""
+    watch(location, 0.0, iter([False, True]).__next__)
+    store = Store.open(location)
+    return {
+        name: store.read(name).sort_by([(column, "ascending") for column in TABLES[name].key])
+        for name in ("events", *DERIVED)
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
+    """The tables of the log that came in one file."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert take(folder, write(folder / "log.parquet", LOG)).findings == []
+    found = tables(folder / "store")
+    assert found["events"].equals(canonical(LOG))
+    return found
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_permuted_split_repeated_and_late_pieces_end_in_the_same_tables(
+    tmp_path: Path, whole: dict[str, pa.Table], examples: int
+) -> None:
+    folders = itertools.count()
+
+    @settings(max_examples=examples)
+    @given(dealt(LOG.num_rows))
+    def check(pieces: tuple[list[list[int]], list[list[int]]]) -> None:
+        dealt_rows, calls = pieces
+        folder = tmp_path / str(next(folders))
+        folder.mkdir()
+        files = [write(folder / f"{number}.parquet", LOG.take(rows)) for number, rows in enumerate(dealt_rows)]
+        for call in calls:
+            assert take(folder, *(files[number] for number in call)).findings == []
+            kept = stored(folder / "store")
+            assert set(kept.group_by(PAIR_KEY[:-1]).aggregate([([], "count_all")])["count_all"].to_pylist()) <= {H}
+        for name, table in tables(folder / "store").items():
+            assert table.equals(whole[name]), name
+        assert take(folder, *files).waiting.units == 0
+
+    check()
+
+
+def test_pieces_wait_until_a_replicate_is_whole(tmp_path: Path) -> None:
+    first = write(tmp_path / "1.parquet", early())
+    report = take(tmp_path, first)
+    assert (report.taken.events, report.waiting.units, report.waiting.events) == (0, 32, early().num_rows)
+    assert stored(tmp_path / "store").num_rows == 0
+    assert take(tmp_path, first, write(tmp_path / "again.parquet", early())).waiting.events == 0, "it is remembered"
+    report = take(tmp_path, write(tmp_path / "2.parquet", without(later(), doc="d1", t=7)))
+    assert (report.taken.events, report.waiting.units) == (24 * H, 8)
+    assert take(tmp_path, write(tmp_path / "3.parquet", LOG)).taken.events == 8 * H
+    assert stored(tmp_path / "store").equals(canonical(LOG))
+    left = [path for path in (tmp_path / "store" / "pieces").glob("*.parquet") if pq.read_metadata(path).num_rows]
+    assert left == [], "what is whole waits no more"
+
+
+@pytest.mark.parametrize("when", ["waiting", "stored", "same file"])
+def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str) -> None:
+    key: dict[str, Any] = {"doc": "d1", "action": "half", "replicate": 2, "t": 3}
+    wrong = edit(LOG, {"delta": 0.25}, **key)
+    assert LOG["delta"][place(LOG, **key)].as_py() != 0.25
+    if when == "same file":
+        first = pa.concat_tables([LOG, wrong.slice(place(LOG, **key), 1)])
+        second = LOG.slice(0, 0)
+    else:
+        first, second = early() if when == "waiting" else LOG, early(wrong)
+    folder = tmp_path / "drop"
+    folder.mkdir()
+    write(folder / "1.parquet", first)
+    write(folder / "2.parquet", second)
+    arguments = (
+        folder,
+        "--store",
+        tmp_path / "store",
+        "--documents",
+        documents_csv(tmp_path),
+        "--pieces",
+        "--horizon",
+        str(H),
+    )
+    code, _, err = command(capsys, *arguments)
+    assert code == 2
+    named = f"d1, action=half, replicate=2, t=3: the row contradicts one that came before; this file's rows of the replicate are in {tmp_path}/store/pieces/aside/"
+    assert [named in line for line in err.splitlines()] == [True]
+    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
+    kept = pq.read_table(aside)
+    assert set(kept["replicate"].to_pylist()) == {2}
+    assert kept.num_rows == {"waiting": 5, "stored": 5, "same file": H + 1}[when]
+    code, _, again = command(capsys, *arguments)
+    assert (code, again) == (2, err), "what is wrong is named each time"
+    write(folder / "3.parquet", later())
+    command(capsys, *arguments)
+    missing = {name: key[name] for name in ("doc", "action", "replicate")}
+    expected = without(LOG, **missing) if when == "same file" else LOG
+    assert stored(tmp_path / "store").equals(canonical(expected)), "what came first stays"
+
+
+def test_an_error_that_only_shows_across_pieces(tmp_path: Path) -> None:
+    ends = LOG.filter(np.array(LOG["x_eos"].to_numpy(zero_copy_only=False) & (LOG["t"].to_numpy() < H)))
+    key = {name: ends[name][0].as_py() for name in ("doc", "action", "replicate", "t")}
+    wrong = edit(LOG, {"x_eos": False}, **(key | {"t": H}))
+    assert take(tmp_path, write(tmp_path / "1.parquet", early(wrong, H - 1))).findings == []
+    report = take(tmp_path, write(tmp_path / "2.parquet", later(wrong, H - 1)))
+    assert [finding.kind for finding in report.findings] == ["EOS undone"]
+    assert len(stored(tmp_path / "store")) % H == 0
+
+
+def test_the_horizon_must_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    piece = write(tmp_path / "1.parquet", early())
+    report = take(tmp_path, piece, horizon=None)
+    assert report.findings[0].text == "the horizon is not known, give it as --horizon"
+    late = take(tmp_path, write(tmp_path / "2.parquet", LOG), horizon=5)
+    assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, the horizon 5")
+    assert take(tmp_path, piece).waiting.units == 32, "a file with findings is taken again"
+    said = mistake(capsys, "ingest", piece, "--store", tmp_path / "store", "--horizon", "5")
+    assert "--horizon is for replicates that come in pieces" in said
+
+
+@pytest.mark.parametrize("step", ["done", "taking", "finish"])
+def test_a_kill_anywhere_is_gone_on_from(
+    tmp_path: Path, whole: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    files = [write(tmp_path / "1.parquet", early()), write(tmp_path / "2.parquet", later())]
+    take(tmp_path, files[0])
+    owner = streams.Taking if step == "finish" else Pieces
+    with killed_in(monkeypatch, owner, step):
+        take(tmp_path, files[1])
+    report = take(tmp_path, *files)
+    assert (report.findings, report.waiting.units) == ([], 0)
+    for name, table in tables(tmp_path / "store").items():
+        assert table.equals(whole[name]), name
+
+
+def test_two_at_once_and_a_url_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match="pieces of replicates need a store on a local disk"),
+        streams.alone("s3://b/s"),
+    ):
+        pass
+    piece = write(tmp_path / "1.parquet", early())
+    with streams.alone(Store.create(tmp_path / "store").location):
+        assert "another 'kvdrift ingest' puts pieces together here" in refused(take, tmp_path, piece)
+
+
+def test_files_are_taken_as_they_appear(tmp_path: Path) -> None:
+    folder = tmp_path / "drop"
+    folder.mkdir()
+    ingest = Command(
+        "ingest", folder, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path), "--watch",
+        "--horizon", str(H), "--interval", "0.05",
+    )  # fmt: skip
+
+    def until(said: str) -> None:
+        end = time.monotonic() + 60
+        while said not in ingest.err():
+            assert ingest.running, ingest.err()
+            assert time.monotonic() < end, ingest.err()
+            time.sleep(0.05)
+
+    write(folder / "1.parquet", early())
+    until("1.parquet: 0 units, 0 events went in, 32 replicates wait")
+    data = write(tmp_path / "2.parquet", later()).read_bytes()
+    (folder / "2.parquet").write_bytes(data[:-100])  # it is still written
+    write(folder / "_hidden.parquet", later())
+    write(folder / "3.parquet", early())
+    until("3.parquet: 0 units, 0 events went in, 32 replicates wait")
+    assert "2.parquet" not in ingest.err()
+    (folder / "2.parquet").write_bytes(data)
+    until("2.parquet: 8 units, 384 events went in, 0 replicates wait")
+    ingest.signal(signal.SIGINT)
+    code, out, _ = ingest.end()
+    assert (code, "went in:       8 units, 384 events" in out) == (0, True)
+    assert stored(tmp_path / "store").equals(canonical(LOG))
+
+
+def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    long_ago = time.time() - 2 * streams.SETTLED_SECONDS
+    reports: list[IngestReport] = []
+    looks = iter([True, True, False])
+
+    def wait() -> bool:
+        os.utime(broken, (long_ago, long_ago))
+        return next(looks)
+
+    def note(_: Path, report: IngestReport) -> None:
+        reports.append(report)
+
+    total = ingest_pieces(tmp_path / "store", [broken], None, H, taken=note, wait=wait)
+    assert [report.unread for report in reports] == [1], "once, and not at the first look"
+    assert "cannot be read as Parquet" in total.findings[0].text
+
+
+def test_late_duplicate_and_out_of_order_pieces_of_a_stream(tmp_path: Path, whole: dict[str, pa.Table]) -> None:
+    import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
+    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
+    from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
+
+    files = [
+        write(tmp_path / f"{number}.parquet", LOG.filter(np.array(LOG["t"].to_numpy() % 4 == number)))
+        for number in range(4)
+    ]
+    order = [*files, files[1], files[3]]
+    random.Random(3).shuffle(order)  # noqa: S311
+    stream = TestStream().advance_watermark_to(0)
+    for moment, file in enumerate(order):  # each is behind the watermark
+        stream = stream.add_elements([str(file)], event_timestamp=50 - moment).advance_watermark_to(60 + moment)
+    documents_csv(tmp_path)
+    one_at_a_time = threading.Lock()
+
+    def take_one(file: str) -> int:
+        with one_at_a_time:
+            return take(tmp_path, Path(file)).unread
+
+    with beam.Pipeline(runner="BundleBasedDirectRunner", options=PipelineOptions(["--streaming"])) as streaming:
+        _ = streaming | stream.advance_watermark_to_infinity() | beam.Map(take_one)
+    for name, table in tables(tmp_path / "store").items():
+        assert table.equals(whole[name]), name
+
+
+def test_a_file_that_changes_while_it_is_taken_is_not_remembered(tmp_path: Path) -> None:
+    piece = EventFile(write(tmp_path / "1.parquet", LOG))
+    given = streams.read_documents(documents_csv(tmp_path))
+    taker = Stream(Store.create(tmp_path / "store"), given, H)
+    with streams.alone(str(tmp_path / "store")):
+        assert taker.take(piece, digest_of(piece.path), lambda: False).taken.units == 8
+        assert taker.take(piece, digest_of(piece.path)).present.events == LOG.num_rows
+    assert stored(tmp_path / "store").num_rows == LOG.num_rows

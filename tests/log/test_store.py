@@ -1,0 +1,572 @@
+"""The store on real Delta tables: what is visible when, once and only once, whatever kills or races the writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from fixtures.processes import forked, run_at_once
+from fixtures.refusals import refused
+from fixtures.stored_units import (
+    HORIZON,
+    content,
+    derive,
+    derived_rows,
+    edit,
+    expected,
+    killed_in,
+    make_unit,
+)
+
+from log.delta.folder import DeltaFolder
+from log.delta.listing import has_gap, listed
+from log.projections import UnitRows
+from log.store import Store, Unit
+from schema.errors import DamagedStoreError, InputError, OperationError
+from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
+
+
+def keys(units: pa.Table) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in units.select(["doc", "action", "first_replicate"]).to_pylist())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+# What is appended, and what can be read of it
+
+
+def test_units_come_back_as_they_were(store: Store) -> None:
+    units = [make_unit("d0"), make_unit("d1"), make_unit("d1", "streaming")]
+    before = store.version("events")
+    assert store.append_units(units) == 3
+    assert store.version("events") == before + 1, "several units are one commit"
+    assert content(store).equals(expected(units))
+    assert store.read("events").schema.equals(EVENTS.schema)
+    records = store.read("units")
+    assert records.schema.equals(UNITS.schema)
+    assert keys(records) == [("d0", "snapkv", 0), ("d1", "snapkv", 0), ("d1", "streaming", 0)]
+    assert records.column("kept_sha256").to_pylist() == [["ab", "cd"]] * 3
+    assert sorted(records.column("path").to_pylist()) == store.paths("events")
+    assert store.units("s", "org/model").equals(records)
+    assert store.units("another").num_rows == 0
+
+
+def test_what_came_with_version_2_need_not_be_given(store: Store) -> None:
+    unit = make_unit()
+    record = {name: value for name, value in unit.record.items() if name != "estimator"}
+    store.append_units([Unit(record, unit.events.drop_columns(["kind", "weight"]))])
+    assert content(store).equals(expected([unit]))
+    assert store.units().column("estimator").to_pylist() == ["plain"]
+    assert store.append_units([unit]) == 0
+
+
+def test_columns_are_read_in_the_order_asked_for(store: Store) -> None:
+    store.append_units([make_unit()])
+    assert store.read("events", columns=["t", "doc"]).column_names == ["t", "doc"]
+    assert "events: no column 'dleta'; did you mean 'delta'" in refused(store.read, "events", columns=["dleta"])
+
+
+def test_the_same_unit_again_changes_nothing(store: Store) -> None:
+    unit = make_unit()
+    assert store.append_units([unit, unit]) == 1
+    versions = store.versions()
+    assert store.append_units([make_unit(prefill_seconds=9.0)]) == 0
+    assert Store.open(store.location).append_units([unit]) == 0
+    assert store.versions() == versions
+    assert store.read("units").column("prefill_seconds").to_pylist() == [0.25]
+
+
+def test_the_same_unit_again_after_compaction_changes_nothing(store: Store) -> None:
+    units = [make_unit(f"d{i}") for i in range(3)]
+    for unit in units:
+        store.append_units([unit])
+    for table in ("events", "units"):
+        DeltaTable(f"{store.location}/{table}").optimize.compact()
+    assert not any("snapkv" in path for path in store.paths("events"))
+    assert Store.open(store.location).append_units(units) == 0
+    assert "overlaps" in refused(store.append_units, [make_unit("d0", first=2)])
+    assert store.append_units([make_unit("d0", first=4)]) == 1
+    assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
+    assert store.units().num_rows == 4
+    assert "'events' was compacted" in refused(store.pending_segments, store.version("events"))
+
+
+def test_replicate_ranges_grow(store: Store) -> None:
+    store.append_units([make_unit(first=0), make_unit(first=8)])
+    assert store.append_units([make_unit(first=4)]) == 1
+    assert keys(store.units()) == [("d0", "snapkv", first) for first in (0, 4, 8)]
+
+
+@pytest.mark.parametrize(("first", "replicates"), [(0, 3), (0, 5), (3, 4), (1, 2)])
+def test_an_overlapping_range_is_refused(store: Store, first: int, replicates: int) -> None:
+    store.append_units([make_unit()])
+    before = store.versions()
+    with pytest.raises(InputError, match=r"\(s, org/model, d0, snapkv\) replicates \[.*overlaps.*\[0, 4\)"):
+        store.append_units([make_unit("d9"), make_unit(first=first, replicates=replicates)])
+    assert store.versions() == before
+    assert "overlaps" in refused(store.append_units, [make_unit("d5"), make_unit("d5", first=2)])
+
+
+def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
+    unit = make_unit()
+    shuffled = unit.events.take(np.random.default_rng(1).permutation(unit.events.num_rows))
+    store.append_units([Unit(unit.record, shuffled.select(list(reversed(EVENTS.columns))))])
+    assert store.read("events").equals(expected([unit]))
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        (edit(make_unit(), "doc", 3, "other"), "events: doc is 'other', must be 'd0'"),
+        (edit(make_unit(), "t", 3, 9), r"events: t is 5 where .* needs 4 \(sorted row 4\)"),
+        (edit(make_unit(), "t", 0, 2), "events: t is 2 where .* needs 1"),
+        (edit(make_unit(), "replicate", 31, 7), "events: replicate is 7 where .* needs 3"),
+        (edit(make_unit(), "delta", 0, None), "events: column 'delta' is null in 1 row"),
+        (Unit(make_unit().record, make_unit().events.slice(1)), r"events: 31 rows for .* must be 32 \(4 replicates x 8"),
+        (Unit(make_unit().record, make_unit().events.drop_columns(["f"])), "events: column 'f' is missing"),
+        (edit(make_unit(), "kind", 5, None), "events: column 'kind' is null in 1 row"),
+        (edit(make_unit(), "kind", 5, "scan"), r"events: kind is 'scan' in \(s, .*\[0, 4\), must be 'coupled'"),
+        (edit(make_unit(), "weight", 5, 0.5), "events: weight is given in .*, must be null: only a scan has weights"),
+        (make_unit(estimator="swbr"), "units: estimator is 'swbr'; did you mean 'swrb'"),
+        (make_unit(estimator=None), "units: column 'estimator' is null"),
+        (make_unit(estimator="swrb"), r"events: kind is 'coupled' in .*\) swrb replicates .* must be 'scan' or 'branch'"),
+        (Unit(make_unit().record, make_unit().events.rename_columns({"f": "g"})), "events: unknown column 'g'; did you mean|events: unknown column 'g'; known"),
+        (Unit(make_unit().record, make_unit().events.set_column(8, "delta", pa.array([0.0] * 32))), "events: column 'delta' is double, must be float"),
+        (make_unit(horizon=9), "events: 32 rows"),
+        (make_unit(replicates_=4), "units: unknown field 'replicates_'; did you mean 'replicates'"),
+        (make_unit(horizon=None), "units: column 'horizon' is null"),
+        (make_unit(seed="x"), "units: seed is 'x', must be int64"),
+        (make_unit(first_replicate=-1), "units: first_replicate is -1, must be at least 0"),
+        (make_unit(decode_seconds=float("nan")), "units: a field of .* is not a finite number"),
+    ],
+)  # fmt: skip
+def test_events_that_are_not_the_units_are_refused(store: Store, unit: Unit, message: str) -> None:
+    before = store.versions()
+    assert re.search(message, refused(store.append_units, [make_unit("good"), unit]))
+    assert store.versions() == before
+
+
+def test_paths_are_plain_and_apart(store: Store) -> None:
+    names = ["..", "a/b", "a-b", "a%20b", "é" * 200, "_hidden", "x=1", " "]
+    units = [make_unit(doc, "50 %") for doc in names]
+    assert store.append_units(units) == len(names)
+    paths = store.paths("events")
+    assert len(set(paths)) == len(names)
+    for path in paths:
+        assert all(char.isascii() and (char.isalnum() or char in "._-/") for char in path)
+        assert not any(part.startswith((".", "_")) for part in path.split("/"))
+    assert content(store).equals(expected(units))
+
+
+def test_a_location_may_hold_any_character(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "a b%ü#1")
+    store.append_units([make_unit()])
+    assert Store.open(f"{tmp_path}/a b%ü#1").read("events").num_rows == 32
+    assert [Path(path).is_file() for path in store.files("events")] == [True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b%ü#1"]
+
+
+# Versions, files and what other readers see
+
+
+def test_a_pinned_version_does_not_see_later_commits(store: Store) -> None:
+    store.append_units([make_unit("d0")])
+    pinned = store.version("events")
+    files = store.files("events", pinned)
+    store.append_units([make_unit("d1")])
+    assert store.read("events", pinned).equals(expected([make_unit("d0")]))
+    assert store.files("events", pinned) == files
+    assert len(store.files("events")) == 2
+    assert store.read("events", 0).num_rows == 0
+    for version in (99, -1):
+        with pytest.raises(InputError, match=r"'events' has no version -?\d+; its versions are 0..2"):
+            store.read("events", version)
+
+
+def test_a_log_is_loaded_once_until_it_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to another commit of the same version, where the newest one was lost."""
+    other, log = Store(store.location), Path(store.location, "events", "_delta_log")
+    other.append_units([make_unit("d0")])
+    (first,) = store.paths("events")
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaFolder, "_open", None)
+        assert store.paths("events") == store.paths("events", store.version("events")) == [first]
+    for table in ("events", "units"):
+        max(Path(store.location, table, "_delta_log").glob("*.json")).unlink()
+    Store(store.location).append_units([make_unit("d1")])
+    assert len([*log.glob("*.json")]) == store.version("events") + 1 == other.version("events") + 1
+    assert store.paths("events") == other.paths("events") != [first]
+
+
+def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Store(store.location)
+    for number, writer in enumerate((store, other)):
+        writer.append_units([make_unit(f"d{number}")])
+    before = store.version("events") - 1
+    store.read("events", before)
+    monkeypatch.setattr("log.delta.snapshot.DeltaTable", None)
+    assert store.append_units([make_unit("d2")]) == other.append_units([make_unit("d3")]) == 1
+    assert content(store).num_rows == content(other).num_rows == 4 * 32
+    assert store.read("events", before).num_rows == 32
+
+
+def test_duckdb_reads_the_files(store: Store) -> None:
+    units = [make_unit("d0"), make_unit("d1")]
+    store.append_units(units)
+    query = "select doc, sum(delta)::double, max(t) - min(t) from read_parquet($files) group by doc order by doc"
+    found = duckdb.execute(query, {"files": store.files("events")}).fetchall()
+    for row, unit in zip(found, units, strict=True):
+        assert row == (unit.record["doc"], pytest.approx(pc.sum(unit.events.column("delta")).as_py()), HORIZON - 1)
+
+
+def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
+    store.append_units([make_unit(replicates=64)])
+    (path,) = store.files("events")
+    column = pq.read_metadata(path).row_group(0).column(EVENTS.columns.index("delta"))
+    assert column.compression == "ZSTD"
+    data = bytearray(Path(path).read_bytes())
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    Path(path).write_bytes(data)
+    with pytest.raises(OSError, match="CRC"):
+        pq.read_table(path, page_checksum_verification=True)
+    assert "table 'events' is damaged" in refused(store.read, "events")
+
+
+# Writers at once, and killed ones
+
+
+def write_each(location: str, docs: list[str], ready: Any = None) -> None:
+    """What a writer process does: one unit after the other, each file its own by the seconds it measured."""
+    store = Store.create(location)
+    if ready is not None:
+        ready.set()
+    for doc in docs:
+        store.append_units([make_unit(doc, prefill_seconds=time.time())])
+
+
+def test_processes_at_once_on_shared_and_own_units(tmp_path: Path) -> None:
+    shared = [f"shared{i}" for i in range(8)]
+    own = [[f"own{writer}-{i}" for i in range(6)] for writer in range(3)]
+    docs_of = [*([*names, *shared] for names in own), shared]
+    run_at_once(write_each, [(str(tmp_path / "store"), docs) for docs in docs_of])
+    store = Store.open(tmp_path / "store")
+    docs = sorted([*shared, *(doc for names in own for doc in names)])
+    assert content(store).equals(expected([make_unit(doc) for doc in docs]))
+    assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
+    assert len(store.paths("events")) == len(docs)
+
+
+def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> None:
+    def append(first: int) -> int | str:
+        try:
+            seconds = time.perf_counter()  # no two writers' files are equal
+            units = [make_unit(doc, first=at, prefill_seconds=seconds) for doc, at in (("d0", first), ("same", 0))]
+            return Store.open(store.location).append_units(units)
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(append, [0, 1, 2, 3, 0, 1, 2, 3]))
+    refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert all("overlaps" in line for line in refused)
+    assert sum(outcome for outcome in outcomes if isinstance(outcome, int)) == 2
+    assert content(store).num_rows == 2 * 4 * HORIZON
+    assert store.read("units").num_rows == 2
+
+
+def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_path: Path) -> None:
+    docs = [f"d{i:02d}" for i in range(60)]
+    moments = random.Random(5)  # noqa: S311
+    location = str(tmp_path / "killed")
+    killed = 0
+    for _ in range(6):
+        ready = forked().Event()
+        process = forked().Process(target=write_each, args=(location, docs, ready))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(moments.uniform(0, 0.25))
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGKILL)
+            killed += 1
+        process.join(60)
+    assert killed >= 2
+    store = Store.create(location)
+    for doc in docs:
+        store.append_units([make_unit(doc)])
+    assert content(store).equals(expected([make_unit(doc) for doc in docs]))
+    assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
+    assert store.units().equals(store.read("units"))
+
+
+@pytest.mark.parametrize("way", ["create", "append_units", "reconcile"])
+def test_units_rows_are_healed_from_the_footers(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    store.append_units([make_unit("d0")])
+
+    with killed_in(monkeypatch, UnitRows, "append"):
+        store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
+    assert keys(store.read("units")) == [("d0", "snapkv", 0)]
+    wanted = [(doc, "snapkv", 0) for doc in ("d0", "d1", "d2")]
+    assert keys(store.units()) == wanted, "the gap is not visible here"
+    if way == "create":
+        Store.create(store.location)
+    elif way == "append_units":
+        store.append_units([])  # the instance knows that its last append broke
+    else:
+        assert Store.open(store.location).reconcile() == 2
+    healed = store.read("units")
+    assert keys(healed) == wanted
+    assert sorted(healed.column("path").to_pylist()) == store.paths("events")
+    assert healed.filter(pc.equal(healed.column("doc"), "d2")).column("decode_seconds").to_pylist() == [2.5]
+    assert store.reconcile() == 0
+
+
+def test_a_put_is_whole_or_not_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = sorted(Path(store.location, "events").rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OperationError, match=r"cannot write events/.*No space left"):
+            store.append_units([make_unit()])
+    assert [path for path in Path(store.location, "events").rglob("*") if path.is_file() and path not in before] == []
+    assert store.append_units([make_unit()]) == 1
+
+
+def test_no_permission_is_the_users_to_mend(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert "cannot be written: permission denied for events/" in refused(store.append_units, [make_unit()])
+
+
+@pytest.mark.slow
+def test_many_commits_are_put_together_in_a_checkpoint(store: Store) -> None:
+    for i in range(110):
+        store.append_units([make_unit(f"d{i}", replicates=1)])
+    log = Path(store.location, "events", "_delta_log")
+    assert list(log.glob("*.checkpoint.parquet"))
+    assert Store.open(store.location).read("events", 3).num_rows == 3 * HORIZON, "old versions stay after a checkpoint"
+
+
+# Small keyed tables
+
+
+def actions(**changed: list[Any]) -> pa.Table:
+    schema = TABLES["actions"].schema
+    values: dict[str, list[Any]] = {
+        "study": ["s", "s"], "action": ["full", "half"], "selector": ["full", "snapkv"], "keep": ["all", "1/2"],
+        "window": [None, 64], "position_mode": ["on from n"] * 2, "control": [True, False],
+        "prespecified": [True, True], "action_revision": [0, 0], "dropped": [False, False],
+    }  # fmt: skip
+    values |= changed
+    return pa.table({field.name: pa.array(values.get(field.name, [None] * 2), field.type) for field in schema})
+
+
+def test_rows_are_appended_once(store: Store) -> None:
+    assert store.append_rows("actions", actions()) == 2
+    versions = store.versions()
+    assert store.append_rows("actions", actions()) == 0
+    assert store.versions() == versions
+    assert store.append_rows("actions", actions(action=["half", "other"], selector=["snapkv", "x"],
+        keep=["1/2", "2"], window=[64, 8], control=[False, False])) == 1  # fmt: skip
+    assert sorted(store.read("actions").column("action").to_pylist()) == ["full", "half", "other"]
+    assert store.append_rows("actions", actions().slice(0, 0)) == 0
+
+
+def test_a_row_with_another_value_is_refused(store: Store) -> None:
+    store.append_rows("actions", actions())
+    versions = store.versions()
+    with pytest.raises(
+        InputError, match=r"actions \(study=s, action=half, action_revision=0\): window is 32, but the store has 64"
+    ):
+        store.append_rows("actions", actions(window=[None, 32]))
+    with pytest.raises(InputError, match=r"action=new\): selector is 'b', but the store has 'a'|selector is 'b'"):
+        store.append_rows("actions", actions(action=["new", "new"], selector=["a", "b"]))
+    assert "column 'control' is null" in refused(store.append_rows, "actions", actions(control=[None, True]))
+    assert "rows cannot be appended to 'events'" in refused(store.append_rows, "events", make_unit().events)
+    assert store.versions() == versions
+
+
+def results(estimate: float, baseline: str | None, x: int | None) -> pa.Table:
+    row = {"study": "s", "model": "m", "split": "evaluation", "stratum": "pooled", "action": "half",
+           "baseline": baseline, "quantity": "gap", "x": x, "estimate": estimate, "level": 0.95, "draws": 10,
+           "documents": 2, "status": "exploratory", "events_version": 1, "action_revision": 0,
+           "baseline_revision": 0, "interval": "percentile"}  # fmt: skip
+    return pa.Table.from_pylist([row], schema=TABLES["results"].schema)
+
+
+def test_null_keys_are_equal_keys(store: Store) -> None:
+    nan = float("nan")
+    rows = [results(0.5, None, None), results(0.6, None, 1), results(0.7, "full", None), results(nan, "full", 1)]
+    assert [store.append_rows("results", row) for row in rows] == [1, 1, 1, 1]
+    assert [store.append_rows("results", row) for row in rows] == [0, 0, 0, 0]
+    with pytest.raises(InputError, match=r"x=None.*estimate is 0.4, but the store has 0.5"):
+        store.append_rows("results", results(0.4, None, None))
+
+
+def test_the_same_rows_from_many_writers_are_there_once(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda _: Store.open(store.location).append_rows("actions", actions()), range(8)))
+    assert sum(counts) == 2
+    assert store.read("actions").num_rows == 2
+
+
+# Derived files
+
+
+def test_derived_files_are_committed_exactly_once(store: Store) -> None:
+    store.append_units([make_unit("d0"), make_unit("d1")])
+    covered = store.version("events")
+    pending = store.pending_segments(covered)
+    assert pending == store.paths("events")
+    rows = pq.read_table(store.files("events")[0])
+    file = store.write_parquet("steps", pending[0], derived_rows("steps", rows))
+    assert store.paths("steps") == [], "written is not visible"
+    assert file.rows == 32
+    assert file.size == Path(store.location, "steps", file.path).stat().st_size
+    assert store.commit_files("steps", [file, file], "derive", covered) == 1
+    versions = store.versions()
+    assert store.commit_files("steps", [file], "derive", covered) == 0
+    assert store.versions() == versions
+    assert store.covered_version("steps", "derive") == covered
+    assert store.covered_version("trajectories", "derive") is None
+    assert store.read("steps").schema.equals(STEPS.schema)
+    assert store.read("steps").num_rows == 32
+    assert store.pending_segments(covered) == pending, "trajectories are still missing"
+
+
+def test_a_kill_between_trajectories_and_steps_is_repaired(store: Store) -> None:
+    store.append_units([make_unit("d0"), make_unit("d1")])
+    derive(store, ("trajectories",))
+    assert store.read("steps").num_rows == 0
+    assert derive(store) == 2
+    assert derive(store) == 0
+    assert store.paths("trajectories") == store.paths("steps") == store.paths("events")
+    store.append_units([make_unit("d2")])
+    assert derive(store) == 1
+    for table in (TRAJECTORIES, STEPS):
+        assert store.read(table.name).num_rows == 3 * 32
+    assert store.covered_version("steps", "derive") == store.version("events")
+
+
+def test_derivers_at_once_commit_each_file_once(store: Store) -> None:
+    store.append_units([make_unit(f"d{i}") for i in range(6)])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: derive(Store.open(store.location)), range(4)))
+    for table in ("trajectories", "steps"):
+        assert store.paths(table) == store.paths("events")
+        assert store.read(table).num_rows == 6 * 32
+
+
+def test_pending_segments_keep_to_their_version(store: Store) -> None:
+    store.append_units([make_unit("d0")])
+    pinned = store.version("events")
+    store.append_units([make_unit("d1")])
+    assert len(store.pending_segments(pinned)) == 1
+    with pytest.raises(InputError, match="not the path of an events file"):
+        store.write_parquet("steps", "../elsewhere.parquet", derived_rows("steps", make_unit().events))
+
+
+# Errors are one line, and nothing is harmed
+
+
+def fails(location: object, message: str, *, make: bool = False) -> None:
+    assert message in refused(Store.create if make else Store.open, str(location))
+
+
+def test_places_that_are_no_store(tmp_path: Path) -> None:
+    fails(tmp_path / "nothing", "is not a kvdrift store")
+    assert not (tmp_path / "nothing").exists(), "looking makes nothing"
+    file = tmp_path / "file"
+    file.write_text("mine")
+    fails(file, "is a file, not a store")
+    fails(file, "cannot make a store here", make=True)
+    fails(file / "below", "cannot make a store here", make=True)
+    fails("/proc/store", "cannot make a store here", make=True)
+    fails(tmp_path / "a%20b", "cannot hold a '%'", make=True)
+    fails(tmp_path / "a?b", "cannot hold a '?'", make=True)
+    fails("nonsense://bucket/store", "not a URL that can be read")
+    assert file.read_text() == "mine"
+    assert "no table 'event'; did you mean 'events'" in refused(Store.create(tmp_path / "store").version, "event")
+
+
+def test_damaged_and_foreign_tables(store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store.append_units([make_unit()])
+    log = Path(store.location, "events", "_delta_log")
+    commit = log / f"{1:020d}.json"
+    text = commit.read_text()
+    commit.write_text(text[: len(text) // 2])
+    said = refused(lambda: Store.open(store.location).paths("events"), error=DamagedStoreError)
+    assert said.endswith(f"(log file {commit.name} is not whole): kvdrift verify {store.location} --repair")
+    commit.write_text(text)
+    assert store.read("events").num_rows == 32
+    Path(store.files("events")[0]).unlink()
+    assert "table 'events' is damaged" in refused(store.read, "events")
+    DeltaTable.create(tmp_path / "foreign" / "events", schema=EVENTS.schema)
+    fails(tmp_path / "foreign", "was not made by kvdrift")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_newer_store_is_refused(store: Store) -> None:
+    first = Path(store.location, "events", "_delta_log", f"{0:020d}.json")
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    newer = SCHEMA_VERSION + 1
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["configuration"]["kvdrift.schema_version"] = str(newer)
+    first.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    fails(store.location, f"schema version {newer}, this kvdrift reads up to {SCHEMA_VERSION}; update kvdrift")
+    fails(store.location, "update kvdrift", make=True)
+
+
+def test_making_a_store_again_keeps_it(store: Store) -> None:
+    store.append_units([make_unit()])
+    versions = store.versions()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(Store.create, [store.location] * 4))
+    assert store.versions() == versions
+
+
+def test_stores_are_made_by_many_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(Store.create, [tmp_path / "store"] * 6))
+    assert stores[0].versions() == dict.fromkeys(TABLES, 0)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_log_that_seems_to_have_a_gap_is_listed_again(tmp_path: Path, *, checkpoint: bool) -> None:
+    """A system that lists a folder may give a later name and not an earlier one that came meanwhile."""
+    store = Store.create(tmp_path / "store")
+    for number in range(5):
+        store.append_units([make_unit(f"d{number}")])
+        if checkpoint and number == 1:
+            DeltaTable(f"{store.location}/events").create_checkpoint()
+    late = Path(store.location, "events", "_delta_log", f"{3:020d}.json")
+    content = late.read_bytes()
+    late.unlink()
+    with pytest.raises(DeltaError) as error:
+        DeltaTable(f"{store.location}/events")
+    assert has_gap(error.value)
+    threading.Timer(0.05, late.write_bytes, [content]).start()
+    assert listed(lambda: DeltaTable(f"{store.location}/events")).version() == 5

@@ -1,0 +1,148 @@
+"""SWRB units in the store: whole scans with their branches go in, each break of a rule is one line, and nothing mixes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixtures.branched_units import NAMES, RECORD, H, make_rows, row, swrb_unit
+from fixtures.refusals import refused
+from fixtures.stored_units import content, derived_rows, expected, make_unit
+from fixtures.swrb_events import random_laws, swrb_replicate, unit
+
+from log.appends import derived_tables, span_of_path, span_of_record
+from log.store import Store
+from schema.errors import InputError
+from schema.tables import EVENTS
+
+
+def changed(kind: str, replicate: int, t: int, /, **values: Any) -> list[dict[str, Any]]:
+    """The rows with some values of one row changed."""
+    rows = make_rows()
+    (found,) = (row for row in rows if (row["kind"], row["replicate"], row["t"]) == (kind, replicate, t))
+    found |= values
+    return rows
+
+
+def without(kind: str, replicate: int, *positions: int) -> list[dict[str, Any]]:
+    """The rows but for one kind of a replicate, or for some of its positions."""
+    return [
+        row for row in make_rows()
+        if (row["kind"], row["replicate"]) != (kind, replicate) or (positions and row["t"] not in positions)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def test_a_unit_comes_back_in_its_order(store: Store) -> None:
+    rows = make_rows()
+    shuffled = [rows[at] for at in np.random.default_rng(3).permutation(len(rows))]
+    assert store.append_units([swrb_unit(shuffled)]) == 1
+    assert store.read("events").to_pylist() == [{name: row[name] for name in EVENTS.columns} for row in rows]
+    (found,) = store.units("s").to_pylist()
+    assert (found["estimator"], found["first_replicate"], found["replicates"]) == ("swrb", 5, 3)
+    assert store.append_units([swrb_unit(rows)]) == 0
+
+
+def test_units_of_random_laws_are_whole(store: Store) -> None:
+    """Scans and branches as the algorithm draws them, with laws that part wholly at a position in every other unit."""
+    chance = np.random.default_rng(11)
+    units = []
+    for number in range(8):
+        laws = random_laws(chance, 6, apart_at=number % 2 * 5)
+        names = NAMES | {"doc": f"d{number}"}
+        rows = itertools.chain(*(swrb_replicate({**names, "replicate": k}, laws, chance) for k in range(16)))
+        units.append(unit(list(rows), "swrb", 6))
+    assert store.append_units(units) == 8
+    assert content(store).equals(expected(units))
+
+
+def test_all_of_no_mass_is_whole(store: Store) -> None:
+    rows = [row("scan", 0, t, (t, t), 0.0) for t in range(1, H + 1)]
+    assert store.append_units([swrb_unit(rows, first_replicate=0, replicates=1)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "replicate 5 of .* has no scan rows"),
+        (without("scan", 6), r"replicate 6 of \(s, org/model, d0, snapkv\) swrb replicates \[5, 8\) has no scan rows"),
+        (changed("scan", 6, 1, replicate=9), r"replicate is not one of the unit's .*scan of replicate 9, t = 1"),
+        (changed("scan", 6, 4, t=5), "t is 5, must be within 1..4"),
+        (without("scan", 6, 2), r"t is 3, must be 2 .*scan of replicate 6, t = 3"),
+        (without("scan", 6, 1), "t is 2, must be 1 "),
+        ([*make_rows(), make_rows()[0]], "t is 1, must be 2"),
+        (without("scan", 6, 4), "rows end at 3, must go on to 4 .*scan of replicate 6"),
+        (changed("scan", 7, 3, x_token=8, y_token=8), "rows end at 3, must go on to 4 .*scan of replicate 7"),
+        (changed("scan", 5, 2, x_token=-1, y_token=-1), "x_token is -1, which only a scan's last row can have"),
+        (changed("scan", 5, 2, x_token=7), "x_token is 7 and y_token 52 in a scan"),
+        (changed("scan", 5, 2, x_eos=True), "x_eos is True and y_eos False in a scan"),
+        (changed("scan", 5, 1, weight=None), "weight is null .*scan of replicate 5, t = 1"),
+        (changed("scan", 5, 1, weight=1.5), "weight is 1.5, must be within"),
+        (changed("scan", 5, 1, weight=-0.5), "weight is -0.5, must be within"),
+        (changed("scan", 5, 1, weight=float("nan")), "weight is nan, must be within"),
+        (changed("branch", 5, 3, weight=0.5), "weight is 0.5, must be null.*branch of replicate 5, t = 3"),
+        (changed("branch", 5, 2, x_token=2), "tokens are equal where the branch starts.*branch of replicate 5, t = 2"),
+        (without("branch", 5, 3), "t is 4, must be 3 .*branch of replicate 5"),
+        (without("branch", 5, 4), "rows end at 3, must go on to 4 .*branch of replicate 5"),
+        (without("branch", 5), "scan has weight above 0 but no branch .*scan of replicate 5, t = 1"),
+        (changed("scan", 6, 4, weight=0.1), "scan has weight above 0 but no branch .*replicate 6"),
+        ([*make_rows(), row("branch", 6, 4, (1, 2), None)], "scan has a branch but no weight above 0 .*replicate 6"),
+        (without("branch", 5, 2), "branch starts where its scan has no weight above 0 .*replicate 5, t = 3"),
+        ([*without("branch", 7), row("branch", 7, 4, (1, 2), None)],
+         "branch starts where its scan has no weight above 0 .*replicate 7, t = 4"),
+        (changed("scan", 5, 1, kind="coupled"), "kind is 'coupled' in .*, must be 'scan' or 'branch'"),
+        (changed("scan", 5, 1, doc="d1"), "doc is 'd1', must be 'd0' as in the unit"),
+    ],
+)  # fmt: skip
+def test_a_unit_that_is_not_whole_is_refused(store: Store, rows: list[dict[str, Any]], message: str) -> None:
+    before = store.versions()
+    assert re.match(f"events: .*{message}", refused(store.append_units, [make_unit("good"), swrb_unit(rows)]))
+    assert store.versions() == before
+
+
+def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
+    plain = make_unit(first=4)
+    assert store.append_units([plain, swrb_unit(make_rows())]) == 2
+    assert store.append_units([plain, swrb_unit(make_rows())]) == 0
+    with pytest.raises(InputError, match=r"swrb replicates \[5, 7\) overlaps the replicates \[5, 8\)"):
+        store.append_units([swrb_unit([row for row in make_rows() if row["replicate"] < 7], replicates=2)])
+    assert sorted(store.units().column("estimator").to_pylist()) == ["plain", "swrb"]
+
+
+def test_a_path_tells_the_estimator(store: Store) -> None:
+    store.append_units([make_unit(), swrb_unit(make_rows())])
+    plain, swrb = sorted(store.paths("events"), key=lambda path: "/swrb-" in path)
+    assert plain.rpartition("/")[0] == swrb.rpartition("/")[0]
+    assert swrb.rpartition("/")[2].startswith("swrb-")
+    assert derived_tables(plain) == ("trajectories", "steps")
+    assert derived_tables(swrb) == ("branchings", "branching_depths")
+    for path, record in ((plain, make_unit().record), (swrb, RECORD)):
+        assert span_of_path(path) == span_of_record(record)
+    assert "'part-0.parquet' is not the path of an events file" in refused(derived_tables, "part-0.parquet")
+
+
+def test_each_segment_is_derived_into_its_own_tables(store: Store) -> None:
+    store.append_units([make_unit(), swrb_unit(make_rows())])
+    version = store.version("events")
+    pending = store.pending_segments(version)
+    assert pending == store.paths("events")
+    for path in pending:
+        *_, last = derived_tables(path)
+        for table in derived_tables(path):
+            assert path in store.pending_segments(version)
+            rows = derived_rows(table, store.read("events"))
+            store.commit_files(table, [store.write_parquet(table, path, rows)], "derive", version)
+            assert (path in store.pending_segments(version)) == (table != last)
+    assert store.pending_segments(version) == []
+    assert store.covered_version("branchings", "derive") == version
+    swrb = next(path for path in pending if "/swrb-" in path)
+    with pytest.raises(InputError, match=r"steps: '.*' is derived into branchings and branching_depths"):
+        store.write_parquet("steps", swrb, derived_rows("steps", store.read("events")))
