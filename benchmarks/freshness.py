@@ -58,7 +58,7 @@ from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_un
 from benchmarks.written_log import write_commit
 from log.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
 from log.delta.table_log import CHECKPOINT_EVERY
-from log.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
+from log.delta.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
 from log.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views

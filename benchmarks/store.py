@@ -40,7 +40,7 @@ from log.appends import DERIVED, conform_unit, unit_path
 from log.compaction.members import Member
 from log.compaction.packs import put_pack, rewriting
 from log.delta.folder import DeltaFolder
-from log.parquet_files import StoredFile, content_digest, encode_parquet
+from log.delta.parquet_files import StoredFile, content_digest, encode_parquet
 from log.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, PLAIN, SCORES, STUDIES, UNITS
 from sql.catalog import open_views, write_catalog

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from log.parquet_files import StoredFile
+from log.delta.parquet_files import StoredFile
 
 
 def log_file(table_folder: Path, version: int) -> Path:

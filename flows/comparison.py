@@ -23,8 +23,8 @@ from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import ActionIdentity, changes
-from log.kept_sets import COMPARED, check_alike
-from log.revisions import current_actions
+from log.units.kept_sets import COMPARED, check_alike
+from log.units.revisions import current_actions
 from schema.document import SPLITS
 from schema.errors import PlanError
 from schema.sampling import SamplingLaw

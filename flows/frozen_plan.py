@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from log.revisions import newest_plans
+from log.units.revisions import newest_plans
 from log.store import Store
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256

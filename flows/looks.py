@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from flows.frozen_plan import FrozenPlan, Looks
-from log.revisions import newest_revisions
+from log.units.revisions import newest_revisions
 from log.store import Store
 
 Row = dict[str, Any]

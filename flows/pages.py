@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.durability import sync
-from log.parquet_files import replace_file
+from log.delta.durability import sync
+from log.delta.parquet_files import replace_file
 from log.store import Store
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local

@@ -21,7 +21,7 @@ from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.transformer.tokenizer import text_decoder
 from log.compaction.counts import Answers, Counts, Holdings, Place, Scored
 from log.readable_store import ReadableStore
-from log.revisions import current_scores
+from log.units.revisions import current_scores
 from log.store import Store
 from schema.progress import SILENT, Progress
 from schema.tables import PLAIN, SCORES

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRow, DocumentRows
 from ingestion.files import VALUES, EventRows
-from log.revisions import current_documents, newest_plans, newest_revisions
+from log.units.revisions import current_documents, newest_plans, newest_revisions
 from log.store import Store, Unit
 from schema.rows import Ints
 from schema.study import CONTROL_ACTION

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingestion.files import VALUES, EventRows
-from log.durability import make_folder, replace_durably
+from log.delta.durability import make_folder, replace_durably
 from schema.errors import DamagedStoreError, InputError, first_line
 from schema.location import is_local
 from schema.rows import Flags, Ints, run_begins

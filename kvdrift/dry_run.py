@@ -18,7 +18,7 @@ from flows.study_run import StudyRun
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
-from log.revisions import newest_revisions
+from log.units.revisions import newest_revisions
 from schema.errors import KvdriftError
 from schema.study import FINITE_STATE, Study
 from schema.study.described import described_action

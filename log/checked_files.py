@@ -1,44 +1,94 @@
-"""Whether files are as they were committed: size, digest and page checksums, looked at once a file.
+"""Whether files are as they were committed: their sizes, their digests and the checksums of their pages.
 
-DuckDB checks none of them, and a flipped bit can change what it answers. What was found whole is remembered in the
-store by size and time of change, so that the next look reads new files only.
+DuckDB checks none of them, and a flipped bit can change what it answers. Size and time of a file prove nothing: a disk
+that rots changes neither. So a check always reads. A file that the store wrote has the digest of its content for a
+name; of a file that another program wrote, the first look takes the digest, and later ones compare it.
 """
 
 from __future__ import annotations
 
-import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from log.appends import DERIVED
-from log.parquet_files import StoredFile, content_digest, is_seal_broken
+from log.delta.parquet_files import StoredFile, content_digest, replace_file
+from log.units.numbers import NUMBERED
 from schema.errors import first_line
 
-MEMORY = ".checked"  # a line for each file in a store's folder: path, size and time of change
+MEMORY: Final = ".checked"
+"""A file in the store's folder: a line for each file with its path, digest, and when it was found whole."""
+
+WEEK: Final = 7 * 24 * 3600.0
+"""Seconds after which a large table's file is read again before an estimate."""
 
 # What Arrow raises for bytes that are no Parquet file, or none that it knows.
 READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
 
-DERIVED_TABLES = tuple(table for tables in DERIVED.values() for table in tables)
+# The digest at the end of a file's name. Before schema version 11, names of derived files were those of their events.
+_NAMED = re.compile(r"(?:.*-)?[0-9a-f]{16}\.parquet")
 
-_NAMED_DIGEST = re.compile(r"(?:^|-)([0-9a-f]{16})\.parquet$")  # of events files, and of small tables' not compacted
+
+class _Look(NamedTuple):
+    digest: str
+    at: float  # seconds since 1970
 
 
-def damage_of(table: str, file: StoredFile, data: bytes) -> str | None:
-    """Say how a file's bytes are other than the ones that were committed, as far as log and name tell."""
-    if len(data) != file.size:
-        return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
-    if table in DERIVED_TABLES:
-        return "the content does not have the digest that the file holds of itself" if is_seal_broken(data) else None
-    named = _NAMED_DIGEST.search(file.path)
-    if named and named[1] != (digest := content_digest(data)):
-        return f"the content has digest {digest}, must have {named[1]} as its name says"
-    return None
+class CheckedFiles:
+    """What is remembered of the files of a local store that were found whole."""
+
+    def __init__(self, store: Path) -> None:
+        self._file = store / MEMORY
+        self._looks: dict[str, _Look] = {}
+        with suppress(OSError, ValueError):
+            for line in self._file.read_text(encoding="utf-8").splitlines():
+                path, digest, at = line.split("\t")
+                self._looks[path] = _Look(digest, float(at))
+
+    def age(self, table: str, file: StoredFile) -> float:
+        """Return how many seconds ago a file was found whole; infinity if it never was."""
+        look = self._looks.get(f"{table}/{file.path}")
+        return float("inf") if look is None else max(0.0, time.time() - look.at)
+
+    def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
+        """Say how a file's bytes are other than the ones that were committed or found before; take note of whole ones.
+
+        What is damaged is forgotten, so that no later look takes it for whole.
+        """
+        named, digest = f"{table}/{file.path}", content_digest(data)
+        look = self._looks.pop(named, None)
+        if len(data) != file.size:
+            return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
+        if (wanted := named_digest(table, file.path)) and wanted != digest:
+            return f"the content has digest {digest}, must have {wanted} as its name says"
+        if look is not None and look.digest != digest:
+            self._looks[named] = look  # which the next look still needs
+            return f"the content has digest {digest}, had {look.digest} when it was read first"
+        try:
+            parse(data)
+        except READ_ERRORS as error:
+            return f"the file cannot be read ({first_line(error)})"
+        self._looks[named] = _Look(digest, time.time())
+        return None
+
+    def save(self, visible: Iterable[str]) -> None:
+        """Remember the looks at visible files, by table and path; a store that may only be read remembers none."""
+        there = set(visible)
+        lines = [f"{path}\t{look.digest}\t{look.at:.0f}\n" for path, look in self._looks.items() if path in there]
+        with suppress(OSError):
+            replace_file(self._file, "".join(lines).encode())
+
+
+def named_digest(table: str, path: str) -> str | None:
+    """Return the digest that a file's name states; None if its name states none."""
+    name = path.rpartition("/")[2]
+    older = (table in NUMBERED[1:] and name != path) or (name.startswith("compacted-") and table in NUMBERED[1:])
+    return None if older or not _NAMED.fullmatch(name) else name.removesuffix(".parquet")[-16:]
 
 
 def parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
@@ -54,25 +104,30 @@ def parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
         return rows, dict(parquet.metadata.metadata or {})
 
 
-def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]]) -> str | None:
-    """Read the files, by table, that were not found whole before; say what is wrong with the first that is damaged."""
-    memory = store / MEMORY
-    known = set(memory.read_text(encoding="utf-8", errors="replace").splitlines()) if memory.is_file() else set[str]()
-    found = []
-    for table, file in ((table, file) for table, own in files.items() for file in own):
-        path = f"{store}/{table}/{file.path}"  # as text: there may be many
-        try:
-            status = os.stat(path)  # noqa: PTH116
-            line = f"{table}/{file.path}\t{status.st_size}\t{status.st_mtime_ns}"
-            if line in known and status.st_size == file.size:
-                continue
-            data = Path(path).read_bytes()
-            if damage := damage_of(table, file, data):
-                return f"{table}/{file.path}: {damage}"
-            parse(data)
-        except READ_ERRORS as error:
-            return f"{table}/{file.path} cannot be read ({first_line(error)})"
-        found.append(line)
-    with suppress(OSError), memory.open("a", encoding="utf-8") as lines:  # a store that cannot be written is read anew
-        lines.write("".join(f"{line}\n" for line in found))
+def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:
+    """Read files; say what is wrong with the first one that is damaged.
+
+    Args:
+        store: The store's folder.
+        files: The visible files by table.
+        within: Files of tables with a row for each event, replicate or position are left out if they were found whole
+            so many seconds ago or later; all other files are small, and are always read.
+
+    """
+    memory, visible = CheckedFiles(store), list[str]()
+    try:
+        for table, own in files.items():
+            for file in own:
+                named = f"{table}/{file.path}"
+                visible.append(named)
+                if table in NUMBERED and memory.age(table, file) < within:
+                    continue
+                try:
+                    damage = memory.damage(table, file, Path(store, named).read_bytes())
+                except OSError as error:
+                    return f"{named} cannot be read ({first_line(error)})"
+                if damage:
+                    return f"{named}: {damage}"
+    finally:
+        memory.save(visible)
     return None

@@ -9,21 +9,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.checked_files import first_damaged
-from log.compaction.counts import Counts, stored_counts
-from log.compaction.derived import check_derived, lacking_tables
-from log.compaction.members import UnitEvents, originals
-from log.compaction.new_rows import NewRows
+from log.counts import Counts, stored_counts
 from log.delta.folder import DeltaFolder
-from log.moment_rows import covered_versions, files_since
-from log.parquet_files import StoredFile
-from log.projections import UnitRows, check_units
-from log.revisions import current_documents, current_units
+from log.delta.parquet_files import StoredFile
+from log.units.events import RowsOfUnits
+from log.units.new_rows import NewRows
+from log.units.records import as_rows, missing_records
+from log.units.revisions import current_documents, current_units
+from log.units.rows import UnitCounts, UnitRows
 from schema.errors import InputError, nearest
 from schema.location import is_local, join
+from schema.rows import Wide
 from schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     import pyarrow.dataset as pads
@@ -71,30 +71,12 @@ class ReadableStore:
         return {table: self.version(table) for table in TABLES}
 
     def data_version(self, table: str, version: int | None = None) -> int:
-        """Return the version, up to the given or the latest one, since which no row has come to a table."""
-        return self._load(table, version).data_version
+        """Return the version, up to the given or the latest one, since which no row of a table has changed."""
+        return self._folder.data_version(self._load(table, version))
 
     def paths(self, table: str, version: int | None = None) -> list[str]:
         """Return the paths of the files visible at a version, relative to the table's folder, sorted."""
         return self._load(table, version).paths()
-
-    def unit_paths(self, version: int | None = None) -> set[str]:
-        """Return the paths that the units in ``events`` at a version were appended as; reads compacted files' footers.
-
-        Raises:
-            InputError: Such a file is missing or damaged.
-
-        """
-        return self.unit_paths_in(self.paths("events", version))
-
-    def unit_paths_in(self, paths: Iterable[str]) -> set[str]:
-        """Return the paths that the units in some files of ``events`` were appended as.
-
-        Raises:
-            InputError: A compacted file is missing or damaged.
-
-        """
-        return originals(self._folder, "events", paths)
 
     def files(self, table: str, version: int | None = None) -> list[str]:
         """Return the files visible at a version as absolute paths or URLs, sorted."""
@@ -157,9 +139,27 @@ class ReadableStore:
         self._check_table(table)
         return NewRows(self._folder, table, columns)
 
-    def unit_events(self) -> UnitEvents:
-        """Return a reader of single units' events, as ``events`` is now."""
-        return UnitEvents(self._folder)
+    def rows_of_units(self, table: str, version: int | None = None) -> RowsOfUnits:
+        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version."""
+        return RowsOfUnits(self._folder, self._load(table, version), self._units.spans)
+
+    def unit_counts(self, version: int | None = None) -> UnitCounts:
+        """Return the numbers of units, and how many rows they have in each table, as ``units`` says at a version."""
+        return self._units.counts(self._load("units", version))
+
+    def unit_rows(self, numbers: Wide, columns: Sequence[str]) -> pa.Table:
+        """Read the rows of ``units`` that have some numbers, in some columns; older rows have none."""
+        where = pc.field("unit").isin(pa.array(numbers, pa.int64()))
+        return self._folder.read(self._load("units"), columns, where=where)
+
+    def rows_by_unit(self, table: str, path: str, version: int | None = None) -> Mapping[int, int]:
+        """Count the rows that a visible file of ``events`` or a derived table has of each unit; -1 stands for none.
+
+        Raises:
+            InputError: The file is damaged.
+
+        """
+        return self._units.rows_by_unit(self._load(table, version), path)
 
     def units(
         self,
@@ -179,7 +179,7 @@ class ReadableStore:
 
         """
         actions = self.read("actions")  # first: a revision is declared before its units are there
-        stored, rows = self._units.stored_and_missing()
+        stored, rows = self._stored_and_missing()
         names = dict.fromkeys((*columns, "study", "model", "action", "action_revision"))
         there = self._folder.read(stored, list(names), coded=coded)
         units = pa.concat_tables([there, rows.select(list(names)).cast(there.schema)]).unify_dictionaries()
@@ -208,62 +208,41 @@ class ReadableStore:
         return pc.max(self.documents(study, model, ["document_revision"])["document_revision"]).as_py() or 0
 
     def counts(self) -> Counts:
-        """Count documents, what units they have and scored pairs; of what was compacted, the footers say it.
+        """Count documents, what units they have and scored pairs.
 
         Raises:
             InputError: A file is missing or damaged.
 
         """
-        return stored_counts(self._folder, self._units.stored_and_missing)
+        return stored_counts(self._folder, self._stored_and_missing)
 
-    def files_since_moments(self, versions: Mapping[str, int], definition: str) -> dict[str, list[str]] | None:
-        """Find out what the rows of ``document_moments`` do not cover; reads logs and no data.
-
-        Args:
-            versions: Version by table, of all tables.
-            definition: What computes moments now; rows of another definition do not count.
-
-        Returns:
-            Absolute paths or URLs of later files of ``trajectories`` and ``documents``, by table; None where there are
-            no moments, or where some of what they cover is not there.
-
-        """
-        found = files_since(self._folder, versions, definition)
-        return None if found is None else {table: self._absolute(table, paths) for table, paths in found.items()}
-
-    def moments_cover(self, versions: Mapping[str, int]) -> bool:
-        """Tell whether the last commit of moments was made from just these versions."""
-        return all(versions[table] == version for table, version in covered_versions(self._folder).items())
+    def _stored_and_missing(self) -> tuple[Snapshot, pa.Table]:
+        """Load ``units``, and make the rows that it lacks for visible events."""
+        units = self._load("units")
+        return units, as_rows(missing_records(self._folder, self._units, units, self._load("events")))
 
     def row_count(self, table: str) -> int:
         """Return the number of rows of a table, which its log has."""
-        return self._load(table).count_rows()
+        return self._folder.count_rows(self._load(table))
 
-    def pending_segments(self, events_version: int, derived_versions: Mapping[str, int] | None = None) -> list[str]:
-        """Return the relative paths of the events files that are not derived; ``pending_tables`` says into what."""
-        return list(self.pending_tables(events_version, derived_versions))
-
-    def pending_tables(
-        self, events_version: int, derived_versions: Mapping[str, int] | None = None
-    ) -> dict[str, tuple[str, ...]]:
-        """Find the events files that are not derived.
+    def underived(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
+        """Find the units that derived tables have no rows of.
 
         Args:
-            events_version: The version of ``events`` that is looked at.
-            derived_versions: Versions of derived tables; of those that are not named, the latest.
+            versions: Versions by table; of tables that are not named, the latest.
 
         Returns:
-            The tables that lack a file's rows, by the file's relative path, sorted.
+            Numbers of units, int64 [units], sorted, by derived table.
 
         Raises:
-            InputError: Another program has rewritten one of the tables.
-            DamagedStoreError: A table is derived from events that are not there.
+            InputError: A file is damaged.
+            DamagedStoreError: A table has rows of units that are lost.
 
         """
-        return lacking_tables(self._folder, self._load("events", events_version), derived_versions or {})
+        return self._units.lacking(versions)
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
-        """Check that rows of units and of derived tables are of events that are there; reads logs and no data.
+        """Check that rows of units and of derived tables are of events that are there; reads logs and ``units``.
 
         Args:
             versions: What is looked at, by table; of tables that are not named, the latest.
@@ -272,15 +251,14 @@ class ReadableStore:
             DamagedStoreError: Rows have lost their events.
 
         """
-        events = self._load("events", versions.get("events"))
-        check_derived(self._folder, events, versions)
-        check_units(self._folder, versions.get("units"), events.paths())
+        self._units.check_whole(versions)
 
-    def check_files(self, versions: Mapping[str, int]) -> None:
-        """Check that the files of a local store are as they were committed; each file is read once and remembered.
+    def check_files(self, versions: Mapping[str, int], within: float = 0.0) -> None:
+        """Read the files of a local store, and check that they are as they were committed.
 
         Args:
             versions: What is looked at, by table.
+            within: Files of large tables are left out if they were found whole so many seconds ago or later.
 
         Raises:
             DamagedStoreError: A file is missing or damaged.
@@ -288,7 +266,7 @@ class ReadableStore:
         """
         if is_local(self.location):
             files = {table: self.stored_files(table, version) for table, version in versions.items()}
-            if damage := first_damaged(Path(self.location), files):
+            if damage := first_damaged(Path(self.location), files, within):
                 raise self._folder.damaged(damage)
 
     def covered_version(self, table: str, app_id: str) -> int | None:

@@ -7,10 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.commits import Commit, transactions
+from log.delta.commits import Commit, transactions
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
-from log.parquet_files import StoredFile, content_digest, encode_parquet
 from schema.errors import InputError
 from schema.tables import TABLES
 
@@ -37,13 +36,25 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
         new = _missing(folder, loaded, table, rows)
         if not new.num_rows:
             return None
-        data = encode_parquet(new)
-        file = StoredFile(f"{content_digest(data)}.parquet", len(data), new.num_rows)
-        folder.put(table, file.path, data)
+        file = folder.put_rows(table, new)
         return Commit([file], transactions([(_ROWS_APP_ID, loaded.version + 1)]))
 
     folder.commit(table, attempt)
     return int(new.num_rows)
+
+
+def append_next(folder: DeltaFolder, table: str, rows: pa.Table, version: int) -> bool:
+    """Append rows to a table unless it has gone on since a version; return whether it did not."""
+    committed = False
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        nonlocal committed
+        committed = loaded.version == version
+        file = folder.put_rows(table, rows) if committed else None
+        return None if file is None else Commit([file], transactions([(_ROWS_APP_ID, version + 1)]))
+
+    folder.commit(table, attempt)
+    return committed
 
 
 def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:

@@ -1,57 +1,54 @@
 """The append-only store: Delta Lake tables in one folder or behind one object-store URL.
 
 Truth and what follows from it
-    ``events`` is the truth. Each unit is one Parquet file that carries the unit's record in its footer, and becomes
-    visible by one commit. ``units`` holds these records as rows, which are appended right after. If a writer is killed
-    in between, the next writer restores the rows from the footers. Until then ``read("units")`` and ``files("units")``
-    can lack a unit whose events are visible. They never have a unit whose events are invisible, if ``events`` is read
-    after ``units``. ``Store.units`` reads the footers too and lacks nothing.
+    ``events`` is the truth; a unit becomes visible by the commit of its events. Its row of ``units`` is appended right
+    after. If a writer is killed in between, the next writer makes the row (``log.units.records``). Until then
+    ``read("units")`` can lack a unit whose events are visible. It never has a unit whose events are invisible, if
+    ``events`` is read after ``units``. ``Store.units`` lacks nothing.
+
+Files are not keys
+    Every row of ``events`` and of the tables derived from it says its unit. Which units there are, and which are
+    derived, are differences of these numbers. So any Delta tool may rewrite the files of any table at any time, and
+    file names mean nothing. A commit that rewrites files is no new data: ``data_version`` stays.
 
 Exactly once
     delta-rs refuses a commit if a commit since its snapshot carries one of its application ids; the store then looks
-    again at what is still missing. A unit's commit carries two: one of its (study, model, doc, action) under one
-    estimator, so that only one writer at a time can extend it, and one of the unit itself. Plain and SWRB replicates of
-    one action are numbered separately, each from 0: their ranges do not overlap, and their writers do not wait for each
-    other. What is there is said by the paths of units' files and, of compacted ones, by the rows of ``units``.
-
-Compaction
-    A derived file has the relative path of its events file, and from that the store knows what is derived:
-    ``trajectories`` and ``steps`` from the file of a plain unit, ``branchings`` and ``branching_depths`` from the file
-    of an SWRB unit, which its name tells. A compaction of ``events`` (``log.compaction``) puts many units of
-    one estimator in a file, with their records in its footer, and that file is derived like any other. Until it is, the
-    derived files of its units stand for it. Rewritten files are no new data: ``data_version`` stays.
+    again at what is still missing (``log.units.commits``).
 
 Schema versions
     A store of an older version is read as it is: columns that came since hold their declared defaults, tables that came
     since are empty. ``create`` upgrades it, and so does the first write that needs what it lacks; ``events`` is
-    upgraded last, so that its version is that of the whole store. An upgrade changes no existing file and no row.
+    upgraded last, so that its version is that of the whole store. An upgrade changes no value that was there.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from log.appends import DERIVED, Unit, conform, derived_tables
-from log.compaction.derived import commit_derived
-from log.compaction.rewriting import Rewriting
-from log.moment_rows import append_moments
-from log.parquet_files import StoredFile, encode_sealed
-from log.projections import UnitCommits
+from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
+from log.conform import conform
 from log.readable_store import ReadableStore
-from log.small_tables import KEYED, append_new_rows
+from log.small_tables import KEYED, append_new_rows, append_next
+from log.units.commits import UnitCommits
+from log.units.derived import DerivedFile, commit_derived, withdraw_units
+from log.units.unit import DERIVED_TABLES, Unit
+from log.upgrade import upgrade
 from schema.errors import InputError, nearest
 from schema.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from pathlib import Path
+    from typing import Any
 
-__all__ = ["Store", "StoredFile", "Unit"]
+    from log.compaction import Rewritten
+
+__all__ = ["DerivedFile", "Store", "Unit"]
 
 ESTIMATED_TABLES = ("results", "calibration", "scores", "tokens")  # the next run or analysis makes their rows again
-_DERIVED = tuple(table for tables in DERIVED.values() for table in tables)
 
 
 class Store(ReadableStore):
@@ -82,11 +79,6 @@ class Store(ReadableStore):
         store.reconcile()
         return store
 
-    @property
-    def rewriting(self) -> Rewriting:
-        """What changes files and no row."""
-        return Rewriting(self._folder)
-
     def append_units(self, units: Sequence[Unit]) -> int:
         """Make units visible, all by one commit. A unit that the store has already stays as it is.
 
@@ -104,22 +96,14 @@ class Store(ReadableStore):
         self._prepare("units", "events")
         return self._commits.append(units)
 
-    def adopt_units(self, files: Iterable[tuple[StoredFile, dict[str, Any]]]) -> int:
-        """Make units' files that are in place visible; leave out those whose replicates are there.
-
-        Args:
-            files: Whole files of units, by the path that the store gave them, with the records in their footers.
-
-        Returns:
-            The number of new units.
-
-        """
+    def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
+        """Make events visible again that the store has lost; ``UnitCommits.adopt`` says what is given and returned."""
         self._prepare("units", "events")
-        return self._commits.adopt(files)
+        return self._commits.adopt(events, records)
 
     def reconcile(self) -> int:
-        """Append the ``units`` rows that a killed writer left out, from the events files' footers; return how many."""
-        return self._commits.reconcile(lambda: self._prepare("units"))
+        """Append the ``units`` rows that a killed writer left out; return how many."""
+        return self._commits.reconcile()
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
         """Append rows to a small table, one of ``KEYED``. Rows that the table has already are skipped.
@@ -140,16 +124,12 @@ class Store(ReadableStore):
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
 
-    def append_moments(
-        self, rows: pa.Table, version: int, definition: str, covered: Mapping[str, int] | None = None
-    ) -> bool:
+    def append_moments(self, rows: pa.Table, version: int) -> bool:
         """Append rows to ``document_moments`` that were computed when it had a version.
 
         Args:
             rows: Rows of the declared schema.
             version: The version of ``document_moments`` that they follow.
-            definition: What computed them, as text.
-            covered: Version by table; with these rows the moments of all documents at these versions are there.
 
         Returns:
             Whether they were appended; False where the table has gone on since.
@@ -160,53 +140,94 @@ class Store(ReadableStore):
         """
         given = conform(TABLES["document_moments"], rows)
         self._prepare("document_moments")
-        return append_moments(self._folder, given, version, covered, definition)
+        return append_next(self._folder, "document_moments", given, version)
 
-    def write_parquet(self, table: str, path: str, rows: pa.Table) -> StoredFile:
-        """Put a derived file in place as a whole; it is not visible before ``commit_files``.
+    def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
+        """Put derived rows in place as one file; they are not visible before ``commit_derived``.
 
-        ``path`` is the relative one of the events file that the rows were derived from.
+        Args:
+            table: A derived table.
+            rows: All rows of some units, each with its unit.
 
         Raises:
-            InputError: The rows are not of the table's declared schema, or no such events file is derived into it.
+            InputError: The rows are not of the table's declared schema, or a row has no unit.
 
         """
-        if table not in derived_tables(path):
-            raise InputError(f"{table}: '{path}' is derived into {' and '.join(derived_tables(path))}")
-        data = encode_sealed(conform(TABLES[table], rows))
-        return self._put(table, path, data, rows.num_rows)
+        if table not in DERIVED_TABLES:
+            raise InputError(f"'{table}' is not derived; {nearest(table, DERIVED_TABLES)}")
+        given = conform(TABLES[table], rows)
+        if given["unit"].null_count:
+            raise InputError(f"{table}: column 'unit' is null in {given['unit'].null_count} row(s)")
+        return DerivedFile(self._folder.put_rows(table, given), tuple(given["unit"].unique().to_pylist()))
 
-    def commit_files(self, table: str, files: Iterable[StoredFile], app_id: str, version: int) -> int:
-        """Make files that ``write_parquet`` put in place visible by one commit; there is none if all are visible.
+    def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
+        """Make derived rows visible by one commit, each unit once; there is none if all are visible.
 
-        The commit carries ``version``, that of the events table which the files cover. A file of many units replaces
-        the files of these units.
+        The commit carries ``version``, that of the events table which the rows cover.
 
         Returns:
-            The number of files that were not visible before.
+            The number of units that were not visible before.
 
         """
         self._check_table(table)
         self._prepare(table)
-        return commit_derived(self._folder, table, files, {app_id: version})
+        return commit_derived(self._folder, self._units, table, [*files], {app_id: version})
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
-        """Take files of a table that can be made again out of view; return how many were visible.
+        """Take files of a table out of view; return how many were visible. Their rows must be made again."""
+        self._check_table(table)
+        return self._folder.remove(table, set(paths))
+
+    def withdraw_units(self, table: str, numbers: Collection[int]) -> int:
+        """Take the rows of some units out of view, -1 standing for rows of none; return how many files had some.
 
         Raises:
-            InputError: The table's rows are made from nothing else.
+            InputError: A file is damaged.
 
         """
-        if table not in (*_DERIVED, *ESTIMATED_TABLES):
-            raise InputError(
-                f"rows of '{table}' cannot be made again; {nearest(table, (*_DERIVED, *ESTIMATED_TABLES))}"
-            )
-        return self._folder.remove(table, set(paths))
+        return withdraw_units(self._folder, self._units, table, numbers)
+
+    def gather(self, most: int = GATHERED_ROWS) -> int:
+        """Put files together of which a table has many; the cost is that of what came since.
+
+        What reads a growing store then opens some hundred files at most, however many units it has.
+
+        Args:
+            most: Rows of a new file; files of half of it and more stay as they are, and so do damaged ones.
+
+        Returns:
+            The number of files that were replaced.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
+        self._prepare(*TABLES)
+        return sum(gather(self._folder, self._units, table, most) for table in TABLES)
+
+    def compact(self, table: str, done: Callable[[int], None] = lambda _: None) -> Rewritten:
+        """Put all small files of a table together, sorted by key; ``done`` gets the number of files looked at.
+
+        Raises:
+            InputError: The store cannot be written.
+
+        """
+        self._prepare(table)
+        return compact(self._folder, self._units, table, done)
+
+    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
+        """Delete the files of a table that others replaced before a time; return how many, and bytes.
+
+        Raises:
+            InputError: The files cannot be deleted.
+            OperationError: The store cannot be written.
+
+        """
+        return delete_replaced(self._folder, table, before)
 
     def make_tables(self) -> None:
         """Make missing tables and upgrade the older ones."""
-        for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are
-            self._folder.create(table)
+        upgrade(self._folder, self._units, self._commits)
         self._current.update(TABLES)
 
     def _prepare(self, *tables: str) -> None:
@@ -214,7 +235,3 @@ class Store(ReadableStore):
         if not all(table in self._current or self._folder.is_current(table) for table in tables):
             self.make_tables()
         self._current.update(tables)
-
-    def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
-        self._folder.put(table, path, data)
-        return StoredFile(path, len(data), rows)

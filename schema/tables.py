@@ -23,7 +23,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
 # 10: revisions of documents, checksums of what is read with codecs and policies, written positions
-SCHEMA_VERSION = 10
+# 11: every row says its unit
+SCHEMA_VERSION = 11
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -124,6 +125,9 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
 
 
 _REVISION = _revision(since=4)
+_UNIT = _column(
+    "unit", pa.int64(), "unit of the row, as in units", "none", null=True, since=11
+)
 _ESTIMATED_FROM = (
     _column(
         "action_revision", pa.int32(), "revision of the action that it was estimated from", "none", since=4, default="0"
@@ -176,6 +180,7 @@ EVENTS = _table(
         since=2,
     ),
     _REVISION,
+    _UNIT,
 )
 
 # What a log of coupled pairs always has; the other columns came with the kinds of residual branching.
@@ -267,7 +272,6 @@ UNITS = _table(
     _column("first_replicate", pa.int32(), "first replicate of the range", "none"),
     _column("replicates", pa.int32(), "replicates in the range", "count"),
     _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
-    _column("path", pa.string(), "the Parquet file that the unit was appended as, relative to the events table"),
     _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
     _column(
         "kept_entries", pa.int32(), "prompt entries m per KV head and layer, kept after prefill", "entries", null=True
@@ -337,6 +341,16 @@ UNITS = _table(
         null=True,
         since=10,
     ),
+    _column(
+        "unit",
+        pa.int64(),
+        "number of the unit: the first 60 bits of a SHA-256 of its key and replicates",
+        "none",
+        null=True,
+        since=11,
+    ),
+    _column("event_rows", pa.int64(), "rows of the unit in events", "count", null=True, since=11),
+    _column("events_sha256", pa.string(), "SHA-256 of these rows, in whatever files they are", null=True, since=11),
 )
 
 TRAJECTORIES = _table(
@@ -368,6 +382,7 @@ TRAJECTORIES = _table(
         null=True,
     ),
     _REVISION,
+    _UNIT,
 )
 
 STEPS = _table(
@@ -382,6 +397,7 @@ STEPS = _table(
     _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
     _column("f", pa.float32(), "as in events", "total variation, 0..1"),
     _REVISION,
+    _UNIT,
 )
 
 SCORES = _table(
@@ -429,6 +445,7 @@ BRANCHINGS = _table(
     _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
     _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
     _REVISION,
+    _UNIT,
     since=2,
 )
 
@@ -441,6 +458,7 @@ BRANCHING_DEPTHS = _table(
     _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J", "share, 0..1"),
     _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+", "share, 0..1"),
     _REVISION,
+    _UNIT,
     since=2,
 )
 
@@ -479,6 +497,17 @@ DOCUMENT_MOMENTS = _table(
     *(
         _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=10)
         for name, text in WRITTEN.items()
+    ),
+    _column(
+        "units_digest",
+        pa.int64(),
+        "the units that the row was computed from: their numbers, combined by exclusive or",
+        "none",
+        null=True,
+        since=11,
+    ),
+    _column(
+        "definition", pa.int64(), "what computed the row: the first 60 bits of a SHA-256", "none", null=True, since=11
     ),
     since=5,
 )

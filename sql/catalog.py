@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
-from log.durability import replace_durably
+from log.delta.durability import replace_durably
 from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
 from schema.location import is_local, join
 from schema.tables import TABLES

@@ -1,6 +1,6 @@
 """Views that pool replicates refuse a store in which units of one kept set keep or read unlike entries.
 
-``log.kept_sets`` says what a kept set is. Stored tables and the views of single replicates stay readable.
+``log.units.kept_sets`` says what a kept set is. Stored tables and the views of single replicates stay readable.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from log.kept_sets import ALIKE, COMPARED, SAME, unlike_units
+from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
 from schema.errors import UnlikeUnitsError
 from sql.contracts import contract, contracts, stored_tables
 from sql.quoting import literal, quoted

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.unit_events import NOTHING_DRAWN
+from log.units.whole import NOTHING_DRAWN
 from schema.errors import InputError
 from schema.rows import Flags, Ints, Reals, Wide, run_begins
 from schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
@@ -47,7 +47,7 @@ def derive_branchings(events: pa.Table) -> DerivedBranchings:
             position is outside 1..H, or a scan's weight is no probability.
 
     """
-    check_columns(events, [field for field in EVENTS.schema if field.name != "action_revision"])
+    check_columns(events, [field for field in EVENTS.schema if field.name not in {"action_revision", "unit"}])
     check_kinds(events.column("kind"), (SCAN, BRANCH))
     replicates = _Replicates.of(_sorted_events(events))
     return DerivedBranchings(_branchings(replicates), _depths(replicates))

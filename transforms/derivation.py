@@ -34,8 +34,8 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
 
     Args:
         events: N rows with the columns of EVENTS, in any order; names may be plain or dictionary-encoded strings.
-            ``weight`` is ignored, and ``kind`` and ``revision`` may be absent. All rows of a (study, model, doc,
-            action, revision, replicate) must be present, since tau and H are read off them.
+            ``weight`` is ignored, and ``kind``, ``action_revision`` and ``unit`` may be absent. All rows of a
+            (study, model, doc, action, revision, replicate) must be present, since tau and H are read off them.
 
     Returns:
         One trajectories row for each pair and one steps row for each event, both exactly of their Arrow schemas and
@@ -148,9 +148,7 @@ def _steps(pairs: _Pairs) -> pa.Table:
     before = t < tau  # all rows of a pair that never diverges
     first, last = pairs.per_row(pairs.first_absorbed), pairs.per_row(pairs.last_absorbed)
     columns: dict[str, Any] = {
-        **pairs.events.names,
-        "replicate": pairs.events.values["replicate"],
-        "action_revision": pairs.events.values["action_revision"],
+        **pairs.events.keys(),
         "t": t,
         "mismatch": pairs.mismatch.astype(np.int32),
         "lag": with_nulls(np.where(before, np.int32(0), t - tau), null=before),

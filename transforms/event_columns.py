@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 
 from schema.errors import InputError
 from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
-from schema.tables import GROUP_KEY
+from schema.tables import EVENTS, GROUP_KEY
+
+_LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, with what stands for null
 
 NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
 
@@ -64,7 +66,7 @@ class SortedEvents:
 
     Attributes:
         names: [N] study, model, doc and action, encoded in the sorted order of their words.
-        values: [N] the other columns by name; ``revision`` is 0 where events have none.
+        values: [N] the other columns by name; ``action_revision`` is 0, and ``unit`` -1, where events have none.
         first_row: [M] the first row of each replicate.
         rows: [M] the number of rows of each replicate.
         of_row: [N] the replicate that each row belongs to, numbered from 0.
@@ -92,7 +94,7 @@ class SortedEvents:
 
         """
         names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
-        ordered = dict(values) | {"action_revision": _revisions(events)}
+        ordered = dict(values) | {name: _filled(events, name, null) for name, null in _LATER.items()}
         coded = [(codes.indices.to_numpy(), len(codes.dictionary)) for codes in names.values()]
         coded.append((ordered["action_revision"], int(ordered["action_revision"].max(initial=0)) + 1))
         group = combined_codes(coded, events.num_rows)
@@ -105,10 +107,13 @@ class SortedEvents:
         rows = np.diff(first_row, append=len(group))
         return cls(names, ordered, first_row, rows, np.repeat(np.arange(len(rows), dtype=np.int32), rows))
 
-    def keys(self, rows: Wide) -> dict[str, Any]:
-        """Return the six columns that name a replicate, at some rows."""
-        names = {name: codes.take(pa.array(rows)) for name, codes in self.names.items()}
-        return names | {name: self.values[name][rows] for name in ("replicate", "action_revision")}
+    def keys(self, rows: Wide | None = None) -> dict[str, Any]:
+        """Return the columns that name a replicate and its unit, at some rows or at all."""
+        at = slice(None) if rows is None else rows
+        names = self.names if rows is None else {name: own.take(pa.array(rows)) for name, own in self.names.items()}
+        numbers = {name: self.values[name][at] for name in ("replicate", "action_revision")}
+        unit = self.values["unit"][at]
+        return names | numbers | {"unit": with_nulls(unit, null=unit == _LATER["unit"])}
 
     def count(self, flags: Flags) -> Wide:
         """Count the rows of each replicate that have a flag: [N] -> [M]."""
@@ -130,12 +135,13 @@ def table_of(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _revisions(events: pa.Table) -> Ints:
-    """Return the revision of each row, int32 [N]; 0 where an older file has none."""
-    if "action_revision" not in events.column_names:
-        return np.zeros(events.num_rows, dtype=np.int32)
-    revisions: Ints = events.column("action_revision").fill_null(0).to_numpy()
-    return revisions
+def _filled(events: pa.Table, name: str, null: int) -> npt.NDArray[Any]:
+    """Return a column [N] that older files lack, with ``null`` in their rows."""
+    if name not in events.column_names:
+        kind = pa.array([null], EVENTS.schema.field(name).type).to_numpy().dtype
+        return np.full(events.num_rows, null, dtype=kind)
+    values: npt.NDArray[Any] = events.column(name).fill_null(null).to_numpy()
+    return values
 
 
 def _dictionary(column: pa.ChunkedArray) -> pa.DictionaryArray:

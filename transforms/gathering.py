@@ -11,12 +11,11 @@ import subprocess
 import sys
 from typing import Self
 
-from log.compaction.packs import LIVE_ROWS
 from log.store import Store
 from schema.errors import KvdriftError, OperationError, first_line
 from schema.own_process import last_words, own_environment
-from transforms.compaction import gather
 
+LIVE_ROWS = 1 << 15  # of a new file: what is held no longer than a batch takes
 BATCHES = 16  # micro-batches from one time to the next; each leaves one file
 _TIMES = 32  # that a process does it
 
@@ -105,7 +104,7 @@ def serve(location: str) -> None:
     """Put small files together for each line that comes, and say so, until there are no more: its caller is gone."""
     store = Store.open(location)
     for _ in sys.stdin:
-        gather(store, LIVE_ROWS)
+        store.gather(LIVE_ROWS)
         sys.stdout.write(f"{_DONE}\n")
         sys.stdout.flush()
 

@@ -1,10 +1,10 @@
 """The Beam pipeline: events segments -> files of the derived tables -> one commit for each table and bounded batch.
 
-No arithmetic here, and nothing that a particular runner has to add: elements are groups of segments, one map derives
-a group and writes its files, one leaf writes a small record per group. The driver counts the records and commits.
-Whatever dies on the way, files without a commit are invisible and the next run replaces them.
+No arithmetic here, and nothing that a particular runner has to add: elements are segments, one map derives a segment
+and writes its files, one leaf writes a small record of it. The driver counts the records and commits. Whatever dies on
+the way, files without a commit are invisible.
 
-Beam is imported only when there is more to derive than one group, which needs nobody to hand it around.
+Beam is imported only when there is more to derive than a few segments, which need nobody to hand them around.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_RUNNER = "FnApiRunner"
-SEGMENTS_PER_RUN = 2048  # per pipeline run and commit: bounds memory, and what a kill can cost
-SEGMENTS_PER_GROUP = 16  # per element: a segment of 1,000 events takes less time than handing an element around
-SEGMENTS_AT_ONCE = 4  # of a group, in threads: most of the time Arrow works or the disk syncs, without Python's lock
+SEGMENTS_PER_RUN = 64  # per pipeline run and commit: bounds what a kill can cost
+_AT_ONCE = 2  # segments in this process, in threads: most of the time Arrow works or the disk syncs
 _DASK_OPTIONS = ("--dask_partition_size=1",)  # a group is a task; by default 128 are
 
-SegmentGroup = tuple[int, tuple[Segment, ...]]  # numbered
+NumberedSegment = tuple[int, Segment]
 Late = Any  # a type or module of Beam's, not known before Beam is imported
 
 
@@ -45,56 +44,58 @@ def run_derivation(
     options: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> DerivationReport:
-    """Derive every segment of the store's current events version that is not derived yet.
+    """Derive every unit of the store's current events version that is not derived yet.
 
     ``runner`` is a Beam runner's name: ``FnApiRunner`` (in this process), ``DaskRunner``, ``FlinkRunner`` or another.
     ``options`` are command-line options for Beam and it, such as ``--dask_client_address=tcp://host:8786``.
-    ``progress`` is called with (segments done, segments to do) after each commit.
+    ``progress`` is called with (units done, units to do) after each commit.
 
     Raises:
         InputError: There is no store, the runner is unknown, or its packages are missing.
-        OperationError: Segments could not be read or derived (all others are committed), the runner failed, or it
+        OperationError: Units could not be read or derived (all others are committed), the runner failed, or it
             returned other segments than it was given.
 
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
+    store.make_tables()
+    store.reconcile()  # rows of units tell what is to derive
     version = store.version("events")
     todo = pending(store, version)
+    units, done = sum(len(segment.units) for segment in todo), 0
     total = DerivationReport.of([], version, 0.0)
     for start in range(0, len(todo), SEGMENTS_PER_RUN):
         batch = todo[start : start + SEGMENTS_PER_RUN]
         outcomes = _run_batch(store.location, batch, runner, options)
         total = total.plus(DerivationReport.of(outcomes, version, 0.0))
-        lost = {segment.path for segment in batch} ^ {outcome.path for outcome in outcomes}
+        lost = {segment.units[0] for segment in batch} ^ {outcome.segment for outcome in outcomes}
         last = start + SEGMENTS_PER_RUN >= len(todo)
         commit(store, outcomes, version, covered=last and not total.failures and not lost)
         if lost or len(outcomes) != len(batch):
             raise OperationError(
                 f"{runner} was given {len(batch)} segments and returned {len(outcomes)}; run the derivation again"
             )
+        done += sum(len(segment.units) for segment in batch)
         if progress is not None:
-            progress(start + len(batch), len(todo))
+            progress(done, units)
     total.check()
     return replace(total, seconds=time.perf_counter() - begun)
 
 
-def derive_groups(groups: Late, location: str, folder: str) -> Late:
-    """Build the whole graph, with a single leaf: the number of segments of each group recorded in ``folder``.
+def derive_segments(segments: Late, location: str, folder: str) -> Late:
+    """Build the whole graph, with a single leaf: each segment's outcome recorded in ``folder``.
 
-    ``groups`` is a PCollection of (number, segments); a number or a segment may come more than once, in any order.
-    ``location`` is the store's, as workers see it.
+    ``segments`` is a PCollection of (number, segment); one may come more than once, in any order. ``location`` is the
+    store's, as workers see it.
     """
     beam = _beam()
-    return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)
+    return segments | "Derive" >> beam.Map(derive_numbered, location) | "Record" >> beam.Map(write_record, folder)
 
 
-def derive_group(group: SegmentGroup, location: str) -> tuple[int, tuple[SegmentOutcome, ...]]:
-    """Derive one element's segments in the store at ``location``; runs on a worker."""
-    number, segments = group
-    derive = functools.partial(derive_segment, _worker_store(location))
-    with ThreadPoolExecutor(min(SEGMENTS_AT_ONCE, os.cpu_count() or 1)) as threads:
-        return number, tuple(threads.map(derive, segments))
+def derive_numbered(numbered: NumberedSegment, location: str) -> tuple[int, tuple[SegmentOutcome, ...]]:
+    """Derive one segment in the store at ``location``; runs on a worker."""
+    number, segment = numbered
+    return number, (derive_segment(_worker_store(location), segment),)
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,16 +104,15 @@ def _worker_store(location: str) -> Store:
 
 
 def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Sequence[str]) -> list[SegmentOutcome]:
-    size = SEGMENTS_PER_GROUP
-    groups = [(start // size, tuple(batch[start : start + size])) for start in range(0, len(batch), size)]
-    if len(groups) == 1 and runner == DEFAULT_RUNNER and not options:  # Beam would take longer than the work
-        return [*derive_group(groups[0], location)[1]]
+    if len(batch) <= _AT_ONCE and runner == DEFAULT_RUNNER and not options:  # Beam would take longer than the work
+        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as threads:
+            return [*threads.map(functools.partial(derive_segment, _worker_store(location)), batch)]
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
         own = _DASK_OPTIONS if _is_dask(runner) else ()
         flags = _beam("options.pipeline_options").PipelineOptions([*own, *options])  # without a list, sys.argv
         pipeline = beam.Pipeline(runner=_beam_runner(runner), options=flags)
-        derive_groups(pipeline | "Segments" >> beam.Create(groups), location, folder)
+        derive_segments(pipeline | "Segments" >> beam.Create([*enumerate(batch)]), location, folder)
         try:
             _run_to_the_end(pipeline)
         except Exception as error:  # a runner raises whatever its workers and its own machinery raise

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs
 
-from log.store import StoredFile
+from log.delta.parquet_files import StoredFile
+from log.store import DerivedFile
 from schema.location import filesystem_of, join
 from transforms.segments import SegmentOutcome
 
@@ -64,8 +65,9 @@ def read_records(folder: str) -> list[SegmentOutcome]:
     return outcomes
 
 
-def _outcome(files: list[Any], **values: Any) -> SegmentOutcome:
-    return SegmentOutcome(files=tuple((table, StoredFile(**file)) for table, file in files), **values)
+def _outcome(files: list[Any], errors: list[str], **values: Any) -> SegmentOutcome:
+    derived = [(table, DerivedFile(StoredFile(**file["file"]), tuple(file["units"]))) for table, file in files]
+    return SegmentOutcome(files=tuple(derived), errors=tuple(errors), **values)
 
 
 def _remove_stale(location: str) -> None:

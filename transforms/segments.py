@@ -1,23 +1,24 @@
-"""One events segment of a store -> the files derived from it, and the commit that makes them visible.
+"""Units of a store that are not derived -> the files derived from them, and the commits that make these visible.
 
-A segment is an events file. A plain one becomes trajectories and steps, one of residual branching becomes branchings
-and branching depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live
-form share these functions. Everything here may be repeated: a derived file has the relative path of its segment, so a
-second attempt replaces it by the same bytes, and a commit leaves out what is visible already.
+Units of coupled pairs become trajectories and steps, units of residual branching become branchings and branching
+depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live form share these
+functions. Everything here may be repeated: a commit leaves out units whose rows are visible already.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
-from log.appends import DERIVED, derived_tables
-from log.durability import side_by_side
-from schema.errors import KvdriftError, OperationError
-from schema.location import filesystem_of, join
+from log.delta.durability import side_by_side
+from log.units.unit import DERIVED
+from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.tables import EVENTS, GROUP_KEY, SWRB
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
@@ -25,58 +26,70 @@ from transforms.derivation import derive_trajectories
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from log.store import Store, StoredFile
+    from log.store import DerivedFile, Store
 
-# Application ids of the commits: after COVERED every segment of the events version that it carries is derived, after
+# Application ids of the commits: after COVERED every unit of the events version that it carries is derived, after
 # PARTIAL some of that version are still to do.
 COVERED = "derive"
 PARTIAL = "derive-partial"
-NAMED_FAILURES = 3  # how many failed segments an error line names
+NAMED_FAILURES = 3  # how many failures an error line names
+
+SEGMENT_ROWS: Final = 1 << 19
+"""Events of one segment: what a worker holds, and what becomes one file of each derived table."""
+
+Row = dict[str, Any]
+
+_READ = ("unit", *GROUP_KEY, "action_revision", "first_replicate", "estimator", "event_rows")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """An events file that lacks a derived file.
+    """Units of one estimator that are derived together.
 
     Attributes:
-        path: Its path relative to the events table; its derived files have the same path relative to their tables.
-        file: Its absolute path or URL.
-        tables: Those of its derived tables that lack its file.
-        sources: How many pending files it was put together from.
+        events_version: The version of ``events`` that they are read at.
+        units: Their numbers.
+        rows: How many events each of them has.
+        docs: The documents that they are of.
+        tables: The derived tables that lack their rows.
 
     """
 
-    path: str
-    file: str
+    events_version: int
+    units: tuple[int, ...]
+    rows: tuple[int, ...]
+    docs: tuple[str, ...]
     tables: tuple[str, ...]
-    sources: int = 1
 
 
 @dataclass(frozen=True)
 class SegmentOutcome:
     """What became of a segment: how many rows, and the tables' files written for them, which are not visible yet.
 
-    ``sources`` is that of the segment.
-    ``error`` is why nothing could be derived, on one line; None if something was.
+    Attributes:
+        segment: The number of its first unit, which tells it from others.
+        units: How many units were derived.
+        errors: Why the others were not: a line for each unreadable file, or for each unit.
+
     """
 
-    path: str
+    segment: int
+    units: int = 0
     events: int = 0
     trajectories: int = 0
     branchings: int = 0
-    files: tuple[tuple[str, StoredFile], ...] = ()
-    error: str | None = None
-    sources: int = 1
+    files: tuple[tuple[str, DerivedFile], ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DerivationReport:
-    """What a derivation did: how many segments of which events version became how many rows.
+    """What a derivation did: how many units of which events version became how many rows.
 
-    ``failures`` has a line for each segment that could not be derived.
+    ``failures`` has a line for each file that could not be read, and for each unit that could not be derived.
     """
 
-    segments: int
+    units: int
     events: int
     trajectories: int
     branchings: int
@@ -87,9 +100,9 @@ class DerivationReport:
     @classmethod
     def of(cls, outcomes: Sequence[SegmentOutcome], events_version: int, seconds: float) -> DerivationReport:
         """Count the outcomes of segments."""
-        failures = tuple(outcome.error for outcome in outcomes if outcome.error)
+        failures = tuple(dict.fromkeys(line for outcome in outcomes for line in outcome.errors))
         return cls(
-            segments=sum(outcome.sources for outcome in outcomes if not outcome.error),
+            units=sum(outcome.units for outcome in outcomes),
             events=sum(outcome.events for outcome in outcomes),
             trajectories=sum(outcome.trajectories for outcome in outcomes),
             branchings=sum(outcome.branchings for outcome in outcomes),
@@ -101,17 +114,17 @@ class DerivationReport:
     def plus(self, later: DerivationReport) -> DerivationReport:
         """Add the report of a later batch of the same derivation."""
         return DerivationReport(
-            segments=self.segments + later.segments,
+            units=self.units + later.units,
             events=self.events + later.events,
             trajectories=self.trajectories + later.trajectories,
             branchings=self.branchings + later.branchings,
             events_version=later.events_version,
             seconds=self.seconds + later.seconds,
-            failures=self.failures + later.failures,
+            failures=tuple(dict.fromkeys(self.failures + later.failures)),
         )
 
     def check(self) -> None:
-        """Check that every segment could be derived.
+        """Check that every unit could be derived.
 
         Raises:
             OperationError: Some could not; the line names the first few.
@@ -120,63 +133,130 @@ class DerivationReport:
         if self.failures:
             named = "; ".join(self.failures[:NAMED_FAILURES])
             more = f"; and {len(self.failures) - NAMED_FAILURES} more" if len(self.failures) > NAMED_FAILURES else ""
-            segments = self.segments + len(self.failures)
-            raise OperationError(f"{len(self.failures)} of {segments} segments could not be derived: {named}{more}")
+            raise OperationError(f"not all units could be derived ({self.units} were): {named}{more}")
 
 
-def pending(store: Store, events_version: int) -> list[Segment]:
-    """List the segments visible at ``events_version`` that lack a derived file, sorted by path."""
-    found = store.pending_tables(events_version)
-    return [Segment(path, join(store.location, "events", path), tables) for path, tables in found.items()]
+def pending(store: Store, events_version: int, most: int = SEGMENT_ROWS) -> list[Segment]:
+    """List the units visible at ``events_version`` that lack derived rows, in the order of their keys.
+
+    Args:
+        store: The store.
+        events_version: The version of ``events``.
+        most: Events of a segment; a unit that has more is one by itself.
+
+    Raises:
+        InputError: A file is damaged.
+        DamagedStoreError: Derived rows have lost their events.
+
+    """
+    lacking = store.underived({"events": events_version})
+    numbers = np.unique(np.concatenate([*lacking.values()]))
+    if not len(numbers):
+        return []
+    units = store.unit_rows(numbers, _READ).sort_by([(name, "ascending") for name in _READ[1:-2]])
+    groups = defaultdict[tuple[str, ...], list[Row]](list)
+    lacked = {table: set(own.tolist()) for table, own in lacking.items()}
+    for unit in units.to_pylist():
+        tables = tuple(table for table in DERIVED[unit["estimator"]] if unit["unit"] in lacked[table])
+        groups[tables].append(unit)
+    return [segment for tables, own in groups.items() for segment in _cut(own, tables, events_version, most)]
 
 
 def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
-    """Read, derive and write one segment; what is wrong with its file is part of the outcome and is not raised."""
+    """Read, derive and write one segment; what is wrong with its events is part of the outcome and is not raised."""
+    name = segment.units[0]
     try:
-        events = read_events(segment.file)
-        rows = derived_rows(segment.path, events)
-        written = side_by_side(lambda table: store.write_parquet(table, segment.path, rows[table]), segment.tables)
-        files = tuple(zip(segment.tables, written, strict=True))
+        events, errors = read_events(store, segment)
+        rows, failed = _derived(segment, events)
+        errors += failed
+        left = {table: own for table, own in rows.items() if own.num_rows}
+        written = side_by_side(lambda table: store.put_derived(table, left[table]), [*left])
     except (OSError, pa.ArrowException, KvdriftError) as error:
-        reason = " ".join(str(error).split())  # Arrow's messages may have several lines
-        return SegmentOutcome(segment.path, error=f"{segment.file}: {reason}")
+        return SegmentOutcome(name, errors=(first_line(error),))
+    files = tuple(zip(left, written, strict=True))
+    units = {number for _, file in files for number in file.units}
+    count = pc.sum(pc.is_in(events["unit"], pa.array(sorted(units), pa.int64()))).as_py() or 0
     trajectories, branchings = (len(rows.get(table, ())) for table in ("trajectories", "branchings"))
-    return SegmentOutcome(segment.path, events.num_rows, trajectories, branchings, files, sources=segment.sources)
+    return SegmentOutcome(name, len(units), count, trajectories, branchings, files, tuple(errors))
 
 
-def derived_rows(path: str, events: pa.Table) -> dict[str, pa.Table]:
-    """Derive a segment's events: the rows of each table that a segment of this path, plain or branched, becomes.
+def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
+    """Read the events of a segment's units, names as dictionaries; and a line for each file that cannot be read.
+
+    Units whose events are not all there are left out.
+    """
+    reader = store.rows_of_units("events", segment.events_version)
+    events = reader.read(segment.units, segment.docs, EVENTS.columns)
+    errors = [*reader.unreadable.values()]
+    numbers, counts = np.unique(events["unit"].to_numpy(), return_counts=True)
+    there = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    short = [number for number, rows in zip(segment.units, segment.rows, strict=True) if there.get(number, 0) != rows]
+    if short:
+        events = events.filter(pc.invert(pc.is_in(events["unit"], pa.array(short, pa.int64()))))
+        if not errors:
+            errors.append(f"{store.location}: {len(short)} units lack events: kvdrift verify {store.location}")
+    return events, errors
+
+
+def derived_rows(tables: Sequence[str], events: pa.Table) -> dict[str, pa.Table]:
+    """Derive events of whole units: the rows of some derived tables, which are those of one estimator.
 
     Raises:
         InputError: The events cannot be derived.
 
     """
-    if derived_tables(path) == DERIVED[SWRB]:
+    if set(tables) <= set(DERIVED[SWRB]):
         branched = derive_branchings(events)
-        return {"branchings": branched.branchings, "branching_depths": branched.depths}
-    derived = derive_trajectories(events)
-    return {"trajectories": derived.trajectories, "steps": derived.steps}
-
-
-def read_events(file: str) -> pa.Table:
-    """Read the event columns of a Parquet file (path or URL), names as dictionaries, page checksums verified."""
-    filesystem, path = filesystem_of(file)
-    with filesystem.open_input_file(path) as source:
-        footer = pq.read_metadata(source)
-        names = [name for name in (*GROUP_KEY, "kind") if name in footer.schema.names]
-        parquet = pq.ParquetFile(source, metadata=footer, read_dictionary=names, page_checksum_verification=True)
-        # A missing column is left for the derivation to name; one thread, since segments are small and run abreast.
-        return parquet.read(columns=list(EVENTS.columns), use_threads=False)
+        rows = {"branchings": branched.branchings, "branching_depths": branched.depths}
+    else:
+        derived = derive_trajectories(events)
+        rows = {"trajectories": derived.trajectories, "steps": derived.steps}
+    return {table: rows[table] for table in tables}
 
 
 def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int, *, covered: bool) -> None:
     """Make written files visible, by one commit for each table.
 
-    ``covered`` says that no segment of ``events_version``, at which they were listed, is left to do.
+    ``covered`` says that no unit of ``events_version``, at which they were listed, is left to do.
     """
-    files: dict[str, list[StoredFile]] = {}
+    files: dict[str, list[DerivedFile]] = {}
     for outcome in outcomes:
         for table, file in outcome.files:
             files.setdefault(table, []).append(file)
     for table in (table for tables in DERIVED.values() for table in tables if table in files):
-        store.commit_files(table, files[table], COVERED if covered else PARTIAL, events_version)
+        store.commit_derived(table, files[table], COVERED if covered else PARTIAL, events_version)
+
+
+def _derived(segment: Segment, events: pa.Table) -> tuple[dict[str, pa.Table], list[str]]:
+    """Derive units together, or one by one where one of them cannot be derived; and a line for each of these."""
+    try:
+        return derived_rows(segment.tables, events), []
+    except InputError as error:
+        if len(segment.units) == 1:
+            return {}, [f"unit {segment.units[0]}: {first_line(error)}"]
+    parts, errors = list[dict[str, pa.Table]](), list[str]()
+    for number in segment.units:
+        own = events.filter(pc.equal(events["unit"], number))
+        try:
+            parts.append(derived_rows(segment.tables, own))
+        except InputError as error:
+            errors.append(f"unit {number}: {first_line(error)}")
+    return {table: pa.concat_tables([part[table] for part in parts]) for table in segment.tables if parts}, errors
+
+
+def _cut(units: Sequence[Row], tables: tuple[str, ...], version: int, most: int) -> Iterator[Segment]:
+    """Put units that follow each other into segments."""
+    part, rows = list[Row](), 0
+    for unit in units:
+        if part and rows + unit["event_rows"] > most:
+            yield _segment(part, tables, version)
+            part, rows = [], 0
+        part.append(unit)
+        rows += unit["event_rows"]
+    if part:
+        yield _segment(part, tables, version)
+
+
+def _segment(units: Sequence[Row], tables: tuple[str, ...], version: int) -> Segment:
+    numbers, rows, docs = (tuple(unit[name] for unit in units) for name in ("unit", "event_rows", "doc"))
+    return Segment(version, numbers, rows, tuple(dict.fromkeys(docs)), tables)

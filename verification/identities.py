@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from log.kept_sets import unlike_units
-from log.revisions import current_actions, current_revision
+from log.units.kept_sets import unlike_units
+from log.units.revisions import current_actions, current_revision
 from schema.tables import IDENTITIES
 from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted

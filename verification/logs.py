@@ -7,7 +7,7 @@ from pathlib import Path, PurePath, PurePosixPath
 
 import pyarrow.fs
 
-from log.commits import added_files
+from log.delta.commits import added_files
 from log.delta.table_log import TableLog, lost_commits
 from log.store import Store
 from schema.errors import InputError, KvdriftError

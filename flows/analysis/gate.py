@@ -20,7 +20,7 @@ from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
 from flows.scores import known_answers
 from flows.stored_documents import changed_answers
-from log.revisions import current_actions
+from log.units.revisions import current_actions
 from log.store import Store
 from log.studies import chosen_study
 from schema.errors import ControlError, InputError, nearest

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.frozen_plan import FrozenPlan
 from generator.documents.registry import SOURCES
-from log.revisions import newest_revisions
+from log.units.revisions import newest_revisions
 from log.store import Store
 from schema.document import Document
 from schema.study import FINITE_STATE

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from flows.pages import writing
 from flows.side_by_side.entries import read_entries
 from flows.side_by_side.pairing import pairings
-from log.durability import sync
+from log.delta.durability import sync
 from report.side_by_side.content import Comparison
 from report.side_by_side.page import build_comparison
 from schema.location import absolute, folder_name

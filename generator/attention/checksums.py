@@ -1,7 +1,7 @@
 """Checksums of what the compressed side reads in place of the prompt's entries, one to a layer.
 
 They show what an action's identity cannot see: units of one document, action and revision have equal ones, or are
-refused (``log.kept_sets``). Sums of 64-bit integers have no order, so a device's threads change nothing.
+refused (``log.units.kept_sets``). Sums of 64-bit integers have no order, so a device's threads change nothing.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _study_status(
     from flows.frozen_plan import find_plan
     from flows.looks import LooksTaken, look_line, wanted_by_stratum
     from flows.pages import report_folder, report_is_current
-    from log.revisions import current_actions
+    from log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from log.commits import Commit
+from log.delta.commits import Commit
+from log.delta.durability import make_folder
 from log.delta.first_commit import write_first_commit
 from log.delta.listing import has_gap, listed
 from log.delta.reading import TableReading
 from log.delta.snapshot import Snapshot, added_columns, lacking_columns
 from log.delta.table_log import CHECKPOINT_EVERY
 from log.delta.versions import VERSION_KEY
-from log.durability import make_folder
 from schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
 from schema.location import join
 from schema.locking import written
@@ -137,6 +137,10 @@ class DeltaFolder(TableReading):
         """Make the error of something that could not be written."""
         kind = OperationError if is_disk_fault(error) else InputError
         return kind(f"{self.location}: {what} ({first_line(error)})")
+
+    def is_there(self, table: str) -> bool:
+        """Tell whether a table exists."""
+        return self._exists(table)
 
     def is_current(self, table: str) -> bool:
         """Tell whether a table exists and has every declared column.

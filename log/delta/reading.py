@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 
+from log.delta.commits import changes_rows
 from log.delta.versions import TableVersions
 from schema.errors import InputError, first_line
 from schema.location import join
 from schema.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from log.delta.snapshot import Snapshot
 
@@ -23,6 +26,11 @@ READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first ver
 
 class TableReading(TableVersions):
     """What is read of the tables under one location."""
+
+    def __init__(self, location: str | Path) -> None:
+        """Take a location without looking at it; ``TableVersions`` says what is raised."""
+        super().__init__(location)
+        self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
 
     def _check_readable(self, snapshot: Snapshot) -> None:
         if self._newest(snapshot.table) == snapshot.version:
@@ -33,6 +41,34 @@ class TableReading(TableVersions):
                 f"{self.location}: version {snapshot.version} of '{snapshot.table}' cannot be read any more: compact "
                 f"--vacuum has deleted its files; give {since} or later"
             )
+
+    def count_rows(self, snapshot: Snapshot) -> int:
+        """Count the visible rows; reads the log, and footers of files only if another program left counts out."""
+        if snapshot.row_count is not None:
+            return snapshot.row_count
+        return int(self.dataset(snapshot).count_rows())
+
+    def data_version(self, snapshot: Snapshot) -> int:
+        """Return the version up to a given one since which no row has changed; it reads log files from the newest on.
+
+        A commit that only replaces files by others with the same rows changes no row, whoever made it.
+        """
+        version = snapshot.version
+        while version > 0 and not self._changes_rows(snapshot.table, version):
+            version -= 1
+        return version
+
+    def _changes_rows(self, table: str, version: int) -> bool:
+        known = self._changing.get((table, version))
+        if known is None:
+            path = join(self._root, table, "_delta_log", f"{version:020d}.json")
+            try:
+                with self._files.open_input_file(path) as file:
+                    known = changes_rows(file.read().splitlines())
+            except (OSError, ValueError):  # the log was cleaned up below this version
+                known = True
+            self._changing[table, version] = known
+        return known
 
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
         """Group the visible files by the declared columns that they lack.
@@ -79,6 +115,7 @@ class TableReading(TableVersions):
         where: pc.Expression | None = None,
         paths: Sequence[str] | None = None,
         coded: bool = False,
+        with_path: bool = False,
     ) -> pa.Table:
         """Read the visible rows in some columns and verify page checksums.
 
@@ -88,25 +125,63 @@ class TableReading(TableVersions):
             where: What holds of the rows; columns that came after the table are null there in rows of older files.
             paths: The files to read, some of the visible ones; all of them by default.
             coded: Whether texts come as dictionaries, which may be other ones from chunk to chunk.
+            with_path: Whether a last column ``path`` names each row's file.
 
         Raises:
             InputError: A file is missing or damaged.
 
         """
         table = snapshot.table
-        defaults = TABLES[table].defaults
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
-        declared = _declared(table, texts)
+        named = [*columns, "__filename"] if with_path else list(columns)
         try:
-            # A column that came after the table is null in the rows of older files, also once these are compacted.
-            rows = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
-            for at, name in enumerate(columns):
-                if defaults.get(name) is not None and rows.column(at).null_count:
-                    filled = rows.column(at).fill_null(defaults[name])
-                    rows = rows.set_column(at, declared.field(name), filled)
-            return rows.cast(pa.schema([declared.field(name) for name in columns]))
+            rows = self.dataset(snapshot, paths, texts).to_table(columns=named, filter=where)
+            found = _filled(table, rows.select(columns), _declared(table, texts))
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
+        if with_path:
+            beginning = len(join(self._root, table, ""))
+            names = rows["__filename"].cast(pa.string())
+            found = found.append_column("path", pc.utf8_slice_codeunits(names, beginning))
+        return found
+
+    def read_file(self, table: str, path: str) -> pa.Table:
+        """Read the rows of a file, which need not be visible, in the columns that it has.
+
+        Raises:
+            InputError: The file is missing or damaged.
+
+        """
+        data = self.read_bytes(table, path)
+        try:
+            with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+                return parquet.read()
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+
+    def parts(self, snapshot: Snapshot, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Read one visible file in some columns, a part after the other; ``read`` says what is raised.
+
+        A file of any size then takes little memory.
+        """
+        table = snapshot.table
+        try:
+            scan = self.dataset(snapshot, [path]).scanner(
+                columns=list(columns), use_threads=False, batch_readahead=1, fragment_readahead=1
+            )
+            for batch in scan.to_batches():
+                yield _filled(table, pa.Table.from_batches([batch]), _declared(table, ()))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+
+
+def _filled(table: str, rows: pa.Table, declared: pa.Schema) -> pa.Table:
+    """Fill in the declared defaults: a column that came after the table is null in the rows that were there before."""
+    defaults = TABLES[table].defaults
+    for at, name in enumerate(rows.column_names):
+        if defaults.get(name) is not None and rows.column(at).null_count:
+            rows = rows.set_column(at, declared.field(name), rows.column(at).fill_null(defaults[name]))
+    return rows.cast(pa.schema([declared.field(name) for name in rows.column_names]))
 
 
 def _declared(table: str, coded: Collection[str]) -> pa.Schema:

@@ -11,15 +11,13 @@ from deltalake import DeltaTable, Schema
 from deltalake.schema import Field as DeltaField
 
 from log.delta.listing import listed
+from log.delta.parquet_files import StoredFile
 from log.delta.table_log import LogState, TableLog
-from log.parquet_files import StoredFile
 from schema.location import join
 from schema.tables import TABLES
 
-# Application ids of a commit that rewrites files: its own version, and the one whose rows it has.
-_REWRITTEN, _REWRITTEN_FROM = "kvdrift.rewritten", "kvdrift.rewritten-from"
-
-_ADDED = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
+_FILE = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
+_ADDED = (*_FILE, "modification_time")
 
 ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
 
@@ -103,29 +101,25 @@ class Snapshot:
         """What the table was given when it was made, which tells it from all others; None of one that is not there."""
         return self._id
 
-    @property
-    def data_version(self) -> int:
-        """The version that had these rows first: this one, unless nothing but files was rewritten since."""
-        if self.transaction_version(_REWRITTEN) != self.version:
-            return self.version
-        return self.transaction_version(_REWRITTEN_FROM) or 0
-
-    def marks_of_rewriting(self) -> dict[str, int]:
-        """Return the application transactions of a commit right after this version that rewrites files and no row."""
-        return {_REWRITTEN: self.version + 1, _REWRITTEN_FROM: self.data_version}
-
     def paths(self) -> list[str]:
         """Return the relative paths of the visible files, sorted."""
         return [*self._paths]
 
     def files(self) -> list[StoredFile]:
         """Return the visible files with the sizes and rows that the log has, sorted by path."""
-        added = zip(*map(self._values, _ADDED), strict=True)
+        added = zip(*map(self._values, _FILE), strict=True)
         return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
 
-    def count_rows(self) -> int:
-        """Count the visible rows; reads the log alone."""
-        return sum(self._values("num_records"))
+    def newest_paths(self) -> list[str]:
+        """Return the relative paths of the visible files, those that were committed last first."""
+        added = zip(self._values("modification_time"), self._values("path"), strict=True)
+        return [path for _, path in sorted(added, reverse=True)]
+
+    @functools.cached_property
+    def row_count(self) -> int | None:
+        """The number of visible rows as the log has it; None if another program wrote a file and did not say."""
+        counts = self._values("num_records")
+        return None if None in counts else sum(counts)
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of an application's last transaction; None before the first."""

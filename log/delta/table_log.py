@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from log.commits import Commit
-from log.durability import side_by_side, sync, sync_names
+from log.delta.commits import Commit
+from log.delta.durability import side_by_side, sync, sync_names
 from schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
@@ -101,7 +101,8 @@ class TableLog:
                 sync(folder)
         else:
             first = self._durable + 1
-        side_by_side(sync, [self.file(version) for version in range(first, newest + 1)])
+        files = map(self.file, range(first, newest + 1))
+        side_by_side(sync, [file for file in files if file.exists()])
         sync(self.folder)
         self._durable = newest
 
@@ -132,6 +133,8 @@ class TableLog:
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
             found = self._stat(version)
+            if found is None and version == self.checkpointed():  # a clean-up may have deleted it
+                continue
             if found is None:
                 return f"log file {self.file(version).name} is missing"
             if not found.st_size:
@@ -151,7 +154,10 @@ class TableLog:
         found = {}
         versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
         checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
-        for version in range(max(versions | checkpoints.keys(), default=-1) + 1):
+        # A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
+        oldest = min(versions, default=0)
+        first = oldest if any(version + 1 >= oldest for version in checkpoints) else 0
+        for version in range(first, max(versions | checkpoints.keys(), default=-1) + 1):
             path = self.file(version)
             if not path.is_file():  # it may have come while the folder was listed
                 found[path] = "is missing"

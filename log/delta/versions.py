@@ -11,9 +11,9 @@ import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from log.delta.parquet_files import DataFiles
 from log.delta.snapshot import OpenTables, Snapshot
 from log.delta.table_log import LocalDisk, LogState, lost_commits
-from log.parquet_files import DataFiles
 from schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
 from schema.location import join
 from schema.tables import SCHEMA_VERSION, TABLES

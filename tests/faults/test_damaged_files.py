@@ -16,7 +16,7 @@ from fixtures.refusals import refused
 
 from log import checked_files
 from log.checked_files import MEMORY, damage_of
-from log.parquet_files import StoredFile, encode_parquet
+from log.delta.parquet_files import StoredFile, encode_parquet
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES

@@ -10,7 +10,7 @@ from fixtures.older_stores import make_empty_store
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from log.kept_sets import unlike_units
+from log.units.kept_sets import unlike_units
 from log.store import Store
 from schema.errors import UnlikeUnitsError
 

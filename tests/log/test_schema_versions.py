@@ -29,7 +29,7 @@ from fixtures.stored_units import content, derive, expected, killed_in, make_uni
 
 from log.appends import compacted_name
 from log.delta import folder as delta_folder
-from log.parquet_files import encode_parquet
+from log.delta.parquet_files import encode_parquet
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import SCHEMA_VERSION, TABLES

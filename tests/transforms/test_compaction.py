@@ -26,7 +26,7 @@ from log.compaction.members import UNITS_FOOTER, units_footer
 from log.compaction.packs import tiers
 from log.delta.folder import DeltaFolder
 from log.delta.table_log import CHECKPOINT_EVERY, TableLog
-from log.parquet_files import StoredFile
+from log.delta.parquet_files import StoredFile
 from log.projections import UnitRows
 from log.store import Store, Unit
 from schema.errors import DamagedStoreError

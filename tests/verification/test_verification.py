@@ -24,7 +24,7 @@ from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
 from log.appends import UNIT_FOOTER, unit_path
-from log.parquet_files import content_digest, encode_parquet
+from log.delta.parquet_files import content_digest, encode_parquet
 from log.projections import UnitRows
 from log.store import Store, Unit
 from schema.errors import InputError

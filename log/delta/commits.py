@@ -15,8 +15,11 @@ import pyarrow.fs
 from deltalake import Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from log.parquet_files import StoredFile
+from log.delta.parquet_files import StoredFile
 from schema.location import filesystem_of, join
+
+REPAIR = "REPAIR"
+"""The operation of an empty commit that stands in for a lost one."""
 
 _LONG_AGO = 1  # milliseconds since 1970
 
@@ -47,17 +50,9 @@ class Commit:
                 )
                 for file in self.files
             ),
-            *map(removed_file, self.replaced),
+            # The tables are append-only: a removal must say that no data changes.
+            *(RemoveAction(path, data_change=False, deletion_timestamp=now) for path in self.replaced),
         ]  # fmt: skip
-
-
-def removed_file(path: str) -> RemoveAction:
-    """Make the action that takes a file out of view.
-
-    It is dated back, so that no checkpoint keeps it: every opening would read it for a week. The tables are
-    append-only, which allows no other removal than one that says that no data changes.
-    """
-    return RemoveAction(path, data_change=False, deletion_timestamp=_LONG_AGO)
 
 
 def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
@@ -96,6 +91,20 @@ def replaced_files(table_folder: str, before: datetime) -> tuple[int, set[str]]:
         if gone and infos and infos[0].get("timestamp", limit) < limit:
             last, found = max(last, version), found | gone
     return last, found
+
+
+def changes_rows(lines: Iterable[bytes]) -> bool:
+    """Tell from the lines of a log file whether its commit may change any row of the table.
+
+    A commit of another program that compacts, vacuums or sets properties changes none. A repair may have lost rows.
+    """
+    for line in lines:
+        action: dict[str, Any] = json.loads(line)
+        if any(action[kind].get("dataChange", True) for kind in ("add", "remove") if kind in action):
+            return True
+        if action.get("commitInfo", {}).get("operation") == REPAIR:
+            return True
+    return False
 
 
 def _commits(table_folder: str) -> Iterator[tuple[int, list[bytes]]]:

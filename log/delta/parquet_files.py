@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class StoredFile:
 
     path: str  # relative to the table
     size: int  # bytes
-    rows: int
+    rows: int | None  # None if the log does not say it
 
 
 def encode_parquet(
@@ -42,50 +42,8 @@ def encode_parquet(
     return bytes(sink.getvalue())
 
 
-_SEAL = "kvdrift.sha256"
-_UNSEALED = "0" * 16
-
-
-def encode_sealed(rows: pa.Table) -> bytes:
-    """Encode rows as a file that holds a digest of itself, for files whose names tell what they are derived from.
-
-    The digest is of the bytes that the file has with zeros in its place.
-    """
-    data = bytearray(encode_parquet(rows, {_SEAL: _UNSEALED}))
-    data[_seal_of(data)] = content_digest(data).encode()
-    return bytes(data)
-
-
-def is_seal_broken(data: bytes) -> bool:
-    """Tell whether a file holds a digest of itself that is not its own; files of before hold none."""
-    if _SEAL.encode() not in data:
-        return False
-    unsealed, place = bytearray(data), _seal_of(data)
-    unsealed[place] = _UNSEALED.encode()
-    return data[place] != content_digest(unsealed).encode()
-
-
-def _seal_of(data: bytes | bytearray) -> slice:
-    """The place of the digest: after its name, and two bytes of type and length."""
-    begin = data.rindex(_SEAL.encode()) + len(_SEAL) + 2
-    return slice(begin, begin + len(_UNSEALED))
-
-
-def slice_of(parquet: pq.ParquetFile, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
-    """Read rows of a file from the row ``begin`` on, ``rows`` of them or all; only their row groups are read."""
-    end = parquet.metadata.num_rows if rows is None else begin + rows
-    groups, first, at = list[int](), 0, 0
-    for group in range(parquet.metadata.num_row_groups):
-        count = parquet.metadata.row_group(group).num_rows
-        if at < end and begin < at + count:
-            first = first if groups else begin - at
-            groups.append(group)
-        at += count
-    return parquet.read_row_groups(groups, columns=list(columns)).slice(first, end - begin)
-
-
 def content_digest(data: bytes | bytearray) -> str:
-    """Return 16 hexadecimal digits of a content's SHA-256; the name of every file but the derived ones ends in them."""
+    """Return 16 hexadecimal digits of a content's SHA-256: the name of a file that the store writes."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -131,22 +89,6 @@ class DataFiles:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
         return metadata.num_rows, dict(metadata.metadata or {})
 
-    def read_slice(self, table: str, path: str, columns: Sequence[str], begin: int, rows: int | None) -> pa.Table:
-        """Read some of the rows of one Parquet file, from the row ``begin`` on; verify page checksums.
-
-        Raises:
-            InputError: The file is missing or damaged.
-
-        """
-        try:
-            with (
-                self._files.open_input_file(join(self._root, table, path)) as source,
-                pq.ParquetFile(source, page_checksum_verification=True) as parquet,
-            ):
-                return slice_of(parquet, columns, begin, rows)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-
     def read_bytes(self, table: str, path: str) -> bytes:
         """Read the content of one file.
 
@@ -177,6 +119,21 @@ class DataFiles:
                     sink.write(data)
         except OSError as error:
             raise self._not_written(error, table, path) from None
+
+    def put_rows(
+        self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
+    ) -> StoredFile:
+        """Put rows in place as one Parquet file, which a digest of its content names. No commit names it yet.
+
+        Raises:
+            InputError: Writing is not permitted.
+            OperationError: Writing failed for another reason.
+
+        """
+        data = encode_parquet(rows, footer, row_group=row_group)
+        file = StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows)
+        self.put(table, file.path, data)
+        return file
 
     def sizes(self, table: str, paths: Collection[str]) -> dict[str, int]:
         """Return the sizes, in bytes, of those of some files that are there, by path, sorted."""

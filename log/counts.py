@@ -1,33 +1,23 @@
-"""How many documents there are, how many have which units, and how many pairs are scored: counted from rows once.
+"""How many documents there are, how many have which units, and how many pairs are scored.
 
-A compacted file of ``documents``, ``units`` or ``scores`` has the counts of its rows in its footer. The file does not
-change, so the counts hold as long as the file is visible and no document has a further revision, which changes what its
-answers are and supersedes its scores: then all rows are counted anew. Later rows are counted as they are.
-Which units are current is not in the counts: it changes with every redone action, and they tell revisions apart.
+Which units are current is not in the counts: they tell revisions apart.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.appends import is_compacted
-from log.compaction.members import packed, unpacked
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
-from log.parquet_files import StoredFile
-from log.revisions import are_revised, current_documents, current_revision, current_scores
+from log.units.revisions import are_revised, current_documents, current_revision, current_scores
 from schema.rows import combined_codes, run_begins
-
-# Those of earlier releases have other names and are not read: they lack answers, and those of scores lack splits.
-_FOOTERS = {"documents": "kvdrift.counts-2", "units": "kvdrift.counts-2", "scores": "kvdrift.counts-3"}
-_WORTHWHILE = 8  # rows to a count; with fewer, reading the counts costs what reading the rows does
 
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
@@ -179,26 +169,8 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
     return Counter({(place, tuple(sorted(kinds[one] for one in own))): count for (place, *own), count in found.items()})
 
 
-def footer_of_counts(folder: DeltaFolder, table: str, rows: pa.Table) -> dict[str, str]:
-    """Return the footer of a file of a table's rows: their counts, or nothing where these would save little.
-
-    Raises:
-        InputError: A file of ``documents`` is missing or damaged.
-
-    """
-    counts: Mapping[Any, int] = {}
-    if table == "documents":
-        counts = {} if are_revised(rows) else count_documents(rows)
-    elif table in _FOOTERS:
-        count = count_units if table == "units" else count_scores
-        counts = count(rows, current_documents(folder.read(folder.load("documents"), _OF_DOCUMENTS)))
-    if not counts or len(counts) * _WORTHWHILE > rows.num_rows:
-        return {}
-    return {_FOOTERS[table]: packed(list(counts.items()))}
-
-
 def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
-    """Count what a store holds; of what was compacted, the footers say it.
+    """Count what a store holds.
 
     Args:
         folder: The store's tables.
@@ -210,112 +182,13 @@ def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Sna
     """
     scores = folder.load("scores")  # first: what is scored is there
     units, missing = units_and_missing()
-    documents = folder.load("documents")
-    if _has_revised(folder, documents):
-        return _counts_of_rows(folder, scores, units, missing, documents)
-    return Counts(
-        _stored_documents(folder, documents),
-        _stored_units(folder, units, missing, documents),
-        _stored_scores(folder, scores, documents),
-    )
-
-
-def _has_revised(folder: DeltaFolder, documents: Snapshot) -> bool:
-    """Whether a document has a further revision; a file whose footer counts its rows has none."""
-    _, others = _remembered_and_others(folder, documents)
-    return bool(others) and are_revised(folder.read(documents, ["document_revision"], paths=others))
-
-
-def _counts_of_rows(
-    folder: DeltaFolder, scores: Snapshot, units: Snapshot, missing: pa.Table, documents: Snapshot
-) -> Counts:
-    """Count all rows, of which the documents in their newest revisions and the scores by them."""
-    every = folder.read(documents, _OF_DOCUMENTS)
-    current = current_documents(every)
-    scored = current_scores(folder.read(scores, (*_OF_SCORES, "document_revision")), every)
+    documents = folder.read(folder.load("documents"), _OF_DOCUMENTS)
+    current = current_documents(documents)
+    scored = folder.read(scores, (*_OF_SCORES, "document_revision"), coded=True).unify_dictionaries()
+    if are_revised(documents):
+        scored = current_scores(scored, documents)
     held = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)
     return Counts(count_documents(current), count_units(held, current), count_scores(scored, current))
-
-
-def _stored_documents(folder: DeltaFolder, documents: Snapshot) -> Counter[Place]:
-    """Count the visible documents of each place."""
-    remembered, others = _remembered_and_others(folder, documents)
-    found = Counter[Place]()
-    for place, count in remembered:
-        found[_place_of(*place)] += count
-    if others:
-        found += count_documents(folder.read(documents, _OF_PLACES, paths=others, coded=True).unify_dictionaries())
-    return found
-
-
-def _stored_scores(folder: DeltaFolder, scores: Snapshot, documents: Snapshot) -> Counter[Scored]:
-    """Count the visible scored pairs of each action and split."""
-    remembered, others = _remembered_and_others(folder, scores)
-    found = Counter[Scored]()
-    for of, count in remembered:
-        found[Scored(*of)] += count
-    if others:
-        rows = folder.read(scores, _OF_SCORES, paths=others, coded=True).unify_dictionaries()
-        found += count_scores(rows, folder.read(documents, (*_DOCUMENT, "split"), where=_named_in(rows)))
-    return found
-
-
-def _remembered_and_others(folder: DeltaFolder, snapshot: Snapshot) -> tuple[list[Any], list[str]]:
-    """What footers of visible files count, and the paths of the files whose footers do not."""
-    counted, others = list[Any](), list[str]()
-    for file in snapshot.files():
-        counts = _remembered(folder, snapshot, file)
-        if counts is None:
-            others.append(file.path)
-        else:
-            counted += counts
-    return counted, others
-
-
-def _stored_units(folder: DeltaFolder, units: Snapshot, missing: pa.Table, documents: Snapshot) -> Holdings:
-    """Count the documents that visible units are of, by what they have.
-
-    The counts of one compacted file, the largest, are taken as they are, but for documents that have later rows.
-    """
-    largest = max(units.files(), key=lambda file: (is_compacted(file.path), file.rows), default=None)
-    counts = None if largest is None else _remembered(folder, units, largest)
-    found: Holdings = Counter(
-        {(_place_of(*place), tuple(sorted(Held(*one) for one in own))): count for (place, own), count in counts or ()}
-    )
-    if largest is None or counts is None or any(place.split is None for place, _ in found):
-        rows = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)
-        return count_units(rows, folder.read(documents, _OF_DOCUMENTS, coded=True))
-    later = [path for path in units.paths() if path != largest.path]
-    if not later and not missing.num_rows:
-        return found
-    new = _with_missing(folder.read(units, _OF_UNITS, paths=later, coded=True), missing)
-    named = _named_in(new)
-    rows = folder.read(documents, _OF_DOCUMENTS, where=named)
-    before = folder.read(units, _OF_UNITS, where=named, paths=[largest.path], coded=True)
-    found.subtract(count_units(before.unify_dictionaries(), rows))
-    found.update(count_units(pa.concat_tables([before, new]).unify_dictionaries(), rows))
-    if min(found.values()) < 0:
-        raise folder.damaged(f"table 'units' is damaged (the counts of {largest.path} are not those of its rows)")
-    return +found
-
-
-def _remembered(folder: DeltaFolder, snapshot: Snapshot, file: StoredFile) -> list[Any] | None:
-    """What the footer of a file counts; None where it does not say."""
-    if not is_compacted(file.path):
-        return None
-    _, footer = folder.footer(snapshot.table, file.path)
-    said = footer.get(_FOOTERS[snapshot.table].encode())
-    try:
-        return None if said is None else list(unpacked(said))
-    except ValueError:
-        raise folder.damaged(f"table '{snapshot.table}' is damaged ({file.path}: no counts in its footer)") from None
-
-
-def _named_in(rows: pa.Table) -> pc.Expression:
-    """What holds of rows whose document is one of those of ``rows``."""
-    names = pa.array(rows["doc"].cast(pa.string()).unique().to_pylist(), pa.string())
-    bounds = pc.min_max(names).as_py()  # they tell Arrow which row groups need not be read
-    return (pc.field("doc") >= bounds["min"]) & (pc.field("doc") <= bounds["max"]) & pc.field("doc").isin(names)
 
 
 def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
@@ -346,12 +219,6 @@ def _place(study: str, model: str, split: str, stratum: str, *answers: Any) -> P
     """The place of a row: ``answers`` are its source, task and scoring, and whether there are any."""
     *how, answered = answers
     return Place(study, model, split, stratum, Answers(*how) if answered else None)
-
-
-def _place_of(*place: Any) -> Place:
-    """The place that a footer tells of."""
-    study, model, split, stratum, answers = place
-    return Place(study, model, split, stratum, None if answers is None else Answers(*answers))
 
 
 def _codes(rows: pa.Table, names: Any) -> Any:

@@ -1,0 +1,244 @@
+"""Small files of a table made few, sorted by key. No row changes, and nothing is read differently afterwards.
+
+Each step is a commit of its own, so a kill costs one of them. The files that were replaced stay where they are until
+they are deleted (``delete_replaced``, or Delta's own vacuum).
+
+Whoever gathers whenever there are many files of one size rewrites each row once for each size; the files that are left
+are few, however many came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from log.delta.commits import Commit, replaced_files, transactions
+from log.delta.folder import DeltaFolder
+from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
+from log.delta.reading import READABLE_SINCE
+from log.delta.snapshot import Snapshot
+from log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
+from log.units.numbers import NUMBERED, with_numbers
+from log.units.rows import UnitRows
+from schema.errors import InputError
+from schema.location import join
+from schema.rows import Wide, combined_codes
+from schema.tables import TABLES
+
+PACK_ROWS: Final = 1 << 22
+"""Rows of one file: as many as are sorted in memory at once."""
+
+GATHERED_ROWS: Final = 1 << 20
+"""The same of a file that many become while a store grows."""
+
+_OF_A_SIZE = 16  # files of one size that may be there
+_LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left as it is
+_OPEN_FILES = 16  # read at once: Arrow holds a tenth of a megabyte for each, whatever its size
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What became of files that were to be one.
+
+    Attributes:
+        replaced: How many files were replaced.
+        damaged: A line for each file that could not be read; it stays as it is.
+
+    """
+
+    replaced: int = 0
+    damaged: tuple[str, ...] = ()
+
+
+def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED_ROWS) -> int:
+    """Put the files of a table together of which there are many of one size, small ones first.
+
+    Args:
+        folder: The store's tables.
+        rows: What the tables have of units.
+        table: The table.
+        most: Rows of a new file; files of half of it and more are left as they are.
+
+    Returns:
+        How many files were replaced. Damaged files stay as they are.
+
+    Raises:
+        InputError: The store cannot be written.
+
+    """
+    count = 0
+    for sources in tiers(folder.load(table).files(), most):
+        for part in _cut(sources, most):
+            count += put_together(folder, rows, table, part).replaced
+    return count
+
+
+def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int], None]) -> Rewritten:
+    """Put all small files of a table together, in the order of their keys.
+
+    Args:
+        folder: The store's tables.
+        rows: What the tables have of units.
+        table: The table.
+        done: Called with the number of files that were looked at.
+
+    Raises:
+        InputError: The store cannot be written.
+
+    """
+    loaded = folder.load(table)
+    small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
+    replaced, damaged = 0, list[str]()
+    for part in _cut(_in_order(folder, table, small), PACK_ROWS):
+        found = put_together(folder, rows, table, part)
+        replaced += found.replaced
+        damaged += found.damaged
+        done(len(part))
+    return Rewritten(replaced, tuple(damaged))
+
+
+def tiers(files: Iterable[StoredFile], most: int) -> list[list[StoredFile]]:
+    """Choose the files of each size that are too many, small ones first; sizes are powers, in rows."""
+    sizes = defaultdict[int, list[StoredFile]](list)
+    for file in files:
+        if (rows := file.rows or 0) < most // 2:
+            sizes[int(math.log(max(rows, 1), _OF_A_SIZE))].append(file)
+    return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > _OF_A_SIZE]
+
+
+def put_together(
+    folder: DeltaFolder, rows: UnitRows, table: str, sources: Sequence[StoredFile], *, alone: bool = False
+) -> Rewritten:
+    """Write the rows of some files as one file, sorted by key and each with its unit, and commit it in their place.
+
+    Args:
+        folder: The store's tables.
+        rows: What the tables have of units.
+        table: The table.
+        sources: Its files.
+        alone: Whether one file is worth it: it has rows of an older schema version.
+
+    Returns:
+        What was done; nothing where another compaction has replaced one of the files meanwhile.
+
+    Raises:
+        InputError: The store cannot be written.
+
+    """
+    loaded = folder.load(table)
+    paths = {file.path for file in sources} & set(loaded.paths())
+    read, damaged = _read_whole(folder, loaded, sorted(paths))
+    if len(read) < (1 if alone else 2):
+        return Rewritten(0, tuple(damaged))
+    together = pa.concat_tables(read.values())
+    if table in NUMBERED:
+        together = with_numbers(table, together, rows.spans()) if together["unit"].null_count else together
+    together = sorted_by_key(table, together)
+    small = table not in NUMBERED
+    file = folder.put_rows(table, together, row_group=SMALL_ROW_GROUP_ROWS if small else ROW_GROUP_ROWS)
+    replaced = [*read]
+
+    def attempt(latest: Snapshot) -> Commit | None:
+        return Commit([file], [], replaced) if set(replaced) <= set(latest.paths()) else None
+
+    made = folder.commit(table, attempt, alone=True) if replaced != [file.path] else 0
+    return Rewritten(len(replaced) if made else 0, tuple(damaged))
+
+
+def _read_whole(folder: DeltaFolder, loaded: Snapshot, paths: list[str]) -> tuple[dict[str, pa.Table], list[str]]:
+    """Read files by path, texts as dictionaries; and a line for each that cannot be read."""
+    names, read, damaged = TABLES[loaded.table].columns, dict[str, pa.Table](), list[str]()
+    for begin in range(0, len(paths), _OPEN_FILES):
+        for path in paths[begin : begin + _OPEN_FILES]:
+            try:
+                read[path] = folder.read(loaded, names, paths=[path], coded=True)
+            except InputError as error:
+                damaged.append(f"{loaded.table}/{path}: {error}")
+    return read, damaged
+
+
+def sorted_by_key(table: str, rows: pa.Table) -> pa.Table:
+    """Sort rows by the key of their table; nulls come first."""
+    rows = rows.unify_dictionaries().combine_chunks()
+    order = _key_order(rows, TABLES[table].key)
+    return rows if np.all(order[1:] > order[:-1]) else rows.take(pa.array(order))
+
+
+def _key_order(rows: pa.Table, key: Sequence[str]) -> Wide:
+    """The stable permutation of rows into the order of some columns of texts or integers."""
+    coded = [_ranks(rows[name]) for name in key]
+    return np.argsort(combined_codes(coded, rows.num_rows), kind="stable")
+
+
+def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
+    """Number the values of a column by their order, null being 0; and a number above all."""
+    values = column.combine_chunks()
+    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    if not len(coded):
+        return np.zeros(0, dtype=np.int64), 1
+    words = coded.dictionary
+    order = np.argsort(np.array(words.to_pylist())) if len(words) else np.zeros(0, dtype=np.int64)
+    ranks = np.zeros(len(words) + 1, dtype=np.int64)  # the last stands for null
+    ranks[order] = np.arange(1, len(words) + 1)
+    return ranks[coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)], len(words) + 1
+
+
+def _in_order(folder: DeltaFolder, table: str, files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Sort files by their first row's key, as far as it is of texts: a file that we wrote is sorted itself."""
+    loaded = folder.load(table)
+    names = [name for name in TABLES[table].key if TABLES[table].schema.field(name).type == pa.string()]
+
+    def first(file: StoredFile) -> tuple[Any, ...]:
+        try:
+            row = next(folder.parts(loaded, file.path, names)).slice(0, 1).to_pylist()
+        except (InputError, StopIteration):
+            row = []
+        return tuple(str(row[0][name]) for name in names) if row else ()
+
+    return sorted(files, key=first)
+
+
+def _cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
+    part: list[StoredFile] = []
+    rows = size = 0
+    for file in files:
+        if part and (rows + (file.rows or 0) > most or size + file.size > _LARGE_BYTES):
+            yield part
+            part, rows, size = [], 0, 0
+        part.append(file)
+        rows, size = rows + (file.rows or 0), size + file.size
+    if part:
+        yield part
+
+
+def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[int, int]:
+    """Delete the files of a table that were replaced before a time, after a commit that says so.
+
+    Args:
+        folder: The store's tables.
+        table: The table.
+        before: The time; files that were replaced since then stay.
+
+    Returns:
+        How many files were deleted, and their size in bytes.
+
+    Raises:
+        InputError: The files cannot be deleted.
+        OperationError: The log cannot be written.
+
+    """
+    version, replaced = replaced_files(join(folder.location, table), before)
+    sizes = folder.sizes(table, replaced.difference(folder.load(table).paths()))
+    if not sizes:
+        return 0, 0
+    folder.commit(table, lambda _: Commit([], transactions([(READABLE_SINCE, version)])), alone=True)
+    folder.delete(table, sizes)
+    return len(sizes), sum(sizes.values())

@@ -1,0 +1,194 @@
+"""The commits that make units visible: their events by one, and their rows by the next.
+
+delta-rs refuses a commit if a commit since its snapshot carries one of its application ids. A commit of units carries
+one for each (study, model, doc, action, revision, estimator), so that only one writer at a time can extend it; the
+others look again at what is still missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.delta.commits import Commit, guards
+from log.units.kept_sets import COMPARED, check_alike
+from log.units.records import as_rows, footer_of, missing_records
+from log.units.unit import SPAN, conform_unit, group_of, unit_name
+from schema.errors import InputError
+from schema.tables import GROUP_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.parquet_files import StoredFile
+    from log.delta.snapshot import Snapshot
+    from log.units.rows import UnitRows
+    from log.units.unit import Unit
+
+ROW_GROUP_ROWS = 1 << 13  # of small tables: a writer looks for the rows of a few units
+
+_READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
+
+
+class UnitCommits:
+    """Makes units visible.
+
+    Once the rows are known to be whole, only a kill between the two commits leaves one out.
+    """
+
+    def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
+        self._folder, self._rows = folder, rows
+        self._groups: dict[str, frozenset[int]] = {}  # by path; see ``_groups_of``
+        self._healed = False
+
+    def append(self, units: Sequence[Unit]) -> int:
+        """Append units; ``Store.append_units`` says what of them and what is raised."""
+        given: dict[int, tuple[dict[str, Any], pa.Table]] = {}
+        for unit in units:
+            record, events = conform_unit(unit)
+            given.setdefault(record["unit"], (record, events))
+        if not self._healed:
+            self.reconcile()
+        new: list[dict[str, Any]] = []
+        written: dict[tuple[int, ...], StoredFile] = {}
+
+        def attempt(events: Snapshot) -> Commit | None:
+            stored, taken = self._stored(events, [record for record, _ in given.values()])
+            new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
+            _check_overlaps([*stored, *(record for record, _ in given.values())])
+            check_alike([*stored, *new])
+            if not new:
+                return None
+            numbers = tuple(record["unit"] for record in new)
+            if numbers not in written:
+                rows = pa.concat_tables([given[number][1] for number in numbers])
+                written[numbers] = self._folder.put_rows("events", rows, footer_of(new))
+            return Commit([written[numbers]], _guards(new))
+
+        self._healed = False  # until the rows are there too
+        self._folder.commit("events", attempt)
+        self._append_rows(new)
+        self._healed = True
+        return len(new)
+
+    def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
+        """Make events visible again that a store has lost.
+
+        Args:
+            events: Rows of EVENTS of whole units, none of which the store has events of.
+            records: The rows of ``units`` of these units; those that the table lacks are appended.
+
+        Returns:
+            The number of units.
+
+        """
+        file = self._folder.put_rows("events", events, footer_of(records))
+        self._folder.commit("events", lambda _: Commit([file], _guards(records)), alone=True)
+        self._append_rows(records)
+        return len(records)
+
+    def reconcile(self) -> int:
+        """Append the rows that a killed writer left out; return how many."""
+        units = self._folder.load("units")  # first: what it has is in events
+        missing = missing_records(self._folder, self._rows, units, self._folder.load("events"))
+        count = self._append_rows(missing)
+        self._healed = True
+        return count
+
+    def _append_rows(self, records: Sequence[Mapping[str, Any]]) -> int:
+        """Append the rows that ``units`` lacks; return how many."""
+        new: list[Mapping[str, Any]] = []
+
+        def attempt(units: Snapshot) -> Commit | None:
+            there = set(self._rows.counts(units).number.tolist())
+            new[:] = [record for record in records if record["unit"] not in there]
+            if not new:
+                return None
+            rows = as_rows(new)
+            file = self._folder.put_rows("units", rows, row_group=ROW_GROUP_ROWS)
+            self._rows.remember(file.path, rows)
+            return Commit([file], _guards(new))
+
+        if records:
+            self._folder.commit("units", attempt)
+        return len(new)
+
+    def _stored(self, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[int]]:
+        """Find the stored units of the documents and actions of some records.
+
+        Returns:
+            Their rows in the columns that are compared, and the numbers of all units that are there.
+
+        """
+        units = self._folder.load("units")
+        missing = missing_records(self._folder, self._rows, units, events) if self._is_behind(units, events) else []
+        taken = set(self._rows.counts(units).number.tolist()) | {record["unit"] for record in missing}
+        stored = self._rows_of(units, of)
+        wanted = {group_of(record) for record in of}
+        return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
+
+    def _is_behind(self, units: Snapshot, events: Snapshot) -> bool:
+        """Whether ``units`` may lack rows: of another writer, who is between its two commits."""
+        rows = self._rows.counts(units).event_rows
+        return bool(rows.min(initial=0) < 0 or rows.sum() < self._folder.count_rows(events))
+
+    def _rows_of(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Read the rows that have the study, model, document and action of one of some records."""
+        wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
+        files = {file.path: file for file in units.files()}
+        groups = self._groups_of(units, [path for path, file in files.items() if (file.rows or 0) <= ROW_GROUP_ROWS])
+        paths = [path for path in files if path not in groups or not wanted.isdisjoint(groups[path])]
+        if not paths or not wanted:
+            return []
+        names = {name: {row[name] for row in of} for name in GROUP_KEY}
+        same = [pc.field(name).isin(pa.array(sorted(values), pa.string())) for name, values in names.items()]
+        first, last = min(names["doc"]), max(names["doc"])
+        # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
+        where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
+        found: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
+        return found
+
+    def _groups_of(self, units: Snapshot, paths: Iterable[str]) -> dict[str, frozenset[int]]:
+        """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
+
+        What was read of a file is kept, since a file does not change.
+        """
+        known = self._groups
+        found = {path: known[path] if path in known else self._read_groups(units, path) for path in paths}
+        self._groups = found
+        return found
+
+    def _read_groups(self, units: Snapshot, path: str) -> frozenset[int]:
+        rows = self._folder.read(units, GROUP_KEY, paths=[path])
+        return frozenset(map(hash, zip(*(rows[name].to_pylist() for name in GROUP_KEY), strict=True)))
+
+
+def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return guards((group_of(record), record["first_replicate"] + record["replicates"]) for record in records)
+
+
+def _check_overlaps(units: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse two units that have a replicate in common, unless they are the same unit.
+
+    Raises:
+        InputError: Two have.
+
+    """
+    groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
+    for unit in units:
+        begin = unit["first_replicate"]
+        groups[group_of(unit)][begin, begin + unit["replicates"]] = unit
+    for spans in groups.values():
+        ordered = sorted(spans)
+        for (begin, end), (other, other_end) in itertools.pairwise(ordered):
+            if other < end:
+                raise InputError(
+                    f"unit {unit_name(spans[other, other_end])} overlaps the replicates [{begin}, {end}) "
+                    "of the same action, stored or given too"
+                )

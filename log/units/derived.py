@@ -1,0 +1,106 @@
+"""Commits of derived rows, each unit once, and rows that are taken out of view again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.delta.commits import Commit, transactions
+from log.units.numbers import keys_of, with_numbers
+from schema.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.parquet_files import StoredFile
+    from log.delta.snapshot import Snapshot
+    from log.units.rows import UnitRows
+
+_GUARD = "kvdrift.derived"  # the application id that all commits of a derived table share
+
+
+@dataclass(frozen=True)
+class DerivedFile:
+    """A file of derived rows that is in place, and that no commit names yet.
+
+    Attributes:
+        file: The file.
+        units: The numbers of the units that it has all rows of.
+
+    """
+
+    file: StoredFile
+    units: tuple[int, ...]
+
+
+def commit_derived(
+    folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
+) -> int:
+    """Make derived rows visible by one commit, but those of units that the table has already.
+
+    Args:
+        folder: The store's tables.
+        rows: What the tables have of units.
+        table: The derived table.
+        files: Files in place.
+        marks: Events version by application id, which the commit carries unless an earlier one has a later version.
+
+    Returns:
+        The number of units that the table had no rows of.
+
+    """
+    new = 0
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        nonlocal new
+        given = {number for one in files for number in one.units}
+        there = rows.there(loaded, given)
+        new = len(given) - len(there)
+        if not new:
+            return None
+        left = [_without(folder, table, one, there) for one in files if not there.issuperset(one.units)]
+        covered = {app: max(version, loaded.transaction_version(app) or 0) for app, version in marks.items()}
+        return Commit(left, transactions({**covered, _GUARD: 0}.items()))
+
+    folder.commit(table, attempt, alone=True)
+    return new
+
+
+def _without(folder: DeltaFolder, table: str, derived: DerivedFile, there: Collection[int]) -> StoredFile:
+    """The file without the rows of some units: another derivation was quicker to commit these."""
+    units = set(there) & set(derived.units)
+    return _rewritten(folder, table, folder.read_file(table, derived.file.path), units) if units else derived.file
+
+
+def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Collection[int]) -> int:
+    """Take the rows of some units out of view, -1 standing for rows of none; return how many files had such rows.
+
+    Raises:
+        InputError: A file is damaged.
+        OperationError: The log cannot be written.
+
+    """
+    replaced: list[str] = []
+
+    def attempt(loaded: Snapshot) -> Commit | None:
+        replaced[:] = rows.files_with(loaded, numbers)
+        names = TABLES[table].columns
+        kept = []
+        for path in replaced:
+            own = folder.read(loaded, names, paths=[path])
+            if set(names) >= set(keys_of(table)):
+                own = with_numbers(table, own, rows.spans())
+            kept.append(_rewritten(folder, table, own, numbers))
+        return Commit([file for file in kept if file.rows], [], replaced) if replaced else None
+
+    folder.commit(table, attempt, alone=True)
+    return len(replaced)
+
+
+def _rewritten(folder: DeltaFolder, table: str, rows: pa.Table, numbers: Collection[int]) -> StoredFile:
+    gone = pc.is_in(rows["unit"].fill_null(-1), pa.array(sorted(numbers), pa.int64()))
+    return folder.put_rows(table, rows.filter(pc.invert(gone)))

@@ -1,0 +1,79 @@
+"""Rows of some units, out of whatever files of a table they are in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.numbers import keys_of, with_numbers
+from schema.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.snapshot import Snapshot
+
+_AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers
+
+
+class RowsOfUnits:
+    """Reads the rows of units from a table at one version; unreadable files are left out and named.
+
+    Files hold their documents in order, and footers say which documents a part of a file has: a reading of some
+    documents leaves the other parts unread.
+
+    Attributes:
+        unreadable: Why a file cannot be read, by its path.
+
+    """
+
+    def __init__(self, folder: DeltaFolder, table: Snapshot, spans: Callable[[], pa.Table]) -> None:
+        """Take a table; ``spans`` reads what ``with_numbers`` needs, for rows of older schema versions."""
+        self._folder, self._table, self._spans = folder, table, spans
+        self.unreadable = dict[str, str]()
+
+    def read(self, units: Collection[int], docs: Collection[str], columns: Sequence[str]) -> pa.Table:
+        """Read rows in the order of files, and verify page checksums.
+
+        Args:
+            units: Numbers of units.
+            docs: The documents that these units are of.
+            columns: Names of declared columns.
+
+        Returns:
+            The rows of the units in ``columns``, names as dictionaries; those in unreadable files are missing.
+
+        """
+        names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
+        paths = [path for path in self._table.paths() if path not in self.unreadable]
+        found = [self._part(paths[at : at + _AT_ONCE], docs, names) for at in range(0, len(paths), _AT_ONCE)]
+        if not found:
+            return self._folder.read(self._table, columns, paths=[], coded=True)
+        rows = pa.concat_tables(found).unify_dictionaries()
+        wanted = pa.array(sorted(units), pa.int64())
+        if rows["unit"].null_count:
+            rows = with_numbers(self._table.table, rows, self._spans())
+        return rows.filter(pc.is_in(rows["unit"], wanted)).select(columns)
+
+    def _part(self, paths: list[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
+        try:
+            return self._read(paths, docs, names)
+        except InputError:
+            found = [self._read([], docs, names)]
+        for path in paths:
+            try:
+                found.append(self._read([path], docs, names))
+            except InputError as error:
+                self.unreadable[path] = str(error)
+        return pa.concat_tables(found)
+
+    def _read(self, paths: Sequence[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
+        wanted = pa.array(sorted(docs), pa.string())
+        if not len(wanted):
+            return self._folder.read(self._table, names, paths=[], coded=True)
+        doc = pc.field("doc")
+        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against footers
+        return self._folder.read(self._table, names, where=where, paths=paths, coded=True)

@@ -1,0 +1,146 @@
+"""The rows of ``units`` for events that have none: a writer was killed between its two commits, or rows are lost.
+
+A file of events carries a copy of its units' rows in its footer, as it was written. Where another file has taken its
+place, the events tell which units there are; what nothing tells then is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.numbers import with_numbers
+from log.units.unit import events_sha256, in_order, unit_number, with_defaults
+from schema.errors import InputError
+from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.snapshot import Snapshot
+    from log.units.rows import UnitRows
+
+FOOTER: Final = "kvdrift.records"
+_FOOTER_OF_ONE, _FOOTER_OF_PACK = b"kvdrift.unit", b"kvdrift.units"  # schema versions before 11
+
+
+def footer_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the footer of a file of events: a copy of its units' rows."""
+    text = json.dumps([dict(record) for record in records])
+    return {FOOTER: base64.b64encode(zlib.compress(text.encode())).decode()}
+
+
+def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
+    """Read the copies of units' rows in the footer of a file of events; none where it has none that can be read."""
+    try:
+        _, footer = folder.footer("events", path)
+        found: list[dict[str, Any]] = []
+        if FOOTER.encode() in footer:
+            found = _unpacked(footer[FOOTER.encode()])
+        elif _FOOTER_OF_PACK in footer:
+            found = [record for _, _, record in _unpacked(footer[_FOOTER_OF_PACK])]
+        elif _FOOTER_OF_ONE in footer:
+            found = [json.loads(footer[_FOOTER_OF_ONE])]
+        known = [{name: value for name, value in record.items() if name in UNITS.columns} for record in found]
+        records = [dict.fromkeys(UNITS.columns) | with_defaults(record) for record in known]
+        return [record | {"unit": unit_number(record)} for record in records]
+    except (InputError, ValueError, TypeError, KeyError, zlib.error):
+        return []
+
+
+def _unpacked(text: bytes) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
+    """Make the rows that ``units`` lacks for visible events.
+
+    Row counts tell that none is lacking. Otherwise the newest files are looked into first, until all rows of events
+    are accounted for.
+
+    Raises:
+        InputError: A file is damaged.
+        DamagedStoreError: There are rows whose events are lost.
+
+    """
+    counts = rows.counts(units)
+    known = set(counts.number.tolist())
+    unknown = bool(np.any(counts.event_rows < 0))
+    left = folder.count_rows(events) - int(counts.event_rows.sum())
+    found: dict[int, dict[str, Any]] = {}
+    if left < 0 and not unknown:
+        raise folder.damaged(f"'events' has {-left:,} rows fewer than its units have: events are lost")
+    for path in events.newest_paths() if left or unknown else ():
+        new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
+        if new:
+            found |= _records_of(folder, events, path, new, known)
+            left -= sum(new.values())
+        if not left and not unknown:
+            break
+    return [found[number] for number in sorted(found)]
+
+
+def _records_of(
+    folder: DeltaFolder, events: Snapshot, path: str, numbers: Collection[int], known: Collection[int]
+) -> dict[int, dict[str, Any]]:
+    """The rows of ``units`` for units that a file has events of, by number; -1 is one that nothing but a copy names."""
+    copies = {record["unit"]: record for record in records_in(folder, path) if record["unit"] not in known}
+    found = copies if -1 in numbers else {number: copies[number] for number in numbers if number in copies}
+    if lacking := [number for number in numbers if number >= 0 and number not in found]:
+        where = pc.field("unit").isin(pa.array(lacking, pa.int64()))
+        rows = folder.read(events, EVENTS.columns, where=where)
+        for number in lacking:
+            if record := record_from(rows.filter(pc.equal(rows["unit"], number))):
+                found[number] = record
+    return _numbered(folder, events, path, found)
+
+
+def _numbered(
+    folder: DeltaFolder, events: Snapshot, path: str, found: dict[int, dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Add what copies of schema versions before 11 lack: how many events a unit has, and their digest."""
+    if all(record["event_rows"] is not None for record in found.values()):
+        return found
+    rows = folder.read(events, EVENTS.columns, paths=[path])
+    rows = with_numbers("events", rows, as_rows([*found.values()]))
+    for number, record in found.items():
+        own = rows.filter(pc.equal(rows["unit"], number))
+        found[number] = record | {"event_rows": own.num_rows, "events_sha256": events_sha256(in_order(own))}
+    return found
+
+
+def record_from(events: pa.Table) -> dict[str, Any] | None:
+    """Make the row of a unit from its events alone; what they do not tell is null.
+
+    Returns:
+        None if the events are not those of one whole unit.
+
+    """
+    if not events.num_rows:
+        return None
+    first = events.slice(0, 1).to_pylist()[0]
+    replicates = events["replicate"].unique().to_numpy()
+    record = dict.fromkeys(UNITS.columns) | {
+        **{name: first[name] for name in (*GROUP_KEY, "action_revision")},
+        "estimator": PLAIN if first["kind"] == COUPLED else SWRB,
+        "first_replicate": int(replicates.min()),
+        "replicates": len(replicates),
+        "horizon": int(pc.max(events["t"]).as_py()),
+        "unit": first["unit"],
+        "event_rows": events.num_rows,
+    }
+    if unit_number(record) != first["unit"]:
+        return None
+    return record | {"events_sha256": events_sha256(in_order(events))}
+
+
+def as_rows(records: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return records as rows of ``units``."""
+    return pa.Table.from_pylist([dict(record) for record in records], schema=UNITS.schema)

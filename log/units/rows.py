@@ -1,0 +1,246 @@
+"""The rows of ``units`` and what they sum to, and the units that rows of other tables belong to.
+
+A file does not change, so what was read of it is kept while it is visible: a look at a table that grows costs what its
+new files hold. What is there and what is lacking are differences of numbers of units; row counts, which logs have, tell
+that nothing is lacking without a look into any file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
+from log.units.unit import DERIVED, SPAN
+from schema.rows import Flags, Wide, run_begins
+from schema.tables import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.snapshot import Snapshot
+
+_COUNTED = ("unit", "estimator", "replicates", "horizon", "event_rows")
+_UNKNOWN = -1  # rows of an older unit whose number nobody has counted
+
+
+@dataclass(frozen=True)
+class UnitCounts:
+    """Units with what tells how many rows they have in each table; all arrays are [units]."""
+
+    number: Wide
+    swrb: Flags
+    replicates: Wide
+    horizon: Wide
+    event_rows: Wide  # ``_UNKNOWN`` of older units of residual branching
+
+    @classmethod
+    def of(cls, units: pa.Table) -> UnitCounts:
+        """Take rows of ``units`` with the columns that are counted."""
+        swrb = pc.not_equal(units["estimator"].cast(pa.string()), PLAIN).to_numpy()
+        replicates, horizon = (units[name].to_numpy().astype(np.int64) for name in ("replicates", "horizon"))
+        rows = units["event_rows"].fill_null(_UNKNOWN).to_numpy()
+        rows = np.where((rows == _UNKNOWN) & ~swrb, replicates * horizon, rows)
+        return cls(numbers_of(units), swrb, replicates, horizon, rows)
+
+    @classmethod
+    def all(cls, parts: Sequence[UnitCounts]) -> UnitCounts:
+        """Put the units of several files together."""
+        if not parts:
+            none = np.zeros(0, dtype=np.int64)
+            return cls(none, np.zeros(0, dtype=np.bool_), none, none, none)
+        names = ("number", "swrb", "replicates", "horizon", "event_rows")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def rows_in(self, table: str) -> Wide:
+        """Return how many rows each unit has in a table, int64 [units]; 0 if it has none there, -1 if unknown."""
+        if table == "events":
+            return self.event_rows
+        if table == "trajectories":
+            return np.where(self.swrb, 0, self.replicates)
+        if table == "steps":
+            return np.where(self.swrb, 0, self.event_rows)
+        if table == "branchings":
+            return np.where(self.swrb, self.replicates, 0)
+        return np.where(self.swrb, self.replicates * self.horizon, 0)
+
+
+class UnitRows:
+    """Which units a store has, and which of them its tables have rows of."""
+
+    def __init__(self, folder: DeltaFolder) -> None:
+        self._folder = folder
+        self._counts: dict[str, UnitCounts] = {}  # by path of a file of ``units``
+        self._columns: dict[tuple[str, str], Mapping[int, int]] = {}  # rows by unit, by table and path
+
+    def counts(self, units: Snapshot) -> UnitCounts:
+        """Return what the visible rows of ``units`` say of units.
+
+        Raises:
+            InputError: A file is damaged.
+
+        """
+        there = {path: self._counts[path] for path in units.paths() if path in self._counts}
+        if new := [path for path in units.paths() if path not in there]:
+            rows = self._folder.read(units, _COUNTED, paths=new, with_path=True)
+            if rows["unit"].null_count:  # of an older schema version: the names tell
+                rows = self._folder.read(units, [*dict.fromkeys((*_COUNTED, *SPAN))], paths=new, with_path=True)
+            there |= {path: UnitCounts.of(own) for path, own in _by_path(rows)}
+        self._counts = there
+        return UnitCounts.all([*there.values()])
+
+    def remember(self, path: str, rows: pa.Table) -> None:
+        """Take note of the rows of a file of ``units`` that is about to become visible."""
+        self._counts[path] = UnitCounts.of(rows)
+
+    def numbers_in(self, table: Snapshot) -> Wide:
+        """Return the numbers of the units that a table has rows of, sorted.
+
+        Raises:
+            InputError: A file is damaged, or rows belong to no unit.
+
+        """
+        found = [self.rows_by_unit(table, path).keys() for path in table.paths()]
+        visible = {(table.table, path) for path in table.paths()}
+        self._columns = {at: rows for at, rows in self._columns.items() if at[0] != table.table or at in visible}
+        return np.unique(np.fromiter((number for keys in found for number in keys), dtype=np.int64))
+
+    def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
+        """Count the rows that a file has of each unit; -1 stands for rows that belong to no unit.
+
+        Raises:
+            InputError: The file is damaged.
+
+        """
+        known = self._columns.get((table.table, path))
+        if known is None:
+            known = self._columns[table.table, path] = self._read_column(table, path)
+        return known
+
+    def _read_column(self, table: Snapshot, path: str) -> dict[int, int]:
+        counted = _counted(self._folder.parts(table, path, ["unit"]))
+        if _UNKNOWN not in counted:
+            return counted
+        units = self.spans()  # rows of an older schema version: their keys tell
+        parts = self._folder.parts(table, path, keys_of(table.table))
+        return _counted(with_numbers(table.table, rows, units) for rows in parts)
+
+    def spans(self) -> pa.Table:
+        """Read what ``with_numbers`` needs of all rows of ``units``."""
+        return self._folder.read(self._folder.load("units"), [*SPAN, "unit"])
+
+    def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
+        """Find the units that the derived tables have no rows of.
+
+        Args:
+            versions: Versions by table; of tables that are not named, the latest.
+
+        Returns:
+            Numbers of units, sorted, by derived table.
+
+        Raises:
+            InputError: A file is damaged.
+            DamagedStoreError: A table has rows of units that are lost.
+
+        """
+        at = versions or {}
+        derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
+        counts = self.counts(self._folder.load("units", at.get("units")))
+        found: dict[str, Wide] = {}
+        for few, many in DERIVED.values():
+            found[few] = self._lacking(derived[few], counts, np.unique(counts.number[counts.rows_in(few) != 0]))
+            rows = counts.rows_in(many)
+            wanted = counts.number[rows != 0]
+            # Rows of the small table are committed first, so a unit that it lacks is lacking in the large one, too.
+            there = ~np.isin(wanted, found[few])
+            expected = rows[rows != 0][there]
+            whole = not np.any(expected < 0) and expected.sum() == self._folder.count_rows(derived[many])
+            found[many] = found[few] if whole else self._lacking(derived[many], counts, np.unique(wanted))
+        return found
+
+    def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
+        """Return the paths of a table's files that have rows of some units; -1 stands for rows that belong to none.
+
+        Raises:
+            InputError: A file is damaged.
+
+        """
+        wanted = set(numbers)
+        return [path for path in table.paths() if not wanted.isdisjoint(self.rows_by_unit(table, path))]
+
+    def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
+        """Return those of some units that a derived table has rows of.
+
+        Raises:
+            InputError: A file is damaged.
+
+        """
+        wanted = np.array(sorted(numbers), dtype=np.int64)
+        few, many = next(pair for pair in DERIVED.values() if table.table in pair)
+        if table.table == many:  # it is large: row counts may tell that it has none of them
+            counts = self.counts(self._folder.load("units"))
+            others = np.setdiff1d(self.numbers_in(self._folder.load(few)), wanted)
+            rows = counts.rows_in(many)[np.isin(counts.number, others)]
+            if not np.any(rows < 0) and rows.sum() == self._folder.count_rows(table):
+                return set()
+        return set(np.intersect1d(wanted, self.numbers_in(table)).tolist())
+
+    def _lacking(self, table: Snapshot, counts: UnitCounts, wanted: Wide) -> Wide:
+        rows = counts.rows_in(table.table)
+        if not np.any(rows < 0) and rows.sum() == self._folder.count_rows(table):
+            return np.zeros(0, dtype=np.int64)
+        there = self.numbers_in(table)
+        if lost := np.setdiff1d(there, counts.number).size:
+            raise self._folder.damaged(f"'{table.table}' has rows of {lost} units that 'units' does not have")
+        return np.setdiff1d(wanted, there)
+
+    def check_whole(self, versions: Mapping[str, int]) -> None:
+        """Check that no table has fewer events, or more derived rows, than its units have; reads logs and ``units``.
+
+        Args:
+            versions: What is looked at, by table; of tables that are not named, the latest.
+
+        Raises:
+            DamagedStoreError: Rows are lost.
+
+        """
+        tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
+        counts = self.counts(self._folder.load("units", versions.get("units")))
+        for name, table in tables.items():
+            rows = counts.rows_in(name)
+            if np.any(rows < 0):  # of an older version, which has not been counted yet
+                continue
+            expected, there = int(rows.sum()), self._folder.count_rows(table)
+            if name == "events" and there < expected and self._is_lost(expected):
+                raise self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
+            if name != "events" and there > expected:
+                more = f"'{name}' has {there:,} rows, the units have {expected:,}"
+                raise self._folder.damaged(f"{more}: it has rows of units that are lost, or rows twice")
+
+    def _is_lost(self, rows: int) -> bool:
+        """Whether ``events`` has fewer rows now, too: they may have come since the version that was looked at."""
+        return self._folder.count_rows(self._folder.load("events")) < rows
+
+
+def _by_path(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each file's path and rows; the rows of a file follow each other."""
+    coded = rows["path"].combine_chunks().dictionary_encode()
+    begins = [*np.flatnonzero(run_begins(coded.indices.to_numpy())), rows.num_rows] if rows.num_rows else []
+    for begin, end in itertools.pairwise(begins):
+        yield coded[int(begin)].as_py(), rows.slice(begin, end - begin)
+
+
+def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
+    """Count rows by their unit, -1 for those that have none."""
+    found = Counter[int]()
+    for rows in parts:
+        numbers, counts = np.unique(rows["unit"].fill_null(_UNKNOWN).to_numpy(), return_counts=True)
+        found.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    return dict(found)

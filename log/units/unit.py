@@ -1,0 +1,170 @@
+"""A unit: what the generator commits at once, which number it has, and what of it may be appended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.conform import conform
+from log.units.whole import whole_unit
+from schema.errors import InputError, nearest
+from schema.tables import BRANCH, COUPLED, EVENTS, GROUP_KEY, PLAIN, SCAN, SWRB, UNITS
+
+KINDS: Final = (COUPLED, SCAN, BRANCH)
+_INT32_END = 2**31
+
+DERIVED: Final = {PLAIN: ("trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
+"""The tables that the units of each estimator are derived into; the first has few rows, the second many."""
+
+DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in tables)
+
+SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
+"""The columns of ``units`` that the number of a unit is made from."""
+
+_NUMBERED = ("unit", "event_rows", "events_sha256")  # what the store says of a unit, and its maker does not
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One replicate range of a (study, model, document, action) with its events.
+
+    Attributes:
+        record: A ``units`` row without ``unit``, ``event_rows`` and ``events_sha256``.
+        events: Rows of the EVENTS schema without ``unit``; without ``kind`` and ``weight`` they are coupled pairs.
+
+    """
+
+    record: dict[str, Any]
+    events: pa.Table
+
+
+def unit_number(record: Mapping[str, Any]) -> int:
+    """Return the number of a unit: the first 60 bits of the SHA-256 of its values in ``SPAN``, as a JSON list."""
+    return _digest(record, SPAN)
+
+
+def group_of(record: Mapping[str, Any]) -> str:
+    """Return what names the units that may not have a replicate in common: all values in ``SPAN`` but the range."""
+    return f"kvdrift.units-{_digest(record, SPAN[:-2]):x}"
+
+
+def _digest(record: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    return int(hashlib.sha256(json.dumps([record[name] for name in names]).encode()).hexdigest()[:15], 16)
+
+
+def unit_name(record: Mapping[str, Any]) -> str:
+    """Name a unit for an error line."""
+    last = record["first_replicate"] + record["replicates"]
+    what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
+    names = ", ".join(str(record[name]) for name in GROUP_KEY)
+    of_revision = f" of revision {record['action_revision']}" if record["action_revision"] else ""
+    return f"({names}) {what} [{record['first_replicate']}, {last}){of_revision}"
+
+
+def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
+    """Check a unit, and complete its record and its events.
+
+    Returns:
+        The record with every ``units`` column, where a record without ``estimator`` is that of a plain unit; and the
+        events sorted by (replicate, kind with scan before branch, t), each with the unit's number.
+
+    Raises:
+        InputError: The record lacks a field, or the events are not exactly the unit's.
+
+    """
+    record = _conform_record(unit.record)
+    if "unit" in unit.events.column_names:
+        raise InputError("events: unknown column 'unit', which the store fills in")
+    events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
+    for name in (*GROUP_KEY, "action_revision"):
+        for value in pc.unique(events.column(name)).to_pylist():
+            if value != record[name]:
+                raise InputError(f"events: {name} is '{value}', must be '{record[name]}' as in the unit")
+    events = whole_unit(record, unit_name(record), events)
+    number, at = unit_number(record), events.schema.get_field_index("unit")
+    numbers = pa.repeat(pa.scalar(number, pa.int64()), events.num_rows)
+    said = {"unit": number, "event_rows": events.num_rows, "events_sha256": events_sha256(events)}
+    return record | said, events.set_column(at, EVENTS.schema.field("unit"), numbers)
+
+
+def events_sha256(events: pa.Table) -> str:
+    """Return the SHA-256 of a unit's events, which no rewriting of files changes.
+
+    Args:
+        events: The unit's rows of EVENTS, sorted by (replicate, kind with scan before branch, t).
+
+    """
+    digest = hashlib.sha256()
+    for field in EVENTS.schema:
+        if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # these are of the unit's row
+            continue
+        column = events.column(field.name)
+        if pa.types.is_string(field.type):
+            values = pc.index_in(column.cast(pa.string()), pa.array(KINDS)).to_numpy().astype("<i4")
+        elif pa.types.is_boolean(field.type):
+            values = column.to_numpy().astype(np.uint8)
+        else:  # null is NaN
+            values = column.to_numpy()
+            values = values.astype(values.dtype.newbyteorder("<"))
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def in_order(events: pa.Table) -> pa.Table:
+    """Sort events of a unit as its digest takes them: by replicate, a scan before its branch, and position."""
+    branch = pc.equal(events["kind"].cast(pa.string()), BRANCH)
+    order = [(name, "ascending") for name in ("replicate", "of_branch", "t")]
+    return events.append_column("of_branch", branch).sort_by(order).drop_columns("of_branch")
+
+
+def _with_revision(events: pa.Table, revision: int) -> pa.Table:
+    """Give events the unit's revision if they have none: what makes events need not know of revisions."""
+    if "action_revision" in events.column_names:
+        if events["action_revision"].null_count < len(events):
+            return events
+        events = events.drop_columns("action_revision")
+    return events.append_column("action_revision", pa.repeat(pa.scalar(revision, pa.int32()), len(events)))
+
+
+def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
+    """Complete a ``units`` record of an older schema version by the defaults of the columns that it lacks."""
+    return UNITS.defaults | record
+
+
+def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
+    for name in record:
+        if name not in UNITS.columns or name in _NUMBERED:
+            raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
+    given = dict.fromkeys(UNITS.columns) | with_defaults(record)
+    record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
+    if record["estimator"] not in DERIVED:
+        raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
+    for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1), ("action_revision", 0)):
+        if record[name] < least:
+            raise InputError(f"units: {name} is {record[name]}, must be at least {least}")
+    if record["first_replicate"] + record["replicates"] > _INT32_END:
+        raise InputError(f"units: first_replicate {record['first_replicate']} is too large")
+    try:
+        json.dumps(record, allow_nan=False)
+    except ValueError:
+        raise InputError(f"units: a field of {unit_name(record)} is not a finite number") from None
+    return record
+
+
+def _value(field: pa.Field, value: Any) -> Any:
+    """Return a value as its column holds it."""
+    if value is None:
+        if not field.nullable:
+            raise InputError(f"units: column '{field.name}' is null in 1 row(s)")
+        return None
+    try:
+        return pa.scalar(value, type=field.type).as_py()
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        raise InputError(f"units: {field.name} is {value!r}, must be {field.type}") from None

@@ -1,0 +1,110 @@
+"""Stores of older schema versions: columns that came since are added, and every row is told its unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.compaction import PACK_ROWS, put_together
+from log.delta.commits import Commit
+from log.delta.parquet_files import StoredFile
+from log.units.events import RowsOfUnits
+from log.units.numbers import NUMBERED, numbers_of
+from log.units.unit import events_sha256, in_order
+from schema.tables import EVENTS, TABLES, UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.snapshot import Snapshot
+    from log.units.commits import UnitCommits
+    from log.units.rows import UnitRows
+
+_UNITS_AT_ONCE: Final = 256
+
+
+def upgrade(folder: DeltaFolder, rows: UnitRows, commits: UnitCommits) -> None:
+    """Make missing tables, add missing columns, and fill in the units of rows that were there before.
+
+    An upgrade that was killed is continued by the next one.
+
+    Raises:
+        InputError: The store cannot be written, or a table cannot be read.
+
+    """
+    older = is_older(folder)
+    for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are
+        folder.create(table)
+    if not older:
+        return
+    commits.reconcile()
+    for table in NUMBERED:
+        for files in _packs(folder, table):
+            put_together(folder, rows, table, files, alone=True)
+    _number_units(folder, rows)
+
+
+def is_older(folder: DeltaFolder) -> bool:
+    """Tell whether a store has rows that do not say their units."""
+    there = (folder.load(table) for table in (*NUMBERED, UNITS.name) if folder.is_there(table))
+    return any(_lacking(folder, loaded) for loaded in there)
+
+
+def _lacking(folder: DeltaFolder, loaded: Snapshot) -> list[str]:
+    """The paths of the files that do not say their units."""
+    found = folder.paths_by_missing_columns(loaded)
+    return [path for missing, paths in found.items() if "unit" in missing for path in paths]
+
+
+def _packs(folder: DeltaFolder, table: str) -> Iterator[list[StoredFile]]:
+    """Files that are worth being made one, in the order of their paths, which name what they have."""
+    loaded = folder.load(table)
+    lacking = set(_lacking(folder, loaded))
+    part, rows = list[StoredFile](), 0
+    for file in loaded.files():
+        if file.path in lacking:
+            if part and rows + (file.rows or 0) > PACK_ROWS:
+                yield part
+                part, rows = [], 0
+            part.append(file)
+            rows += file.rows or 0
+    if part:
+        yield part
+
+
+def _number_units(folder: DeltaFolder, rows: UnitRows) -> None:
+    """Write the rows of ``units`` again, with their numbers, and with how many events they have and which."""
+
+    def attempt(units: Snapshot) -> Commit | None:
+        lacking = _lacking(folder, units)
+        if not lacking:
+            return None
+        old = folder.read(units, UNITS.columns, paths=lacking)
+        numbered = old.set_column(_at("unit"), UNITS.schema.field("unit"), pa.array(numbers_of(old)))
+        file = folder.put_rows("units", _counted(folder, rows, numbered))
+        return Commit([file], [], lacking)
+
+    folder.commit("units", attempt, alone=True)
+
+
+def _counted(folder: DeltaFolder, rows: UnitRows, units: pa.Table) -> pa.Table:
+    """Count the events of units, and take their digests; of unreadable events nothing is said."""
+    counts, digests = list[int | None](), list[str | None]()
+    reader = RowsOfUnits(folder, folder.load("events"), rows.spans)
+    for begin in range(0, units.num_rows, _UNITS_AT_ONCE):
+        part = units.slice(begin, _UNITS_AT_ONCE)
+        numbers = part["unit"].to_pylist()
+        events = reader.read(numbers, set(part["doc"].to_pylist()), EVENTS.columns)
+        for number in numbers:
+            own = in_order(events.filter(pc.equal(events["unit"], number)))
+            counts.append(own.num_rows or None)
+            digests.append(events_sha256(own) if own.num_rows else None)
+    counted = units.set_column(_at("event_rows"), UNITS.schema.field("event_rows"), pa.array(counts, pa.int64()))
+    return counted.set_column(_at("events_sha256"), UNITS.schema.field("events_sha256"), pa.array(digests, pa.string()))
+
+
+def _at(name: str) -> int:
+    return int(UNITS.schema.get_field_index(name))
