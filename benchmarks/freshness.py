@@ -52,13 +52,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
+from log.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
 from benchmarks.written_log import write_commit
-from log.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
-from log.delta.table_log import CHECKPOINT_EVERY
 from log.delta.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
+from log.delta.table_log import CHECKPOINT_EVERY
 from log.store import Store, Unit
 from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
 from sql.catalog import open_views

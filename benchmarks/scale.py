@@ -32,8 +32,8 @@ from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, mea
 from benchmarks.synthetic_study import Sizes, write_study
 from flows.analysis.estimation import document_moments
 from flows.analysis.parts import Analysis, in_sequence, parts_of, subjects_of
-from log.appends import DERIVED
 from log.store import Store
+from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError
 from schema.tables import PLAIN
 from sql.catalog import MOMENT_VIEWS, open_views

@@ -31,14 +31,14 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from log.appends import DERIVED, conform_unit, unit_path
+from log.compaction.members import Member
+from log.compaction.packs import put_pack, rewriting
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
 from benchmarks.written_log import write_commit
 from kvdrift.commands.status import status_lines
-from log.appends import DERIVED, conform_unit, unit_path
-from log.compaction.members import Member
-from log.compaction.packs import put_pack, rewriting
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile, content_digest, encode_parquet
 from log.store import Store

@@ -131,7 +131,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         plan,
         asked,
         splits,
-        underived=len(store.pending_segments(store.version("events"))),
+        underived=store.all_underived().size,
         unscored=_unscored(scoring, run),
         estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
         reported=report_is_current(store, page_of(run).parent),

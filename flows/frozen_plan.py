@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from log.units.revisions import newest_plans
 from log.store import Store
+from log.units.revisions import newest_plans
 from schema.errors import PlanError
 from schema.frozen_text import frozen_sha256
 from schema.study import PlanSection, Study, values_of

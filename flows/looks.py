@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from flows.frozen_plan import FrozenPlan, Looks
-from log.units.revisions import newest_revisions
 from log.store import Store
+from log.units.revisions import newest_revisions
 
 Row = dict[str, Any]
 

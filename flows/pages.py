@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.checked_files import WEEK
 from log.delta.durability import sync
 from log.delta.parquet_files import replace_file
 from log.store import Store
@@ -80,7 +81,7 @@ def write_report(
     progress.begin("report", 1, "pages")
     draw = None if sides is None else _draw_beside(sides)
     kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
-    with writing(folder), open_views(store, kept=kept, checked=True) as views:
+    with writing(folder), open_views(store, kept=kept, checked_within=WEEK) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,

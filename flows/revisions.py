@@ -18,9 +18,9 @@ from flows.stored_material import stored_identities
 from flows.study_run import StudyRun
 from generator.actions import Action
 from generator.identity import changes
+from log.store import Store
 from log.units.kept_sets import COMPARED, unlike_units
 from log.units.revisions import current_actions, newest_revisions
-from log.store import Store
 from schema.errors import InputError, PlanError, nearest
 from schema.tables import ACTIONS
 

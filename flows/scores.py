@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.transformer.tokenizer import text_decoder
-from log.compaction.counts import Answers, Counts, Holdings, Place, Scored
+from log.counts import Answers, Counts, Holdings, Place, Scored
 from log.readable_store import ReadableStore
-from log.units.revisions import current_scores
 from log.store import Store
+from log.units.revisions import current_scores
 from schema.progress import SILENT, Progress
 from schema.tables import PLAIN, SCORES
 
 _BATCH = 4096  # pairs to a commit, whole units: what a kill costs
-_UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "path"]
+_UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "unit"]
 _NO_UNITS = pa.table({})
 _TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
 
@@ -194,15 +194,16 @@ def _scored_documents(
     store: Store, units: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one document after the other, without study and model."""
-    events = store.unit_events()
+    events = store.rows_of_units("events")
     rows = units.to_pylist()
     begin = 0
     while begin < len(rows):
         doc = rows[begin]["doc"]
         end = next((at for at in range(begin, len(rows)) if rows[at]["doc"] != doc), len(rows))
         named, pairs = list[dict[str, Any]](), list[tuple[Tokens, Tokens]]()
-        for unit in rows[begin:end]:
-            pairs += _continuations(events.read(unit["path"], _TOKENS), unit["replicates"], unit["horizon"])
+        own = events.read_each([unit["unit"] for unit in rows[begin:end]], [doc], _TOKENS)
+        for unit, tokens in zip(rows[begin:end], own, strict=True):
+            pairs += _continuations(tokens, unit["replicates"], unit["horizon"])
             names = {name: unit[name] for name in ("doc", "action", "action_revision")}
             first = unit["first_replicate"]
             named += [names | {"replicate": replicate} for replicate in range(first, first + unit["replicates"])]

@@ -31,6 +31,7 @@ from flows.stored_material import record_identities, record_material
 from flows.study_run import StudyRun
 from generator.transformer.local_folders import model_location
 from generator.transformer.tokenizer import token_reader
+from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured
 from schema.study import FINITE_STATE, POOLED, Study
@@ -76,17 +77,16 @@ def develop(*runs: StudyRun) -> int:
 
 
 def derive(run: StudyRun) -> int:
-    """Derive what is not derived yet, and refresh the catalogue; return the number of new segments.
+    """Derive what is not derived yet; return the number of new units.
 
     Raises:
-        OperationError: segments could not be derived.
+        OperationError: units could not be derived.
 
     """
-    done = run.derived_by(run.location).segments
+    done = run.derived_by(run.location).units
     if done:
-        run.progress.say(f"derived {done} new segments")
+        run.progress.say(f"derived {done} new units")
         materialize_moments(run.store)
-        refresh_catalog(run.store)
     return done
 
 
@@ -103,12 +103,10 @@ def score(run: StudyRun) -> int:
     if model.kind == FINITE_STATE:
         return 0
     store, study, place = run.store, run.study.name, model_location(model)
-    texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
+    record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     if done:
         run.say(f"scored {done} pairs against their documents' answers")
-    if done or texts:
-        refresh_catalog(run.store)
     return done
 
 
@@ -129,7 +127,7 @@ def plan(run: StudyRun) -> str:
     grown = None if before is None or run.replan else grown_plan(before, run.study)
     if before is not None and grown is before:
         return before.sha256
-    with open_views(run.store, checked=True) as views:
+    with open_views(run.store, checked_within=WEEK) as views:
         version = run.store.data_version("events", views.versions["events"])
         units = views.rows("units", study=study, model=model)
         development = replicate_moments(views, study, model, "development")
@@ -189,9 +187,8 @@ def look(run: StudyRun) -> bool:
     taken = LooksTaken.in_store(run.store, plan)
     if taken is None or taken.stopped:
         return False
-    with open_views(run.store, kept=MOMENT_VIEWS, checked=True) as views:
+    with open_views(run.store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         taken = take_look(run.store, views, plan)
-    refresh_catalog(run.store)
     run.say(look_line(taken))
     return not taken.stopped
 
@@ -227,6 +224,18 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
             token_text=text, progress=run.own_progress, sides=run.sides(), beside=beside,
         )  # fmt: skip
     return page
+
+
+def keep_up(run: StudyRun) -> None:
+    """Put many small files together, and write the catalogue; it is done once, at the end of a run.
+
+    Raises:
+        InputError: the store cannot be written.
+
+    """
+    if run.compacts:
+        run.store.gather()
+    refresh_catalog(run.store)
 
 
 def is_planned(run: StudyRun) -> bool:

@@ -14,8 +14,8 @@ from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
-from log.units.revisions import current_actions, newest_revisions
 from log.store import Store
+from log.units.revisions import current_actions, newest_revisions
 from schema.document import SPLITS, Document
 from schema.study import FINITE_STATE, Study
 from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES

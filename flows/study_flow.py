@@ -222,7 +222,7 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     )
     plan = _stage(_plan, "the plan is frozen", **again)
     evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
-    check, look = _task(stages.check), _task(stages.look, **again)
+    check, look, keep_up = _task(stages.check), _task(stages.look, **again), _task(stages.keep_up, **again)
     analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
     report = _stage(_report, "the page is that of the present tables", **again)
     compare = _stage(_compare, "the page is that of the present tables", **again)
@@ -233,14 +233,14 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
                 plan(run)
         if not (laws[0].limit.left_over or plan_only):
             _take_looks(laws, evaluate, derive, (score, check), look)
-    store = runs[0].location
-    if left := runs[0].limit.left_over:
+    store, left = runs[0].location, runs[0].limit.left_over
+    if not (left or plan_only):
+        # Estimates and reports record the version of all events: every model's events come first.
+        for run in runs:
+            analyze(run)
+    keep_up(runs[0])
+    if left or plan_only:
         return Outcome(store, [], left, did_something=True)
-    if plan_only:
-        return Outcome(store, [], 0, did_something=True)
-    # Estimates and reports record the version of all events: every model's events come first.
-    for run in runs:
-        analyze(run)
     for run in runs:
         report(run, _page_beside(run, runs))
     for laws in _several_laws(runs):

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRow, DocumentRows
 from ingestion.files import VALUES, EventRows
-from log.units.revisions import current_documents, newest_plans, newest_revisions
 from log.store import Store, Unit
+from log.units.revisions import current_documents, newest_plans, newest_revisions
 from schema.rows import Ints
 from schema.study import CONTROL_ACTION
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
@@ -45,12 +45,12 @@ class Refusal:
 
 
 class _Held(NamedTuple):
-    """Replicates that are stored, or that wait for their commit; ``path`` is None while they wait."""
+    """Replicates that are stored, or that wait for their commit; ``unit`` is None while they wait."""
 
     first: int
     end: int
     horizon: int
-    path: str | None
+    unit: int | None
 
 
 class Intake:
@@ -96,14 +96,14 @@ class Intake:
 
     def _load_units(self) -> None:
         self._held.clear()
-        self._stored_events = self._store.unit_events()
+        self._stored_events = self._store.rows_of_units("events")
         for row in self._store.units().to_pylist():
             pair = row["study"], row["model"]
             self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
             if row["estimator"] != PLAIN:  # a log's replicates and those of an SWRB unit do not meet
                 continue
             first = row["first_replicate"]
-            held = _Held(first, first + row["replicates"], row["horizon"], row["path"])
+            held = _Held(first, first + row["replicates"], row["horizon"], row["unit"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
 
     def horizon(self, study: str, model: str) -> int | None:
@@ -128,11 +128,11 @@ class Intake:
         """
         wanted = pa.array(np.unique(replicates))
         first, end = int(replicates.min()), int(replicates.max()) + 1
-        if any(held.path is None for held in self._overlapping(key, first, end)):
+        if any(held.unit is None for held in self._overlapping(key, first, end)):
             self.flush()
             self._load_units()
         for held in self._overlapping(key, first, end):
-            rows = self._stored_events.read(str(held.path), VALUES)
+            rows = self._rows_of(held, key)
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
@@ -153,7 +153,7 @@ class Intake:
             return document
         first = int(rows.replicate[0])
         end = first + len(rows) // horizon
-        if any(held.path is None for held in self._overlapping(key, first, end)):
+        if any(held.unit is None for held in self._overlapping(key, first, end)):
             self.flush()
             self._load_units()
         new = np.ones(end - first, dtype=np.bool_)
@@ -210,13 +210,20 @@ class Intake:
         if len(self._units) >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
             self.flush()
 
-    def _conflict(self, rows: EventRows, at: int, held: _Held, low: int, horizon: int) -> Refusal | None:
+    def _rows_of(self, held: _Held, key: UnitGroup) -> pa.Table:
+        """Read the events of a stored unit of a group."""
+        (rows,) = self._stored_events.read_each([held.unit or 0], [key[2]], VALUES)
+        return rows
+
+    def _conflict(
+        self, key: UnitGroup, rows: EventRows, at: int, held: _Held, low: int, horizon: int
+    ) -> Refusal | None:
         """Say where ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are the same."""
         if held.horizon != horizon:
             return Refusal(
                 "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at
             )
-        stored = self._stored_events.read(str(held.path), VALUES).slice((low - held.first) * horizon, len(rows))
+        stored = self._rows_of(held, key).slice((low - held.first) * horizon, len(rows))
         differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
         wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
         if not wrong.size:

@@ -35,7 +35,7 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
     from log.store import Store
     from sql.catalog import open_views
 
-    return open_views(Store.open(store), threads=os.cpu_count() or 1, checked=checked)
+    return open_views(Store.open(store), threads=os.cpu_count() or 1, checked_within=0 if checked else None)
 
 
 def run(

@@ -73,9 +73,9 @@ class ConsoleProgress:
             self._line.cancel()
 
     def derived(self, done: int, total: int) -> None:
-        """Count segments of a derivation; one that is made by a single commit gets no stage."""
+        """Count units of a derivation; one that is made by a single commit gets no stage."""
         if not self._derived and done < total:
-            self.begin("derive", total, "segments")
+            self.begin("derive", total, "units")
         if self._derived or done < total:
             self.advance(done - self._derived)
             self._derived = done

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -240,6 +241,10 @@ class ReadableStore:
 
         """
         return self._units.lacking(versions)
+
+    def all_underived(self, versions: Mapping[str, int] | None = None) -> Wide:
+        """Return the numbers of the units that lack rows in any derived table; ``underived`` says more."""
+        return np.unique(np.concatenate([*self.underived(versions).values()]))
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
         """Check that rows of units and of derived tables are of events that are there; reads logs and ``units``.

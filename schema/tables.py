@@ -125,9 +125,7 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
 
 
 _REVISION = _revision(since=4)
-_UNIT = _column(
-    "unit", pa.int64(), "unit of the row, as in units", "none", null=True, since=11
-)
+_UNIT = _column("unit", pa.int64(), "unit of the row, as in units", "none", null=True, since=11)
 _ESTIMATED_FROM = (
     _column(
         "action_revision", pa.int32(), "revision of the action that it was estimated from", "none", since=4, default="0"

@@ -17,16 +17,16 @@ import duckdb
 
 from log.delta.durability import replace_durably
 from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
-from schema.location import is_local, join
+from schema.location import is_local
 from schema.tables import TABLES
 from sql.carried_tables import fill_catalog, keep_views
 from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
 from sql.stored_moments import NO_MOMENTS, stored_moments
-from sql.stored_tables import create_stored_view, parquet_sources, stored_rows
+from sql.stored_tables import create_stored_view, parquet_sources
 from sql.unlike_units import refuse_unlike_units
-from sql.view_texts import stored_text, view_texts
+from sql.view_texts import view_texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -59,10 +59,6 @@ PINNING = (
 # files, for each view that reads it.
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
-
-_OF_UNITS = ("events", "trajectories", "steps")  # the tables whose files are those of units, by the same paths
-
-_MANY_FILES = 100  # of fewer it costs less to read all than to find out which
 
 _HELD_BYTES = 1 << 25  # of a table behind a URL, compressed as its files are; in memory it is a few times as much
 
@@ -126,34 +122,14 @@ class Views:
         for column in (*columns, *equal):
             if column not in promised.columns:
                 raise InputError(f"view {view}: no column '{column}'; {nearest(column, promised.columns)}")
-        tests = {True: "in (select unnest(?))", False: "is not distinct from ?"}
-        conditions = " and ".join(f"{quoted(name)} {tests[isinstance(equal[name], list)]}" for name in equal)
+        conditions = " and ".join(f"{quoted(name)} {_test(value)}" for name, value in equal.items())
         order = "" if view in self.kept else f"order by {', '.join(map(quoted, promised.grain))}"
         selected = ", ".join(map(quoted, columns)) or "*"
-        relation = self._of_documents(promised, equal["doc"]) if "doc" in equal else promised.relation
-        query = f"select {selected} from {relation} where {conditions or 'true'} {order}"  # noqa: S608 - names quoted
+        query = f"select {selected} from {promised.relation} where {conditions or 'true'} {order}"  # noqa: S608 - quoted
         try:
-            return _fetch(self.connection.sql(query, params=list(equal.values())))
+            return _fetch(self.connection.sql(query))
         except duckdb.Error as error:
             raise one_line(error) from error
-
-    def _of_documents(self, promised: Contract, doc: Any) -> str:
-        """What stands after ``from`` for a view of which only rows of some documents are wanted.
-
-        Of a table with a file for each unit it leaves out the files of other documents: DuckDB opens every file for
-        each query. A file that ``units`` does not name, such as a compacted one, may have any document.
-        """
-        table, store = promised.view, self.store
-        if table not in _OF_UNITS or store is None or not is_local(store.location):
-            return promised.relation
-        version = self.versions[table]
-        if len(store.paths(table, version)) < _MANY_FILES:
-            return promised.relation
-        wanted = [name for name in (doc if isinstance(doc, list) else [doc]) if name is not None]
-        query = "select path from stored.units group by path having not bool_or(doc in (select unnest(?)))"
-        others = {join(store.location, table, path) for (path,) in self.connection.execute(query, [wanted]).fetchall()}
-        files = {file for file in store.files(table, version) if file not in others}
-        return f"({stored_text(table, f'({stored_rows(table, parquet_sources(store, table, version, files))})')})"
 
     def close(self) -> None:
         """Close the connection; relations made from it end with it."""
@@ -168,6 +144,20 @@ class Views:
         self.close()
 
 
+def _test(value: Any) -> str:
+    """The condition that a column equals a value, or one of a list.
+
+    Values stand in the query itself: DuckDB then holds them against the bounds in files, and leaves parts unread.
+    """
+    if not isinstance(value, list):
+        return f"is not distinct from {_literal(value)}"
+    return f"in ({', '.join(map(_literal, value)) or 'null'})"
+
+
+def _literal(value: Any) -> str:
+    return literal(value) if isinstance(value, str) else "null" if value is None else str(value).lower()
+
+
 def open_views(
     store: Store,
     versions: Mapping[str, int] | None = None,
@@ -175,7 +165,7 @@ def open_views(
     threads: int = 1,
     kept: Sequence[str] = (),
     materialized: bool = True,
-    checked: bool = False,
+    checked_within: float | None = None,
     without: Collection[str] = (),
 ) -> Views:
     """All views over ``store`` in a new in-memory connection.
@@ -189,7 +179,8 @@ def open_views(
             views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
             in memory too.
         materialized: take the moments of documents that the store has; False computes all of them from steps.
-        checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
+        checked_within: make sure first that no file of a local store is damaged. Small tables are read whole; files of
+            large ones only if they were not found whole within so many seconds: 0 reads all. None looks at none.
         without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
             them.
 
@@ -214,13 +205,13 @@ def open_views(
     pinned = {table: (versions or {}).get(table, -1) for table in PINNING}
     pinned = {table: store.version(table) if version < 0 else version for table, version in pinned.items()}
     store.check_made_from_events(pinned)
-    if checked:
-        store.check_files(pinned)
+    if checked_within is not None:
+        store.check_files(pinned, checked_within)
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         _be_quiet(connection)
-        create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
+        create_views(connection, stored=moments.stored, waiting=moments.waits)
         for table, version in pinned.items():
             sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
             create_stored_view(connection, table, sources)
@@ -262,7 +253,7 @@ def write_catalog(store: Store) -> Path:
     try:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             _be_quiet(connection)
-            create_views(connection, stored=moments.stored, waiting=moments.waiting is not None)
+            create_views(connection, stored=moments.stored, waiting=moments.waits)
             fill_catalog(connection, store, versions, files, moments, _in_place(path))
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:

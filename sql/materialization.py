@@ -15,14 +15,13 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.location import is_local
 from schema.tables import DOCUMENT_MOMENTS
-from sql.moment_batches import BatchViews, find_batches, has_steps_of_trajectories
-from sql.stored_moments import stored_moments
-from sql.view_texts import moments_definition
+from sql.moment_batches import BatchViews, in_batches
+from sql.stored_moments import moments_number, stored_moments, waiting_documents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +37,7 @@ _BATCHES_AT_ONCE: Final = 4  # at most; each holds up to a gigabyte
 def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
     """Store the moments of the documents that wait for theirs, if these have ``least`` steps or more.
 
-    A store behind a URL keeps none, nor does one with a log of another generator: its windows follow the longest
-    horizon, which may still grow.
+    A store with a log of another generator keeps none: its windows follow the longest horizon, which may still grow.
 
     Of two calls at once, the one that comes late stops and leaves the rest to the other.
 
@@ -51,21 +49,20 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
         OperationError: A stored file cannot be read.
 
     """
-    if not is_local(store.location) or store.row_count("steps") < least:
+    if store.row_count("steps") < least:
         return 0
     versions = store.versions()
     moments = stored_moments(store, versions)
-    if moments.stored and moments.waiting is None:
-        if not store.moments_cover(versions):  # files were compacted since; nobody need look at what they were
-            none = DOCUMENT_MOMENTS.schema.empty_table()
-            store.append_moments(none, versions["document_moments"], moments_definition(), versions)
+    if moments.stored and not moments.waits:
         return 0
-    if not has_steps_of_trajectories(store, versions):
+    underived = store.underived(versions)
+    if not np.array_equal(underived["trajectories"], underived["steps"]):  # a derivation is between its two commits
         return 0
-    found = find_batches(store, versions, moments.waiting)
+    waiting = waiting_documents(store, versions) if moments.waiting is None else moments.waiting
+    if (pc.sum(waiting["steps"]).as_py() or 0) < least or _has_foreign_documents(store, versions):
+        return 0
+    found = in_batches(waiting, moments_number())
     batches = sorted(set(found.column("batch").to_pylist()))
-    if (pc.sum(found.column("steps")).as_py() or 0) < least or _has_foreign_documents(store, versions):
-        return 0
     with ExitStack() as opened:
         at_once = min(_BATCHES_AT_ONCE, os.cpu_count() or 1, len(batches))
         free = SimpleQueue[BatchViews]()
@@ -86,8 +83,7 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
         for batch, rows in zip(batches, workers.map(compute, batches), strict=True):
             numbered = rows.append_column("moments_version", pa.repeat(pa.scalar(version + 1), rows.num_rows))
             new = numbered.select(DOCUMENT_MOMENTS.columns).cast(DOCUMENT_MOMENTS.schema)
-            covered = versions if batch == batches[-1] else None
-            if not store.append_moments(new, version, moments_definition(), covered):
+            if not store.append_moments(new, version):
                 break
             count, version = count + rows.num_rows, version + 1
         return count
@@ -98,7 +94,7 @@ def keep_up_moments(store: Store) -> int:
 
     Arguments, results and errors are those of ``materialize_moments``.
     """
-    kept = is_local(store.location) and stored_moments(store, store.versions()).stored
+    kept = bool(store.paths("document_moments"))
     return materialize_moments(store, 1) if kept else materialize_moments(store)
 
 

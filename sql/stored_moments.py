@@ -1,20 +1,44 @@
-"""Which stored moments of documents are the present ones: all but those of documents that got trajectories since."""
+"""Which stored moments of documents are the present ones: those computed from just the units that are derived."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from schema.location import is_local
-from sql.quoting import parquet_files
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.revisions import current_units
+from schema.tables import GROUP_KEY, PLAIN
 from sql.view_texts import WAITING, moments_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import duckdb
-
     from log.store import Store
+
+_UNIT: Final = (*GROUP_KEY, "action_revision", "estimator", "unit", "event_rows")
+_MOMENTS: Final = (*GROUP_KEY, "action_revision", "moments_version", "units_digest", "definition")
+
+_WAITING_ROWS: Final = """
+    with
+    derived as (
+        select study, model, doc, action, action_revision, bit_xor(unit) as units_digest, sum(event_rows) as steps
+        from units
+        group by all
+    ),
+    newest as (
+        select *
+        from moments
+        qualify moments_version = max(moments_version) over (partition by study, model, doc, action, action_revision)
+    )
+    select study, model, doc, action, units_digest, cast(steps as bigint) as steps
+    from derived
+    left join newest as own using (study, model, doc, action, action_revision, units_digest)
+    where own.definition is distinct from $definition
+    order by study, model, doc, action
+"""
 
 
 @dataclass(frozen=True)
@@ -23,28 +47,35 @@ class StoredMoments:
 
     Attributes:
         stored: Whether they take stored rows.
-        waiting: A query for the documents and actions whose moments they compute; None where there are none.
+        waiting: The documents and actions whose moments they compute: a row for each, with the columns of ``GROUP_KEY``,
+            ``units_digest`` and ``steps``, sorted. None if nothing is looked up.
 
     """
 
     stored: bool
-    waiting: str | None
+    waiting: pa.Table | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are stored rows, and documents beside them whose moments are computed."""
+        return self.stored and self.waiting is not None and self.waiting.num_rows > 0
 
     def insert_waiting(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Put the documents and actions whose moments are computed into the table that the views look at."""
-        if self.waiting is not None:
-            connection.execute(f"insert into {WAITING} {self.waiting}")
+        if self.waits:
+            connection.register("waiting_rows", self.waiting)
+            connection.execute(f"insert into {WAITING} select {', '.join(GROUP_KEY)} from waiting_rows")
+            connection.unregister("waiting_rows")
 
 
-NO_MOMENTS: Final = StoredMoments(stored=False, waiting=None)
+NO_MOMENTS: Final = StoredMoments(stored=False)
 """Everything is computed."""
 
 
 def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
-    """Find out what the stored moments cover of tables at their versions; reads the logs alone.
+    """Find out which stored moments are present ones.
 
-    They cover the files of trajectories and of documents that there were when they were made. Where one of these is
-    no longer there, and in a store behind a URL, everything is computed.
+    A stored row is present if it was computed by what computes moments now, from just the units that are derived.
 
     Args:
         store: The store.
@@ -54,13 +85,32 @@ def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
         InputError: The store is damaged.
 
     """
-    new = store.files_since_moments(versions, moments_definition()) if is_local(store.location) else None
-    if new is None:
+    if not store.paths("document_moments", versions["document_moments"]):
         return NO_MOMENTS
-    keys, queries = "select distinct study, model, doc, action", []
-    if files := new["trajectories"]:
-        queries.append(f"{keys} from {parquet_files(files)}")
-    if files := new["documents"]:  # may be of trajectories that were there before them
-        late = f"semi join {parquet_files(files)} using (study, model, doc)"
-        queries.append(f"{keys} from main.trajectories {late}")
-    return StoredMoments(stored=True, waiting=" union ".join(queries) or None)
+    waiting = waiting_documents(store, versions)
+    return StoredMoments(stored=True, waiting=waiting)
+
+
+def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
+    """Find the documents and actions whose stored moments, if any, are not the present ones.
+
+    Returns:
+        Rows as ``StoredMoments.waiting`` has them.
+
+    """
+    units = store.read("units", versions["units"], _UNIT)
+    units = current_units(units, store.read("actions", versions["actions"]))
+    underived = pa.array(store.underived(versions)["trajectories"], pa.int64())
+    units = units.filter(pc.equal(units["estimator"], PLAIN))
+    units = units.filter(pc.invert(pc.is_in(units["unit"], underived)))
+    moments = store.read("document_moments", versions["document_moments"], _MOMENTS)
+    definition = {"definition": moments_number()}
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        connection.register("units", units)
+        connection.register("moments", moments)
+        return connection.sql(_WAITING_ROWS, params=definition).to_arrow_table()
+
+
+def moments_number() -> int:
+    """Return what tells how moments are computed: the first 60 bits of ``moments_definition``."""
+    return int(moments_definition()[:15], 16)

@@ -9,7 +9,7 @@ from sql.empty_views import stored_types
 from sql.quoting import literal, parquet_files, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import duckdb
 
@@ -41,17 +41,17 @@ def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, sources
         connection.execute(f"insert into stored.{quoted(table)} {stored_rows(table, sources)}")
 
 
-def stored_rows(table: str, sources: Mapping[str, Sequence[str]], *more: str) -> str:
-    """The query for a table's declared columns, of the declared types, and for some ``more`` columns of its sources.
+def stored_rows(table: str, sources: Mapping[str, Sequence[str]]) -> str:
+    """The query for a table's declared columns, of the declared types.
 
     ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
     """
     types = stored_types()[table]
-    parts = [f"{_selected(table, types, missing, more)} from {source}" for source, missing in sources.items()]
-    return " union all ".join(parts) or f"{_selected(table, types, tuple(types), ())} where false"
+    parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
+    return " union all ".join(parts) or f"{_selected(table, types, tuple(types))} where false"
 
 
-def _selected(table: str, types: Mapping[str, str], missing: Sequence[str], more: Sequence[str]) -> str:
+def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> str:
     """The ``select`` of a table's columns, with the declared defaults in those that are missing or null."""
     defaults = TABLES[table].defaults
     columns = []
@@ -63,19 +63,14 @@ def _selected(table: str, types: Mapping[str, str], missing: Sequence[str], more
             columns.append(f"coalesce({quoted(name)}, {default}) as {quoted(name)}")
         else:
             columns.append(quoted(name))
-    return f"select {', '.join((*columns, *more))}"
+    return f"select {', '.join(columns)}"
 
 
-def parquet_sources(
-    store: Store, table: str, version: int, files: Collection[str] | None = None
-) -> dict[str, Sequence[str]]:
-    """A local table's files, or some of them, as sources of ``stored_rows``.
+def parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
+    """A local table's files as sources of ``stored_rows``.
 
     Files that lack the same columns are read together: for DuckDB to find out by itself what each file has, it would
     open all of them for every query.
     """
-    sources: dict[str, Sequence[str]] = {}
-    for missing, there in store.files_by_missing_columns(table, version).items():
-        if wanted := [file for file in there if files is None or file in files]:
-            sources[parquet_files(wanted)] = missing
-    return sources
+    found = store.files_by_missing_columns(table, version)
+    return {parquet_files(files): missing for missing, files in found.items()}

@@ -104,7 +104,7 @@ def _of_main(text: str) -> str:
     return re.sub(r"\binternal\.", "main.", text)
 
 
-def stored_text(table: str, source: str | None = None) -> str:
+def stored_text(table: str) -> str:
     """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
 
     Of plans it has all revisions, of what was made under plans only what was made under the newest. Of documents, and
@@ -112,12 +112,11 @@ def stored_text(table: str, source: str | None = None) -> str:
 
     Args:
         table: The stored table.
-        source: What stands after ``from`` for its rows; ``stored.TABLE``, all of them, by default.
 
     """
     declared = TABLES[table].columns
     columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)
-    text = f"select\n    {columns}\nfrom {source or f'stored.{quoted(table)}'} as own"
+    text = f"select\n    {columns}\nfrom stored.{quoted(table)} as own"
     for name, revision in (("action", "action_revision"), ("baseline", "baseline_revision")):
         if {"study", name, revision} <= set(declared):
             same = f"own.study = {name}s.study and own.{name} = {name}s.action"

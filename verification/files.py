@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from log.appends import conform
-from log.checked_files import READ_ERRORS, damage_of, parse
 from log.compaction.members import Member, members_in
+
+from log.checked_files import READ_ERRORS, damage_of, parse
 from log.store import Store, StoredFile
 from schema.errors import InputError, first_line
 from schema.tables import TABLES

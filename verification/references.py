@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-
 from log.appends import span_of_record
+
 from log.store import Store
 from schema.errors import InputError
 from schema.frozen_text import frozen_sha256

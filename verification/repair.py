@@ -17,13 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from log.appends import is_compacted, is_foreign, span_of_path, unit_count
+
 from log.checked_files import DERIVED_TABLES, first_damaged
-from log.delta.folder import DeltaFolder
-from log.delta.table_log import RELIED_ON, TableLog, said_of_commit
 from log.delta.durability import make_folder, sync
+from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile, replace_file
+from log.delta.table_log import RELIED_ON, TableLog, said_of_commit
 from log.small_tables import KEYED
 from log.store import ESTIMATED_TABLES, Store
 from schema.errors import InputError, KvdriftError

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from log.appends import (
     Span,
     conform_unit,
@@ -25,8 +24,9 @@ from log.appends import (
     unit_name,
     unit_path,
 )  # fmt: skip
-from log.checked_files import DERIVED_TABLES
 from log.compaction.members import Member
+
+from log.checked_files import DERIVED_TABLES
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.progress import Progress

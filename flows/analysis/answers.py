@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from flows.analysis.current import newest_rows
 from flows.analysis.document_index import DocumentIndex, measured
 from flows.scores import Scoring
-from log.units.revisions import current_actions
 from log.store import Store
+from log.units.revisions import current_actions
 from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
 from sql.catalog import Views

@@ -20,9 +20,10 @@ from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
 from flows.scores import known_answers
 from flows.stored_documents import changed_answers
-from log.units.revisions import current_actions
+from log.checked_files import WEEK
 from log.store import Store
 from log.studies import chosen_study
+from log.units.revisions import current_actions
 from schema.errors import ControlError, InputError, nearest
 from schema.study import CONTROL_ACTION, POOLED
 from schema.windows import Windows
@@ -127,10 +128,10 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     study, model = chosen_study(store, question.study, question.model)
     plan = find_plan(store, study, model)
     _check_tails(question, _DRAWS if plan is None else plan.draws)
-    with open_views(store, kept=("moments",), checked=True) as views:
+    with open_views(store, kept=("moments",), checked_within=WEEK) as views:
         version = store.data_version("events", views.versions["events"])
-        if pending := store.pending_segments(views.versions["events"], views.versions):
-            raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
+        if pending := store.all_underived(views.versions).size:
+            raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
         _check_control(views, study, model)
         _check_actions(store, views, question, study)
         _check_finished(store, views, question, study, model, plan)

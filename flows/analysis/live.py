@@ -18,8 +18,8 @@ from flows.analysis.current import estimates_are_current
 from flows.frozen_plan import find_plan
 from flows.looks import LooksTaken, wanted_by_stratum
 from flows.planning.work import Cell, Row, Work, planned_work
-from log.units.revisions import current_actions, current_documents
 from log.store import Store
+from log.units.revisions import current_actions, current_documents
 from stats.preliminary import preliminary_mean
 
 RATE_SECONDS = 120.0  # what the rate is of

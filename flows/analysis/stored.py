@@ -22,10 +22,11 @@ from flows.frozen_plan import find_plan
 from flows.planning.seen import seen_actions
 from flows.scores import Scoring, known_answers
 from flows.stored_documents import changed_answers
+from log.checked_files import WEEK
 from log.store import Store
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
-from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
+from sql.catalog import MOMENT_VIEWS, Views, open_views
 from stats.moments import Float
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import NO_COEFFICIENTS
@@ -58,11 +59,11 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         return not current or (subject.answers and not answered) or (subject.together and not compared)
 
     frozen = find_plan(store, study, model)
-    with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
+    with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         # What is estimated is what these views show, whatever other writers commit meanwhile.
         version = store.data_version("events", views.versions["events"])
-        if pending := store.pending_segments(views.versions["events"], views.versions):
-            raise InputError(f"{len(pending)} segments of events are not derived: kvdrift derive {store.location}")
+        if pending := store.all_underived(views.versions).size:
+            raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
         seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)
         if frozen is not None:
@@ -97,7 +98,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
         # One commit for all of it: a row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
-    refresh_catalog(store)
     return count
 
 

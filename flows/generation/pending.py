@@ -11,8 +11,8 @@ from flows.frozen_plan import FrozenPlan, require_plan
 from flows.looks import LooksTaken
 from flows.material import Material, replicates_of
 from generator.generation import PendingUnit
-from log.units.revisions import newest_revisions
 from log.store import Store
+from log.units.revisions import newest_revisions
 from schema.document import Document
 from schema.tables import PLAIN, SWRB, UNITS
 

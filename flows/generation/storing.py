@@ -14,8 +14,8 @@ from flows.generation.pending import Work
 from flows.stored_material import stored_identities
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds
-from log.appends import unit_name
 from log.store import Store, Unit
+from log.units.unit import unit_name
 from schema.errors import (
     DamagedStoreError,
     InputError,

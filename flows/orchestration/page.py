@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from log.checked_files import WEEK
 from log.store import Store
 from schema.progress import SILENT, Progress
 from schema.study import POOLED
@@ -134,7 +135,7 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
     from report.reading.source import Provenance, StudyRows  # noqa: PLC0415
     from sql.catalog import open_views  # noqa: PLC0415
 
-    with open_views(store, checked=True) as views:
+    with open_views(store, checked_within=WEEK) as views:
         rows = StudyRows(views, study, model)
         content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
         decomposition = rows.of("decomposition", split=content.split, stratum=POOLED)

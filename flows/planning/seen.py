@@ -11,8 +11,8 @@ from typing import Any
 
 from flows.frozen_plan import FrozenPlan
 from generator.documents.registry import SOURCES
-from log.units.revisions import newest_revisions
 from log.store import Store
+from log.units.revisions import newest_revisions
 from schema.document import Document
 from schema.study import FINITE_STATE
 

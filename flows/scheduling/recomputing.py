@@ -28,9 +28,9 @@ def stored_studies(location: str) -> list[tuple[str, str]]:
 
 
 def derive_store(location: str, page: FlowRunPage) -> int:
-    """Derive what is not derived yet, and refresh the catalogue; return the number of new segments."""
-    done, store = run_derivation(location).segments, Store.open(location)
-    page.say(f"derived {done} new segments" if done else "all events are derived")
+    """Derive what is not derived yet, and refresh the catalogue; return the number of new units."""
+    done, store = run_derivation(location).units, Store.open(location)
+    page.say(f"derived {done} new units" if done else "all events are derived")
     if materialize_moments(store) or done:
         refresh_catalog(store)
     return done
@@ -43,6 +43,7 @@ def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> 
     record_tokens(store, study, model, revision=revision, progress=page)
     score_stored(store, study, model, revision=revision, progress=page)
     count = analyze_stored(store, study, model, progress=page)
+    refresh_catalog(store)
     page.say(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
     return count
 

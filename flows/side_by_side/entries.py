@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 
 from flows.analysis.estimation import document_moments
 from flows.pages import report_folder
+from log.checked_files import WEEK
 from log.store import Store
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
@@ -88,7 +89,7 @@ def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _read(store: Store, study: str, model: str, name: str) -> tuple[Entry, DocumentMoments]:
-    with open_views(store, kept=MOMENT_VIEWS, checked=True) as views:
+    with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         source = StudyRows(views, study, model)
         provenance = Provenance(store=store.location, tables=views.versions)
         content = read_content(source, baseline=None, token_text=None, provenance=provenance, latex=False)

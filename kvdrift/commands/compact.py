@@ -47,8 +47,8 @@ def compact(
         console.doing("writing the catalogue")
         keep_up_moments(opened)
         refresh_catalog(opened)
-    if derived.segments:
-        typer.echo(f"derived {derived.segments} segments, {derived.events} events")
+    if derived.units:
+        typer.echo(f"derived {derived.units} units, {derived.events} events")
     for line in map(_line, tables):
         typer.echo(line)
     if not tables:
@@ -62,7 +62,7 @@ def _delete(store: Store, before: datetime) -> None:
 
     deleted = 0
     for table in TABLES:
-        files, size = store.rewriting.delete_replaced(table, before)
+        files, size = store.delete_replaced(table, before)
         deleted += files
         if files:
             typer.echo(f"{table}: {_counted(files, size)} deleted, replaced before {before:%Y-%m-%d %H:%M} UTC")

@@ -73,11 +73,11 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
 
     report, store = derive(location), Store.open(location)
     nothing = f"nothing to derive: events version {report.events_version} is covered"
-    new = materialize_moments(store) or report.segments
+    new = materialize_moments(store) or report.units
     if not new and is_local(store.location) and not may_write_catalog(store):
         return f"{nothing}; the store may only be read, and its catalogue stays as it is"
     refresh_catalog(store)
-    if not report.segments:
+    if not report.units:
         return nothing
     rate = report.events / max(report.seconds, 1e-9)
     return (
@@ -102,7 +102,7 @@ def _watching(location: str, interval: float) -> str:
         release_memory()
         upkeep.rows_came()
         upkeep.begin_if_due()
-        typer.echo(f"derived {batch.segments} segments, {batch.events} events in {batch.seconds:.2f} s", err=True)
+        typer.echo(f"derived {batch.units} units, {batch.events} events in {batch.seconds:.2f} s", err=True)
         for failure in batch.failures:
             typer.echo(f"kvdrift: {failure}", err=True)
 
@@ -117,4 +117,4 @@ def _watching(location: str, interval: float) -> str:
 
 def _counts(report: DerivationReport) -> str:
     branchings = f", {report.branchings} residual branchings" if report.branchings else ""
-    return f"{report.segments} segments, {report.trajectories} trajectories{branchings}, {report.events} events"
+    return f"{report.units} units, {report.trajectories} trajectories{branchings}, {report.events} events"

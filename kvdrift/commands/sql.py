@@ -66,9 +66,11 @@ def sql(
     if command and (output or output_format != "table"):
         raise InputError(f"{query}: a command of the prompt prints text; leave --format and -o out")
     opened = Store.open(store)
-    with read_only(open_views(opened, threads=os.cpu_count() or 1, checked=checked), opened) as views:
-        if waiting := opened.pending_segments(views.versions["events"], views.versions):
-            units = f"{len(waiting)} {'unit' if len(waiting) == 1 else 'units'}"
+    with read_only(
+        open_views(opened, threads=os.cpu_count() or 1, checked_within=0 if checked else None), opened
+    ) as views:
+        if waiting := opened.all_underived(views.versions).size:
+            units = f"{waiting} {'unit' if waiting == 1 else 'units'}"
             derive = f"kvdrift derive {store}, or with --watch beside a run"
             typer.echo(f"note: the views lack {units} whose events are not derived yet; {derive}", err=True)
         if query is None:

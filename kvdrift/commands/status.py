@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from flows.frozen_plan import FrozenPlan
     from flows.scores import Scoring
-    from log.compaction.counts import Holdings, Place
+    from log.counts import Holdings, Place
     from log.store import Store
 
 Row = dict[str, Any]
@@ -74,11 +74,11 @@ def store_status(store: Store) -> Row:
     from flows.scores import Scoring
 
     version = store.version("events")
-    underived = store.unit_paths_in(store.pending_segments(version))
+    underived = store.all_underived()
     actions = store.read("actions")  # first: a revision is declared before its units are there
     counts = store.counts()
     held, places = counts.units, counts.documents
-    left = _underived(store, underived) if underived else Counter()
+    left = _underived(store, underived) if len(underived) else Counter()
     there = sorted({(place.study, place.model) for place in places})
     current = counts.current_units(actions)
     studies = []
@@ -250,13 +250,13 @@ def _count_units(held: Holdings) -> int:
     return sum(one.units * count for (_, own), count in held.items() for one in own)
 
 
-def _underived(store: Store, paths: set[str]) -> Counter[tuple[str, str]]:
-    """Count the current units at some paths by study and model."""
+def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
+    """Count the current units that have some numbers by study and model."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    units = store.units(columns=("study", "model", "path"), coded=True)
-    units = units.filter(pc.is_in(units["path"], pa.array(paths, pa.string())))
+    units = store.units(columns=("study", "model", "unit"), coded=True)
+    units = units.filter(pc.is_in(units["unit"], pa.array(numbers, pa.int64())))
     return Counter(zip(units["study"].to_pylist(), units["model"].to_pylist(), strict=True))
 
 

@@ -50,7 +50,7 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
     readers: dict[tuple[str, str], TokenReader | None] = {}
     shown: dict[tuple[str, str], int] = {}
     while True:
-        if store.pending_segments(store.version("events")):
+        if store.all_underived().size:
             run_derivation(location)
         found = live.look()
         looks = [look for look in found if study in {None, look.study}]

@@ -96,10 +96,9 @@ def keep_up(location: str) -> None:
     from log.store import Store
     from sql.catalog import refresh_catalog
     from sql.materialization import materialize_moments
-    from transforms.compaction import gather
 
     store = Store.open(location)
-    gather(store)
+    store.gather()
     if is_local(store.location):
         materialize_moments(store)
         refresh_catalog(store)

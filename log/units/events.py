@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.units.numbers import keys_of, with_numbers
+from log.units.unit import in_order
 from schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +58,24 @@ class RowsOfUnits:
         if rows["unit"].null_count:
             rows = with_numbers(self._table.table, rows, self._spans())
         return rows.filter(pc.is_in(rows["unit"], wanted)).select(columns)
+
+    def read_each(self, units: Sequence[int], docs: Collection[str], columns: Sequence[str]) -> list[pa.Table]:
+        """Read the events of some units, each sorted by replicate, a scan before its branch, and position.
+
+        Arguments are those of ``read``.
+
+        Returns:
+            The rows of each unit, in ``columns``.
+
+        Raises:
+            InputError: A file cannot be read.
+
+        """
+        names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
+        rows = self.read(units, docs, names)
+        for why in self.unreadable.values():
+            raise InputError(why)
+        return [in_order(rows.filter(pc.equal(rows["unit"], number))).select(columns) for number in units]
 
     def _part(self, paths: list[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
         try:

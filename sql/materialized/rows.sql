@@ -82,10 +82,12 @@ select
     occupation_compensator as scalar_occupation_compensator,
     exposure_compensator as scalar_exposure_compensator,
     written as scalar_written,
-    written_exposure as scalar_written_exposure
+    written_exposure as scalar_written_exposure,
+    units_digest, definition
 from computed.moments
 inner join revisions using (study, model, doc, action)
 inner join positions using (study, model, doc, action)
 inner join depths using (study, model, doc, action)
 inner join lags using (study, model, doc, action)
+inner join stored.batches using (study, model, doc, action)
 order by study, model, doc, action

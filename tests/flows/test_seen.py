@@ -13,8 +13,8 @@ from fixtures.study_files import load_study
 from flows.frozen_plan import find_plan
 from flows.planning.freezing import freeze_plan
 from flows.planning.seen import SeenDocuments, seen_actions
-from log.units.revisions import current_actions
 from log.store import Store
+from log.units.revisions import current_actions
 from schema.document import Document
 from schema.tables import ACTIONS
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
-
-from log.compaction import counts
 from log.compaction.counts import Scored
 from log.compaction.members import packed
 from log.compaction.rows import compact_rows
+
+from log.compaction import counts
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import DOCUMENTS, SCORES

@@ -10,8 +10,8 @@ from fixtures.older_stores import make_empty_store
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from log.units.kept_sets import unlike_units
 from log.store import Store
+from log.units.kept_sets import unlike_units
 from schema.errors import UnlikeUnitsError
 
 KEPT, OTHERS = ["ab" * 32, "cd" * 32], ["ab" * 32, "ef" * 32]

@@ -26,8 +26,8 @@ from fixtures.older_stores import (
 from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
-
 from log.appends import compacted_name
+
 from log.delta import folder as delta_folder
 from log.delta.parquet_files import encode_parquet
 from log.store import Store

@@ -33,10 +33,10 @@ from fixtures.stored_units import (
     killed_in,
     make_unit,
 )
+from log.projections import UnitRows
 
 from log.delta.folder import DeltaFolder
 from log.delta.listing import has_gap, listed
-from log.projections import UnitRows
 from log.store import Store, Unit
 from schema.errors import DamagedStoreError, InputError, OperationError
 from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS

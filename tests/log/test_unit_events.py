@@ -13,8 +13,8 @@ from fixtures.branched_units import NAMES, RECORD, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derived_rows, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
-
 from log.appends import derived_tables, span_of_path, span_of_record
+
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import EVENTS

@@ -19,15 +19,15 @@ from fixtures.older_stores import make_store_1
 from fixtures.refusals import refused
 from fixtures.stored_units import content, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
-
 from log.appends import DERIVED
-from log.compaction import packs
 from log.compaction.members import UNITS_FOOTER, units_footer
 from log.compaction.packs import tiers
-from log.delta.folder import DeltaFolder
-from log.delta.table_log import CHECKPOINT_EVERY, TableLog
-from log.delta.parquet_files import StoredFile
 from log.projections import UnitRows
+
+from log.compaction import packs
+from log.delta.folder import DeltaFolder
+from log.delta.parquet_files import StoredFile
+from log.delta.table_log import CHECKPOINT_EVERY, TableLog
 from log.store import Store, Unit
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES

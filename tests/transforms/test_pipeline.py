@@ -27,8 +27,8 @@ import pytest
 from fixtures import swrb_events
 from fixtures.processes import forked
 from fixtures.stored_units import killed_in
-
 from log.appends import unit_count
+
 from log.store import Store, Unit
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of

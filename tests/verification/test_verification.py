@@ -22,10 +22,10 @@ from fixtures.command import call
 from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
-
 from log.appends import UNIT_FOOTER, unit_path
-from log.delta.parquet_files import content_digest, encode_parquet
 from log.projections import UnitRows
+
+from log.delta.parquet_files import content_digest, encode_parquet
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from faults.disk.failing import hide, hiding
 from fixtures.stored_units import make_unit
-
 from log.appends import UNIT_FOOTER, conform_unit, unit_path
+
 from log.delta.commits import Commit, guards
 from log.delta.folder import DeltaFolder
+from log.delta.parquet_files import StoredFile, content_digest, encode_parquet
 from log.delta.snapshot import Snapshot
 from log.delta.table_log import TableLog
-from log.delta.parquet_files import StoredFile, content_digest, encode_parquet
 from log.store import Store
 
 LISTINGS = 5  # of a use; each of them lacks the file once
