@@ -142,7 +142,8 @@ def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
 def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
     for name in record:
         if name not in UNITS.columns or name in _NUMBERED:
-            raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
+            known = [column for column in UNITS.columns if column not in _NUMBERED]
+            raise InputError(f"units: unknown field '{name}'; {nearest(name, known)}")
     given = dict.fromkeys(UNITS.columns) | with_defaults(record)
     record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
     if record["estimator"] not in DERIVED:
