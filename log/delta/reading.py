@@ -137,7 +137,7 @@ class TableReading(TableVersions):
         try:
             rows = self.dataset(snapshot, paths, texts).to_table(columns=named, filter=where)
             found = _filled(table, rows.select(columns), _declared(table, texts))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # the last of columns that must not be null
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
         if with_path:
             beginning = len(join(self._root, table, ""))
@@ -171,7 +171,7 @@ class TableReading(TableVersions):
             )
             for batch in scan.to_batches():
                 yield _filled(table, pa.Table.from_batches([batch]), _declared(table, ()))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
 
 
