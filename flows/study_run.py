@@ -69,6 +69,7 @@ class StudyRun:
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
         gathered: makes the study's documents and actions.
+        compacts: whether many small files are put together at the end.
 
     """
 
@@ -83,6 +84,7 @@ class StudyRun:
     offline: bool = False
     replan: bool = False
     gathered: Callable[..., Material] = gather_material
+    compacts: bool = True
 
     def say(self, line: str) -> None:
         """Say something of this study; where its file has several temperatures or models, with its name."""

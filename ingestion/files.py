@@ -30,6 +30,7 @@ from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
+_LATER = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # a unit is of its own store
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
@@ -156,7 +157,7 @@ class EventFile:
         """
         groups: dict[GroupNames, int] = {}
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
-        for batch in self._slices([*GROUP_KEY, *(name for name in EVENTS.defaults if name in self.schema.names)]):
+        for batch in self._slices([*GROUP_KEY, *(name for name in _LATER if name in self.schema.names)]):
             self._check_coupled(batch, row)
             with self._reading():  # Parquet's reader does not look whether names are text
                 first, group = _runs(batch, groups)
@@ -243,7 +244,7 @@ class EventFile:
                 f"{self.path}: no column {', '.join(repr(name) for name in missing)}; "
                 f"an event has {', '.join((*GROUP_KEY, *VALUES))}"
             )
-        for name in EVENTS.columns:
+        for name in (*GROUP_KEY, *VALUES, *_LATER):
             if name not in names:
                 continue
             if names.count(name) > 1:
@@ -255,7 +256,7 @@ class EventFile:
 
     def _check_coupled(self, batch: pa.RecordBatch, first: int) -> None:
         """Refuse a row whose kind or weight is not a coupled pair's; the batch begins at the file's row ``first``."""
-        for name, default in EVENTS.defaults.items():
+        for name, default in _LATER.items():
             if name not in batch.schema.names:
                 continue
             values = _plain(batch.column(name))

@@ -160,7 +160,7 @@ class Intake:
         for held in self._overlapping(key, first, end):
             low, high = max(first, held.first), min(end, held.end)
             own = slice((low - first) * horizon, (high - first) * horizon)
-            conflict = self._conflict(rows.take(own), own.start, held, low, horizon)
+            conflict = self._conflict(key, rows.take(own), own.start, held, low, horizon)
             if conflict is not None:
                 return conflict
             new[low - first : high - first] = False

@@ -17,7 +17,7 @@ from log.units.events import RowsOfUnits
 from log.units.new_rows import NewRows
 from log.units.records import as_rows, missing_records, records_in, records_of
 from log.units.revisions import current_documents, current_units
-from log.units.rows import UnitCounts, UnitRows
+from log.units.rows import Pending, UnitCounts, UnitRows
 from schema.errors import InputError, nearest
 from schema.location import is_local, join
 from schema.rows import Wide
@@ -279,6 +279,10 @@ class ReadableStore:
 
         """
         return self._units.lacking(versions)
+
+    def pending(self) -> Pending:
+        """Find what is to derive; ``underived`` says what is raised."""
+        return self._units.pending()
 
     def all_underived(self, versions: Mapping[str, int] | None = None) -> Wide:
         """Return the numbers of the units that lack rows in any derived table; ``underived`` says more."""

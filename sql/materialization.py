@@ -80,7 +80,7 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
 
         workers = opened.enter_context(ThreadPoolExecutor(at_once))
         count, version = 0, versions["document_moments"]
-        for batch, rows in zip(batches, workers.map(compute, batches), strict=True):
+        for rows in workers.map(compute, batches):
             numbered = rows.append_column("moments_version", pa.repeat(pa.scalar(version + 1), rows.num_rows))
             new = numbered.select(DOCUMENT_MOMENTS.columns).cast(DOCUMENT_MOMENTS.schema)
             if not store.append_moments(new, version):

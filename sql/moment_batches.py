@@ -95,5 +95,10 @@ class BatchViews:
             query = f"select * replace ({enumerated}) from ({computed_texts()[name]})"  # noqa: S608 - names of ours
             if name == "computed.steps":
                 units = f"select unit, {enumerated} from stored.units semi join {WAITING} using ({_KEY})"  # noqa: S608
-                query = f"select {_KEY}, {_OF_STEP} from stored.steps inner join ({units}) using (unit)"  # noqa: S608
+                own, of_step = _of("own", _KEY), _of("steps", _OF_STEP)
+                query = f"select {own}, {of_step} from stored.steps as steps inner join ({units}) as own using (unit)"  # noqa: S608
             execute(f"create or replace table {name} as {query}")
+
+
+def _of(table: str, columns: str) -> str:
+    return ", ".join(f"{table}.{name}" for name in columns.split(", "))

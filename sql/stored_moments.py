@@ -47,8 +47,8 @@ class StoredMoments:
 
     Attributes:
         stored: Whether they take stored rows.
-        waiting: The documents and actions whose moments they compute: a row for each, with the columns of ``GROUP_KEY``,
-            ``units_digest`` and ``steps``, sorted. None if nothing is looked up.
+        waiting: The documents and actions whose moments they compute, sorted: a row for each, with the columns of
+            ``GROUP_KEY``, ``units_digest`` and ``steps``. None if nothing is looked up.
 
     """
 
@@ -64,7 +64,8 @@ class StoredMoments:
         """Put the documents and actions whose moments are computed into the table that the views look at."""
         if self.waits:
             connection.register("waiting_rows", self.waiting)
-            connection.execute(f"insert into {WAITING} select {', '.join(GROUP_KEY)} from waiting_rows")
+            names = ", ".join(GROUP_KEY)
+            connection.execute(f"insert into {WAITING} select {names} from waiting_rows")  # noqa: S608 - names of ours
             connection.unregister("waiting_rows")
 
 

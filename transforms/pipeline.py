@@ -60,8 +60,8 @@ def run_derivation(
     store = Store.open(store_location)
     store.make_tables()
     store.reconcile()  # rows of units tell what is to derive
-    version = store.version("events")
-    todo = pending(store, version)
+    work = pending(store)
+    version, todo = work.events_version, work.segments
     units, done = sum(len(segment.units) for segment in todo), 0
     total = DerivationReport.of([], version, 0.0)
     for start in range(0, len(todo), SEGMENTS_PER_RUN):
@@ -70,7 +70,7 @@ def run_derivation(
         total = total.plus(DerivationReport.of(outcomes, version, 0.0))
         lost = {segment.units[0] for segment in batch} ^ {outcome.segment for outcome in outcomes}
         last = start + SEGMENTS_PER_RUN >= len(todo)
-        commit(store, outcomes, version, covered=last and not total.failures and not lost)
+        commit(store, outcomes, version, covered=work.whole and last and not total.failures and not lost)
         if lost or len(outcomes) != len(batch):
             raise OperationError(
                 f"{runner} was given {len(batch)} segments and returned {len(outcomes)}; run the derivation again"

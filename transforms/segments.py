@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 from log.delta.durability import side_by_side
 from log.units.unit import DERIVED
 from schema.errors import InputError, KvdriftError, OperationError, first_line
+from schema.rows import Wide
 from schema.tables import EVENTS, GROUP_KEY, SWRB
 from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from log.store import DerivedFile, Store
 
@@ -136,12 +137,27 @@ class DerivationReport:
             raise OperationError(f"not all units could be derived ({self.units} were): {named}{more}")
 
 
-def pending(store: Store, events_version: int, most: int = SEGMENT_ROWS) -> list[Segment]:
-    """List the units visible at ``events_version`` that lack derived rows, in the order of their keys.
+@dataclass(frozen=True)
+class Work:
+    """What is to derive.
+
+    Attributes:
+        segments: Units that lack derived rows, in the order of their keys.
+        events_version: The version of ``events`` that they are read at.
+        whole: Whether these are all units of that version that lack rows.
+
+    """
+
+    segments: list[Segment]
+    events_version: int
+    whole: bool
+
+
+def pending(store: Store, most: int = SEGMENT_ROWS) -> Work:
+    """Find what is to derive.
 
     Args:
         store: The store.
-        events_version: The version of ``events``.
         most: Events of a segment; a unit that has more is one by itself.
 
     Raises:
@@ -149,7 +165,11 @@ def pending(store: Store, events_version: int, most: int = SEGMENT_ROWS) -> list
         DamagedStoreError: Derived rows have lost their events.
 
     """
-    lacking = store.underived({"events": events_version})
+    found = store.pending()
+    return Work(_segments(store, found.lacking, found.events_version, most), found.events_version, found.whole)
+
+
+def _segments(store: Store, lacking: Mapping[str, Wide], events_version: int, most: int) -> list[Segment]:
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):
         return []

@@ -55,10 +55,13 @@ def watch(
         while not stop():
             looked = time.perf_counter()
             version = store.version("events")
-            todo = [] if version == seen else pending(store, version, BATCH_EVENTS)
-            todo = [segment for segment in todo if not failed.issuperset(segment.units)]
-            if not todo:
-                seen, total = version, replace(total, events_version=version)
+            work = None if version == seen else pending(store, BATCH_EVENTS)
+            todo = [] if work is None else [one for one in work.segments if not failed.issuperset(one.units)]
+            if work is None or not todo:
+                if work is not None:
+                    # Units whose rows are about to come are looked for at the same version again.
+                    seen = work.events_version if work.whole else -1
+                    total = replace(total, events_version=work.events_version)
                 if idle is not None:
                     idle()
                 _wait(looked + interval_seconds, stop)
@@ -67,8 +70,9 @@ def watch(
             if outcome.errors:
                 derived = {number for _, file in outcome.files for number in file.units}
                 failed |= set(todo[0].units) - derived
-            commit(store, [outcome], version, covered=len(todo) == 1 and not failed)
-            report = DerivationReport.of([outcome], version, time.perf_counter() - looked)
+            covered = work.whole and len(todo) == 1 and not failed
+            commit(store, [outcome], work.events_version, covered=covered)
+            report = DerivationReport.of([outcome], work.events_version, time.perf_counter() - looked)
             total = total.plus(report)
             gathering.batch_done()
             if progress is not None:

@@ -19,7 +19,7 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
 
     """
     store = Store.open(location)
-    if pending(store, store.version("events")):
+    if pending(store).segments:
         cluster.check(store, threads=None)
     try:
         address = cluster.scheduler

@@ -101,6 +101,7 @@ def _rows(
     for name in _STEP_COLUMNS:
         columns[name] = pa.array(steps[name][chosen]).cast(EVENTS.schema.field(name).type)
     columns["action_revision"] = pa.repeat(pa.scalar(record["action_revision"], pa.int32()), rows)
+    columns["unit"] = pa.nulls(rows, pa.int64())  # which the store fills in
     columns["weight"] = pa.nulls(rows, pa.float64()) if weight is None else weight[chosen]
     return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flows.scores import Scoring
     from log.counts import Holdings, Place
     from log.store import Store
+    from schema.rows import Wide
 
 Row = dict[str, Any]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from log.delta.commits import Commit, guards
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
-from log.units.unit import SPAN, conform_unit, group_of, unit_name
+from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import GROUP_KEY
 
@@ -61,7 +61,7 @@ class UnitCommits:
         def attempt(events: Snapshot) -> Commit | None:
             stored, taken = self._stored(events, [record for record, _ in given.values()])
             new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
-            _check_overlaps([*stored, *(record for record, _ in given.values())])
+            _check_overlaps(stored, [record for record, _ in given.values()])
             check_alike([*stored, *new])
             if not new:
                 return None
@@ -173,22 +173,23 @@ def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
     return guards((group_of(record), record["first_replicate"] + record["replicates"]) for record in records)
 
 
-def _check_overlaps(units: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse two units that have a replicate in common, unless they are the same unit.
+def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a given unit that has a replicate in common with another one, unless the two are the same unit.
 
     Raises:
-        InputError: Two have.
+        InputError: One has.
 
     """
+    new = {unit["unit"] for unit in given}
     groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
-    for unit in units:
+    for unit in (*stored, *given):
         begin = unit["first_replicate"]
         groups[group_of(unit)][begin, begin + unit["replicates"]] = unit
     for spans in groups.values():
-        ordered = sorted(spans)
-        for (begin, end), (other, other_end) in itertools.pairwise(ordered):
-            if other < end:
+        for first, second in itertools.pairwise(sorted(spans)):
+            if second[0] < first[1]:
+                one, (begin, end) = (second, first) if unit_number(spans[second]) in new else (first, second)
                 raise InputError(
-                    f"unit {unit_name(spans[other, other_end])} overlaps the replicates [{begin}, {end}) "
+                    f"unit {unit_name(spans[one])} overlaps the replicates [{begin}, {end}) "
                     "of the same action, stored or given too"
                 )

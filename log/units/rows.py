@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +70,21 @@ class UnitCounts:
         if table == "branchings":
             return np.where(self.swrb, self.replicates, 0)
         return np.where(self.swrb, self.replicates * self.horizon, 0)
+
+
+class Pending(NamedTuple):
+    """What is to derive.
+
+    Attributes:
+        lacking: The numbers of the units that each derived table has no rows of.
+        events_version: A version of ``events`` that has all of them.
+        whole: Whether no other units are there at this version: the rows of others may be about to come.
+
+    """
+
+    lacking: dict[str, Wide]
+    events_version: int
+    whole: bool
 
 
 class UnitRows:
@@ -174,6 +189,16 @@ class UnitRows:
         """
         wanted = set(numbers)
         return [path for path in table.paths() if not wanted.isdisjoint(self.rows_by_unit(table, path))]
+
+    def pending(self) -> Pending:
+        """Find what is to derive; ``lacking`` says what is raised."""
+        versions = {table: self._folder.load(table).version for table in NUMBERED[1:]}
+        units = self._folder.load("units")
+        events = self._folder.load("events")  # last: it has the events of all these units
+        lacking = self.lacking(versions | {"units": units.version})
+        rows = self.counts(units).event_rows
+        whole = bool(rows.min(initial=0) >= 0 and rows.sum() == self._folder.count_rows(events))
+        return Pending(lacking, events.version, whole)
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
         """Return those of some units that a derived table has rows of.

@@ -37,7 +37,8 @@ class Unit:
 
     Attributes:
         record: A ``units`` row without ``unit``, ``event_rows`` and ``events_sha256``.
-        events: Rows of the EVENTS schema without ``unit``; without ``kind`` and ``weight`` they are coupled pairs.
+        events: Rows of the EVENTS schema without values of ``unit``, which the store fills in; without ``kind`` and
+            ``weight`` they are coupled pairs.
 
     """
 
@@ -80,9 +81,9 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
     """
     record = _conform_record(unit.record)
-    if "unit" in unit.events.column_names:
-        raise InputError("events: unknown column 'unit', which the store fills in")
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
+    if events["unit"].null_count < events.num_rows:
+        raise InputError("events: column 'unit' has values, must be null: the store fills it in")
     for name in (*GROUP_KEY, "action_revision"):
         for value in pc.unique(events.column(name)).to_pylist():
             if value != record[name]:

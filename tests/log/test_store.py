@@ -27,19 +27,19 @@ from fixtures.stored_units import (
     HORIZON,
     content,
     derive,
-    derived_rows,
     edit,
     expected,
     killed_in,
     make_unit,
 )
-from log.projections import UnitRows
 
 from log.delta.folder import DeltaFolder
 from log.delta.listing import has_gap, listed
 from log.store import Store, Unit
+from log.units.commits import UnitCommits
 from schema.errors import DamagedStoreError, InputError, OperationError
-from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, TRAJECTORIES, UNITS
+from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, UNITS
+from transforms.derivation import derive_trajectories
 
 
 def keys(units: pa.Table) -> list[tuple[Any, ...]]:
@@ -65,7 +65,10 @@ def test_units_come_back_as_they_were(store: Store) -> None:
     assert records.schema.equals(UNITS.schema)
     assert keys(records) == [("d0", "snapkv", 0), ("d1", "snapkv", 0), ("d1", "streaming", 0)]
     assert records.column("kept_sha256").to_pylist() == [["ab", "cd"]] * 3
-    assert sorted(records.column("path").to_pylist()) == store.paths("events")
+    assert records.column("event_rows").to_pylist() == [32] * 3
+    numbers = set(records.column("unit").to_pylist())
+    assert len(numbers) == 3
+    assert set(store.read("events", columns=["unit"])["unit"].to_pylist()) == numbers
     assert store.units("s", "org/model").equals(records)
     assert store.units("another").num_rows == 0
 
@@ -101,13 +104,12 @@ def test_the_same_unit_again_after_compaction_changes_nothing(store: Store) -> N
         store.append_units([unit])
     for table in ("events", "units"):
         DeltaTable(f"{store.location}/{table}").optimize.compact()
-    assert not any("snapkv" in path for path in store.paths("events"))
     assert Store.open(store.location).append_units(units) == 0
     assert "overlaps" in refused(store.append_units, [make_unit("d0", first=2)])
     assert store.append_units([make_unit("d0", first=4)]) == 1
     assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
     assert store.units().num_rows == 4
-    assert "'events' was compacted" in refused(store.pending_segments, store.version("events"))
+    assert derive(store) == 4
 
 
 def test_replicate_ranges_grow(store: Store) -> None:
@@ -129,8 +131,8 @@ def test_an_overlapping_range_is_refused(store: Store, first: int, replicates: i
 def test_rows_are_sorted_when_they_are_not(store: Store) -> None:
     unit = make_unit()
     shuffled = unit.events.take(np.random.default_rng(1).permutation(unit.events.num_rows))
-    store.append_units([Unit(unit.record, shuffled.select(list(reversed(EVENTS.columns))))])
-    assert store.read("events").equals(expected([unit]))
+    store.append_units([Unit(unit.record, shuffled.select(list(reversed(shuffled.column_names))))])
+    assert store.read("events").drop_columns(["unit"]).equals(expected([unit]))
 
 
 @pytest.mark.parametrize(
@@ -165,15 +167,10 @@ def test_events_that_are_not_the_units_are_refused(store: Store, unit: Unit, mes
     assert store.versions() == before
 
 
-def test_paths_are_plain_and_apart(store: Store) -> None:
+def test_names_may_hold_any_character(store: Store) -> None:
     names = ["..", "a/b", "a-b", "a%20b", "é" * 200, "_hidden", "x=1", " "]
     units = [make_unit(doc, "50 %") for doc in names]
     assert store.append_units(units) == len(names)
-    paths = store.paths("events")
-    assert len(set(paths)) == len(names)
-    for path in paths:
-        assert all(char.isascii() and (char.isalnum() or char in "._-/") for char in path)
-        assert not any(part.startswith((".", "_")) for part in path.split("/"))
     assert content(store).equals(expected(units))
 
 
@@ -193,7 +190,7 @@ def test_a_pinned_version_does_not_see_later_commits(store: Store) -> None:
     pinned = store.version("events")
     files = store.files("events", pinned)
     store.append_units([make_unit("d1")])
-    assert store.read("events", pinned).equals(expected([make_unit("d0")]))
+    assert store.read("events", pinned).drop_columns(["unit"]).equals(expected([make_unit("d0")]))
     assert store.files("events", pinned) == files
     assert len(store.files("events")) == 2
     assert store.read("events", 0).num_rows == 0
@@ -272,7 +269,6 @@ def test_processes_at_once_on_shared_and_own_units(tmp_path: Path) -> None:
     docs = sorted([*shared, *(doc for names in own for doc in names)])
     assert content(store).equals(expected([make_unit(doc) for doc in docs]))
     assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
-    assert len(store.paths("events")) == len(docs)
 
 
 def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> None:
@@ -318,10 +314,10 @@ def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_pat
 
 
 @pytest.mark.parametrize("way", ["create", "append_units", "reconcile"])
-def test_units_rows_are_healed_from_the_footers(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_rows_of_units_are_made_after_a_kill(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     store.append_units([make_unit("d0")])
 
-    with killed_in(monkeypatch, UnitRows, "append"):
+    with killed_in(monkeypatch, UnitCommits, "_append_rows"):
         store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
     assert keys(store.read("units")) == [("d0", "snapkv", 0)]
     wanted = [(doc, "snapkv", 0) for doc in ("d0", "d1", "d2")]
@@ -334,7 +330,6 @@ def test_units_rows_are_healed_from_the_footers(store: Store, monkeypatch: pytes
         assert Store.open(store.location).reconcile() == 2
     healed = store.read("units")
     assert keys(healed) == wanted
-    assert sorted(healed.column("path").to_pylist()) == store.paths("events")
     assert healed.filter(pc.equal(healed.column("doc"), "d2")).column("decode_seconds").to_pylist() == [2.5]
     assert store.reconcile() == 0
 
@@ -432,28 +427,38 @@ def test_the_same_rows_from_many_writers_are_there_once(store: Store) -> None:
     assert store.read("actions").num_rows == 2
 
 
-# Derived files
+# Derived rows
 
 
-def test_derived_files_are_committed_exactly_once(store: Store) -> None:
+def test_derived_rows_are_committed_exactly_once(store: Store) -> None:
     store.append_units([make_unit("d0"), make_unit("d1")])
     covered = store.version("events")
-    pending = store.pending_segments(covered)
-    assert pending == store.paths("events")
-    rows = pq.read_table(store.files("events")[0])
-    file = store.write_parquet("steps", pending[0], derived_rows("steps", rows))
+    numbers = sorted(store.read("units")["unit"].to_pylist())
+    assert store.underived()["steps"].tolist() == numbers
+    rows = derive_trajectories(store.read("events")).steps
+    own = rows.filter(pc.equal(rows["unit"], numbers[0]))
+    file = store.put_derived("steps", own)
     assert store.paths("steps") == [], "written is not visible"
-    assert file.rows == 32
-    assert file.size == Path(store.location, "steps", file.path).stat().st_size
-    assert store.commit_files("steps", [file, file], "derive", covered) == 1
+    assert (file.file.rows, file.units) == (32, (numbers[0],))
+    assert store.commit_derived("steps", [file], "derive", covered) == 1
     versions = store.versions()
-    assert store.commit_files("steps", [file], "derive", covered) == 0
+    assert store.commit_derived("steps", [file], "derive", covered) == 0
     assert store.versions() == versions
     assert store.covered_version("steps", "derive") == covered
     assert store.covered_version("trajectories", "derive") is None
     assert store.read("steps").schema.equals(STEPS.schema)
-    assert store.read("steps").num_rows == 32
-    assert store.pending_segments(covered) == pending, "trajectories are still missing"
+    both = store.put_derived("steps", rows)
+    assert store.commit_derived("steps", [both], "derive", covered) == 1, "one of the two is there"
+    assert store.read("steps").num_rows == 64
+    assert store.underived()["trajectories"].tolist() == numbers
+    assert store.all_underived().tolist() == numbers, "trajectories are still missing"
+
+
+def test_rows_that_are_derived_say_their_unit(store: Store) -> None:
+    store.append_units([make_unit()])
+    rows = derive_trajectories(make_unit().events).steps
+    assert "column 'unit' is null in 32 row(s)" in refused(store.put_derived, "steps", rows)
+    assert "'units' is not derived" in refused(store.put_derived, "units", rows)
 
 
 def test_a_kill_between_trajectories_and_steps_is_repaired(store: Store) -> None:
@@ -462,30 +467,31 @@ def test_a_kill_between_trajectories_and_steps_is_repaired(store: Store) -> None
     assert store.read("steps").num_rows == 0
     assert derive(store) == 2
     assert derive(store) == 0
-    assert store.paths("trajectories") == store.paths("steps") == store.paths("events")
     store.append_units([make_unit("d2")])
     assert derive(store) == 1
-    for table in (TRAJECTORIES, STEPS):
-        assert store.read(table.name).num_rows == 3 * 32
+    assert store.read("trajectories").num_rows == 3 * 4
+    assert store.read("steps").num_rows == 3 * 32
     assert store.covered_version("steps", "derive") == store.version("events")
 
 
-def test_derivers_at_once_commit_each_file_once(store: Store) -> None:
+def test_derivers_at_once_commit_each_unit_once(store: Store) -> None:
     store.append_units([make_unit(f"d{i}") for i in range(6)])
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: derive(Store.open(store.location)), range(4)))
-    for table in ("trajectories", "steps"):
-        assert store.paths(table) == store.paths("events")
-        assert store.read(table).num_rows == 6 * 32
+    assert store.read("trajectories").num_rows == 6 * 4
+    assert store.read("steps").num_rows == 6 * 32
 
 
-def test_pending_segments_keep_to_their_version(store: Store) -> None:
+def test_a_unit_between_its_two_commits_is_not_derived_yet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row tells a derivation of it; until the row is there, no commit says that all is derived."""
     store.append_units([make_unit("d0")])
-    pinned = store.version("events")
-    store.append_units([make_unit("d1")])
-    assert len(store.pending_segments(pinned)) == 1
-    with pytest.raises(InputError, match="not the path of an events file"):
-        store.write_parquet("steps", "../elsewhere.parquet", derived_rows("steps", make_unit().events))
+    with killed_in(monkeypatch, UnitCommits, "_append_rows"):
+        store.append_units([make_unit("d1")])
+    found = Store.open(store.location).pending()
+    assert (len(found.lacking["steps"]), found.whole) == (1, False)
+    Store.open(store.location).reconcile()
+    found = store.pending()
+    assert (len(found.lacking["steps"]), found.whole) == (2, True)
 
 
 # Errors are one line, and nothing is harmed

@@ -26,7 +26,7 @@ def analyze(store: StoreArgument) -> None:
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
     if not studies:
         raise InputError(f"{opened.location}: the store holds no study yet")
-    revisions, made = model_revisions(opened), 0
+    revisions, made, written = model_revisions(opened), 0, False
     with ConsoleProgress() as console:
         for study, model in sorted(studies):
             console.doing(f"estimating {study}, {model}")
@@ -35,9 +35,11 @@ def analyze(store: StoreArgument) -> None:
             if scored := score_stored(opened, study, model, revision=revision, progress=console):
                 typer.echo(f"{study}, {model}: scored the answers of {scored} pairs")
             count = analyze_stored(opened, study, model, progress=console)
-            if texts and not count:
-                refresh_catalog(opened)
             made += count
+            written = written or bool(texts or scored or count)
             typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
+        if written:
+            console.doing("writing the catalogue")
+            refresh_catalog(opened)
     if made:
         typer.echo(f"the estimates are in {opened.location}; kvdrift report {opened.location} writes the page")
