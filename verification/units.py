@@ -272,7 +272,8 @@ class UnitWalk:
 
     def _table_check(self, table: str, holds: str, notes: tuple[str, ...] = ()) -> Check:
         counts = self._rows[table]
-        units, rows = counted(len(counts.keys() - {-1}), "unit"), counted(counts.total(), "row")
+        numbers = counts.keys() | (self._missing.keys() if table == "events" else set())
+        units, rows = counted(len(numbers - {-1}), "unit"), counted(counts.total(), "row")
         said = f"{units}, {rows}" if table == "events" else f"{rows} of {units}"
         return Check(table, said, holds, tuple(self._faults[table]), notes)
 
