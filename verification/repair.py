@@ -262,12 +262,12 @@ def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         wrong |= {number for fault in faults if fault.where == table for number in fault.units}
         if store.withdraw_units(table, wrong):
             yield f"{table}: rows of {counted(len(wrong), 'unit')} that are not what events give, taken away"
-    derived, version = 0, store.version("events")
-    todo = pending(store, version)
-    for start in range(0, len(todo), _BATCH):
-        outcomes = [derive_segment(store, segment) for segment in todo[start : start + _BATCH]]
+    derived, work = 0, pending(store)
+    for start in range(0, len(work.segments), _BATCH):
+        outcomes = [derive_segment(store, segment) for segment in work.segments[start : start + _BATCH]]
         failed = [line for outcome in outcomes for line in outcome.errors]
-        commit(store, outcomes, version, covered=start + _BATCH >= len(todo) and not failed)
+        last = start + _BATCH >= len(work.segments)
+        commit(store, outcomes, work.events_version, covered=work.whole and last and not failed)
         derived += sum(outcome.units for outcome in outcomes)
         yield from (f"derive: {line}" for line in failed)
     if derived:

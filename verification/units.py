@@ -70,12 +70,19 @@ def units_at(store: Store, version: int) -> set[int]:
     return {n for path in store.paths("events", version) for n in store.rows_by_unit("events", path, version)}
 
 
-def rows_by_unit(store: Store, table: str, version: int | None = None) -> tuple[Counter[int], bool]:
-    """Count the rows that a table has of each unit, -1 standing for none; and tell whether all files could be read."""
-    found, readable = Counter[int](), True
+def rows_by_unit(
+    store: Store, table: str, version: int | None = None, without: Collection[str] = ()
+) -> tuple[Counter[int], bool]:
+    """Count the rows that a table has of each unit, -1 standing for none, in all files but some.
+
+    Returns:
+        The counts, and whether no file was left out and all could be read.
+
+    """
+    found, readable = Counter[int](), not without
     for path in store.paths(table, version):
         try:
-            found.update(store.rows_by_unit(table, path, version))
+            found.update({} if path in without else store.rows_by_unit(table, path, version))
         except InputError:
             readable = False
     return found, readable
@@ -122,7 +129,8 @@ class UnitWalk:
         self._store, self._units, self._pinned = store, units, pinned
         rows = [row | {"unit": int(n)} for row, n in zip(units.rows.to_pylist(), numbers_of(units.rows), strict=True)]
         self._stored: dict[int, UnitRecord] = {row["unit"]: row for row in rows}
-        counts = {table: rows_by_unit(store, table, pinned.versions[table]) for table in NUMBERED}
+        damaged = {table: pinned.files[table].damaged for table in NUMBERED}
+        counts = {table: rows_by_unit(store, table, pinned.versions[table], damaged[table]) for table in NUMBERED}
         self._rows = {table: counts for table, (counts, _) in counts.items()}
         self._readable = {table: readable for table, (_, readable) in counts.items()}
         self._faults = defaultdict[str, list[Fault]](list)
@@ -132,6 +140,8 @@ class UnitWalk:
         self._records = self._stored | self._missing
         lacked = [*self._missing.values()]
         self._readers = {t: store.rows_of_units(t, pinned.versions[t], lacked) for t in NUMBERED}
+        for table, reader in self._readers.items():  # what damaged files have would be blamed on units
+            reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
         self._control_replicates = 0
 
     def outcome(self, progress: Progress) -> Units:
@@ -163,7 +173,7 @@ class UnitWalk:
     def _missing_records(self) -> dict[int, UnitRecord]:
         """The rows that ``units`` lacks for events that are there; what belongs to no unit is a fault."""
         version, found = self._pinned.versions["events"], dict[int, UnitRecord]()
-        for path in self._store.paths("events", version):
+        for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
             known = self._stored | found
             try:
                 new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}

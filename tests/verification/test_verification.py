@@ -88,8 +88,8 @@ def append(store: Store, table: str, *rows: dict[str, Any]) -> None:
 
 
 def derive(store: Store) -> None:
-    version = store.version("events")
-    commit(store, [derive_segment(store, segment) for segment in pending(store, version)], version, covered=True)
+    work = pending(store)
+    commit(store, [derive_segment(store, one) for one in work.segments], work.events_version, covered=True)
 
 
 @pytest.fixture(scope="session")
