@@ -61,7 +61,7 @@ def unit(number: int, *, replicates: int = 3, horizon: int = 10, first: int = 0)
     replicate = np.repeat(np.arange(first, first + replicates, dtype=np.int32), horizon)
     columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos, ["coupled"] * rows]
     columns += [pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
-    record: dict[str, Any] = dict.fromkeys(column for column in UNITS.columns if column != "path")
+    record: dict[str, Any] = dict.fromkeys(UNITS.columns)
     record |= {
         **names,
         "action_revision": 0,
