@@ -20,7 +20,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "schedule": ('kvdrift schedule my-study.toml --cron "0 3 * * *"',),
     "status": ("kvdrift status stores/quickstart", "kvdrift status stores/quickstart --watch"),
-    "verify": ("kvdrift verify stores/quickstart", "kvdrift verify stores/quickstart --repair"),
+    "verify": (
+        "kvdrift verify stores/quickstart",
+        "kvdrift verify stores/quickstart --repair",
+        "kvdrift verify stores/quickstart --since 7d",
+    ),
     "sql": (
         'kvdrift sql stores/quickstart "select action, mismatch, exposure from decomposition"',
         'kvdrift sql stores/quickstart "from estimates" -o estimates.parquet',

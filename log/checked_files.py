@@ -60,21 +60,25 @@ class CheckedFiles:
 
         What is damaged is forgotten, so that no later look takes it for whole.
         """
-        named, digest = f"{table}/{file.path}", content_digest(data)
-        look = self._looks.pop(named, None)
+        digest, look = content_digest(data), self._looks.get(f"{table}/{file.path}")
+        self.forget(table, file.path)
         if len(data) != file.size:
             return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
         if (wanted := named_digest(table, file.path)) and wanted != digest:
             return f"the content has digest {digest}, must have {wanted} as its name says"
         if look is not None and look.digest != digest:
-            self._looks[named] = look  # which the next look still needs
             return f"the content has digest {digest}, had {look.digest} when it was read first"
         try:
-            parse(data)
+            read_pages(data)
         except READ_ERRORS as error:
-            return f"the file cannot be read ({first_line(error)})"
-        self._looks[named] = _Look(digest, time.time())
+            return f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
+        self._looks[f"{table}/{file.path}"] = _Look(digest, time.time())
         return None
+
+    def forget(self, table: str, path: str) -> None:
+        """Take a file for one that was never found whole; the digest that it had stays, and is held against it."""
+        if look := self._looks.get(f"{table}/{path}"):
+            self._looks[f"{table}/{path}"] = look._replace(at=0.0)
 
     def save(self, visible: Iterable[str]) -> None:
         """Remember the looks at visible files, by table and path; a store that may only be read remembers none."""
@@ -91,17 +95,16 @@ def named_digest(table: str, path: str) -> str | None:
     return None if older or not _NAMED.fullmatch(name) else name.removesuffix(".parquet")[-16:]
 
 
-def parse(data: bytes) -> tuple[pa.Table, Mapping[bytes, bytes]]:
-    """Return the rows and the key-value metadata of a Parquet file, page checksums verified.
+def read_pages(data: bytes) -> None:
+    """Read all pages of a Parquet file and verify their checksums, a part after the other.
 
     Raises:
         One of ``READ_ERRORS``: it is no Parquet file, or damaged.
 
     """
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-        rows = parquet.read()
-        rows.validate(full=True)  # Parquet's reader takes any bytes for text
-        return rows, dict(parquet.metadata.metadata or {})
+        for batch in parquet.iter_batches():
+            batch.validate(full=True)  # Parquet's reader takes any bytes for text
 
 
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:

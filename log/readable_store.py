@@ -15,7 +15,7 @@ from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile
 from log.units.events import RowsOfUnits
 from log.units.new_rows import NewRows
-from log.units.records import as_rows, missing_records
+from log.units.records import as_rows, missing_records, records_in, records_of
 from log.units.revisions import current_documents, current_units
 from log.units.rows import Pending, UnitCounts, UnitRows
 from schema.errors import InputError, nearest
@@ -24,8 +24,8 @@ from schema.rows import Wide
 from schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Self
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any, Self
 
     import pyarrow.dataset as pads
 
@@ -140,9 +140,47 @@ class ReadableStore:
         self._check_table(table)
         return NewRows(self._folder, table, columns)
 
-    def rows_of_units(self, table: str, version: int | None = None) -> RowsOfUnits:
-        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version."""
-        return RowsOfUnits(self._folder, self._load(table, version), self._units.spans)
+    def rows_of_units(
+        self, table: str, version: int | None = None, records: Sequence[Mapping[str, Any]] = ()
+    ) -> RowsOfUnits:
+        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version.
+
+        Args:
+            table: The table.
+            version: Its version, by default the latest.
+            records: Rows that ``units`` lacks; of older schema versions they tell which rows are of these units.
+
+        """
+
+        def spans() -> pa.Table:
+            stored = self._units.spans()
+            return pa.concat_tables([stored, as_rows(records).select(stored.column_names)])
+
+        return RowsOfUnits(self._folder, self._load(table, version), spans)
+
+    def records_of(
+        self, path: str, units: Collection[int], known: Collection[int], version: int | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Make rows of ``units`` for units that it lacks.
+
+        Args:
+            path: A visible file of ``events``.
+            units: The numbers of units that the file has events of, as ``rows_by_unit`` tells them.
+            known: The numbers of units that have a row.
+            version: The version of ``events``.
+
+        Returns:
+            The rows by number, of those units whose rows can be made.
+
+        Raises:
+            InputError: A file is damaged.
+
+        """
+        return records_of(self._folder, self._load("events", version), path, units, known)
+
+    def copied_records(self, path: str) -> list[dict[str, Any]]:
+        """Read the copies of units' rows in a file of ``events`` that is there; none where it has none."""
+        return records_in(self._folder, path)
 
     def unit_counts(self, version: int | None = None) -> UnitCounts:
         """Return the numbers of units, and how many rows they have in each table, as ``units`` says at a version."""

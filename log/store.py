@@ -101,6 +101,11 @@ class Store(ReadableStore):
         self._prepare("units", "events")
         return self._commits.adopt(events, records)
 
+    def append_records(self, records: Sequence[Mapping[str, Any]]) -> int:
+        """Append rows of ``units`` that it lacks, of units whose events are visible; return how many."""
+        self._prepare("units")
+        return self._commits.append_rows(records)
+
     def reconcile(self) -> int:
         """Append the ``units`` rows that a killed writer left out; return how many."""
         return self._commits.reconcile()

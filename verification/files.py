@@ -1,116 +1,159 @@
-"""The files of a store's tables, one at a time: there, whole, and as the log and the declared schema have them."""
+"""The files of a store's tables: there, whole, and as the log and the declared schema have them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from log.appends import conform
-from log.compaction.members import Member, members_in
+import pyarrow.parquet as pq
 
-from log.checked_files import READ_ERRORS, damage_of, parse
-from log.store import Store, StoredFile
+from log.checked_files import READ_ERRORS, CheckedFiles, named_digest
+from log.conform import conform
+from log.delta.parquet_files import StoredFile, content_digest
 from schema.errors import InputError, first_line
+from schema.location import is_local
 from schema.tables import TABLES
 from verification.findings import Check, Fault, counted
 
-UnitRecord = dict[str, Any]  # a unit's values by column of ``units``, as in the footer of its events file
+if TYPE_CHECKING:
+    from log.store import Store
+
+UnitRecord = dict[str, Any]  # a row of ``units``, by column
+
+_MISSING = "the file is missing or cannot be read, must be there"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What one file turned out to hold."""
-
-    where: str  # table and path
-    rows: pa.Table | None = None  # in the declared schema, defaults filled in; None where it has no such rows
-    units: tuple[Member, ...] = ()  # of an events file
-    faults: tuple[Fault, ...] = ()
-
-
 class TableFiles:
-    """The visible files of one table at one version.
+    """What the files of one table turned out to be.
 
-    Raises:
-        InputError: the table's log cannot be read.
+    Attributes:
+        read: How many were read.
+        faults: What is wrong with some of them.
+        damaged: The paths of these, relative to the table.
+        rows: The rows of all readable files in the declared schema, defaults filled in; none if not asked for.
 
     """
 
-    def __init__(self, store: Store, table: str, version: int) -> None:
-        self.table = table
-        self._store = store
-        self.by_path = {file.path: file for file in store.stored_files(table, version)}
-        folder = f"{store.location}/{table}/"
-        self._lacking = {
-            file.removeprefix(folder): names
-            for names, files in store.files_by_missing_columns(table, version).items()
-            for file in files
-        }
+    read: int
+    faults: tuple[Fault, ...]
+    damaged: frozenset[str]
+    rows: pa.Table
 
-    def read(self, path: str) -> Reading:
-        """Read one file wholly, page checksums verified; whatever is wrong with it is among the reading's faults.
 
-        A file that is damaged but still holds rows is given with them: what they say may be wrong in more than this.
-        """
-        file = self.by_path[path]
-        where = f"{self.table}/{path}"
+def read_files(
+    store: Store, table: str, version: int, memory: CheckedFiles, *, within: float = 0.0, with_rows: bool = False
+) -> TableFiles:
+    """Read the visible files of a table, and hold each against its size, digest, page checksums and declared schema.
+
+    Args:
+        store: The store.
+        table: The table.
+        version: Its version.
+        memory: What is remembered of files; it takes note of what is whole, and forgets what is damaged.
+        within: Files that were found whole so many seconds ago or later are left out.
+        with_rows: Whether the rows are returned.
+
+    Raises:
+        InputError: The table's log cannot be read.
+
+    """
+    folder = f"{store.location}/{table}/"
+    groups = store.files_by_missing_columns(table, version)
+    lacking = {file.removeprefix(folder): names for names, files in groups.items() for file in files}
+    read, faults, found = 0, dict[str, Fault](), [TABLES[table].schema.empty_table()]
+    for file in store.stored_files(table, version):
+        if memory.age(table, file) < within:
+            continue
+        read += 1
         try:
-            data = self._store.read_bytes(self.table, path)
+            data = store.read_bytes(table, file.path)
         except InputError:
-            return Reading(where, faults=(Fault(where, "the file is missing or cannot be read, must be there"),))
-        damage = damage_of(self.table, file, data)
+            memory.forget(table, file.path)
+            faults[file.path] = Fault(f"{table}/{file.path}", _MISSING)
+            continue
+        damage = memory.damage(table, file, data)
         try:
-            rows, footer = parse(data)
-        except READ_ERRORS as error:
-            reason = f"the file cannot be read ({first_line(error)}), must be Parquet with right page checksums"
-            return Reading(where, faults=(Fault(where, damage or reason),))
-        faults = [Fault(where, damage)] if damage else []
-        units = members_in(path, rows.num_rows, footer) if self.table == "events" else []
-        if units is None:
-            faults.append(Fault(where, "the footer has no unit record, must have that of its unit"))
-        try:
-            declared = self._declared(path, rows)
-        except (InputError, pa.ArrowException) as error:
-            fault = Fault(where, first_line(error).removeprefix(f"{self.table}: "))
-            return Reading(where, units=tuple(units or ()), faults=(*faults, fault))
-        if not damage and file.rows is not None and declared.num_rows != file.rows:
-            faults.append(Fault(where, f"the file has {declared.num_rows} rows, must have {file.rows} as the log says"))
-        return Reading(where, declared, tuple(units or ()), tuple(faults))
-
-    def _declared(self, path: str, rows: pa.Table) -> pa.Table:
-        """The rows in the declared schema.
-
-        Raises:
-            InputError: the rows are not of that schema.
-
-        """
-        lacking = self._lacking[path]
-        table = TABLES[self.table]
-        for name in table.columns:
-            if (name in rows.column_names) == (name in lacking):
-                what = "came after this file, must not be in it" if name in lacking else "is missing"
-                raise InputError(f"column '{name}' {what}")
-        for name, default in table.defaults.items():
-            at = rows.schema.get_field_index(name)
-            if at >= 0 and default is not None and rows.column(at).null_count:  # compacted files of an older version
-                rows = rows.set_column(at, rows.schema.field(at), rows.column(at).fill_null(default))
-        return conform(table, rows)
+            _check_schema(table, file, data, lacking[file.path])
+            if with_rows:
+                found.append(rows_in(table, data))
+        except (InputError, *READ_ERRORS) as error:
+            damage = damage or first_line(error).removeprefix(f"{table}: ")
+        if damage:
+            memory.forget(table, file.path)
+            faults[file.path] = Fault(f"{table}/{file.path}", damage)
+    return TableFiles(read, tuple(faults.values()), frozenset(faults), pa.concat_tables(found))
 
 
-def read_unnamed(store: Store, table: str, path: str) -> Reading:
-    """Read a file that no commit names; its rows are None unless it is whole, as its name and the schema say."""
-    where = f"{table}/{path}"
+def _check_schema(table: str, file: StoredFile, data: bytes, lacking: Collection[str]) -> None:
+    """Check that a file has the declared columns, but those that came after it, and as many rows as the log says.
+
+    Raises:
+        InputError: It does not.
+
+    """
+    with pq.ParquetFile(pa.BufferReader(data)) as parquet:
+        there, count = parquet.schema_arrow, parquet.metadata.num_rows
+    for field in TABLES[table].schema:
+        if field.name not in there.names:
+            if field.name not in lacking:
+                raise InputError(f"column '{field.name}' is missing")
+        elif _plain(there.field(field.name).type) != _plain(field.type):
+            raise InputError(f"column '{field.name}' is {there.field(field.name).type}, must be {field.type}")
+    if file.rows is not None and count != file.rows:
+        raise InputError(f"the file has {count} rows, must have {file.rows} as the log says")
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """What a type holds: programs write texts and lists in several Arrow types, all of which are one in Parquet."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind
+
+
+def rows_in(table: str, data: bytes) -> pa.Table:
+    """Return the rows of a file in the declared schema of its table, defaults filled in.
+
+    Raises:
+        InputError: The rows are not of that schema.
+        One of ``READ_ERRORS``: It is no Parquet file, or damaged.
+
+    """
+    declared = TABLES[table]
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+        there = set(parquet.schema_arrow.names)
+        rows = parquet.read(columns=[name for name in declared.columns if name in there])
+    fields = [declared.schema.field(name).with_nullable(nullable=True) for name in rows.column_names]
+    return conform(declared, rows.cast(pa.schema(fields)), filled=True)
+
+
+def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
+    """Return the rows of a file that need not be visible; None if it is not whole, as its name and the schema say."""
     try:
         data = store.read_bytes(table, path)
-        if damage_of(table, StoredFile(path, len(data), 0), data):
-            return Reading(where)
-        rows, footer = parse(data)
-        units = members_in(path, rows.num_rows, footer) if table == "events" else None
-        return Reading(where, conform(TABLES[table], rows), tuple(units or ()))
+        wanted = named_digest(table, path)
+        return rows_in(table, data) if wanted is None or wanted == content_digest(data) else None
     except (InputError, *READ_ERRORS):
-        return Reading(where)
+        return None
+
+
+def remember(store: Store, memory: CheckedFiles, versions: Mapping[str, int]) -> None:
+    """Write down which files of a local store were found whole."""
+    if is_local(store.location):
+        memory.save(f"{table}/{path}" for table, version in versions.items() for path in store.paths(table, version))
+
+
+def memory_of(store: Store) -> CheckedFiles:
+    """Return what is remembered of the files of a store; behind a URL nothing is."""
+    return CheckedFiles(Path(store.location))
 
 
 @dataclass(frozen=True)
@@ -122,20 +165,16 @@ class SmallTable:
     readable: bool
 
 
-def check_small_table(store: Store, table: str, version: int) -> SmallTable:
+def check_small_table(store: Store, table: str, version: int, memory: CheckedFiles) -> SmallTable:
     """All files of a keyed table are there, whole and of the declared schema, and no key is there twice."""
-    files = TableFiles(store, table, version)
-    readings = [files.read(path) for path in files.by_path]
-    read = [reading.rows for reading in readings if reading.rows is not None]
-    rows = pa.concat_tables([TABLES[table].schema.empty_table(), *read])
-    faults = [fault for reading in readings for fault in reading.faults]
-    faults += [
+    files = read_files(store, table, version, memory, with_rows=True)
+    rows = files.rows
+    repeated = [
         Fault(row_name(table, key), f"{count} rows have this key, must be 1") for key, count in _repeated(table, rows)
     ]
-    check = Check(
-        table, f"{counted(len(readings), 'file')}, {counted(rows.num_rows, 'row')}", "whole and unique", tuple(faults)
-    )
-    return SmallTable(check, rows, len(read) == len(readings))
+    said = f"{counted(files.read, 'file')}, {counted(rows.num_rows, 'row')}"
+    check = Check(table, said, "whole and unique", (*files.faults, *repeated))
+    return SmallTable(check, rows, not files.damaged)
 
 
 def _repeated(table: str, rows: pa.Table) -> list[tuple[dict[str, Any], int]]:

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is not as it must be."""
+    """One thing that is not as it must be.
 
-    where: str  # table and file, or table and key
-    what: str  # the field, what it is and what would be right
+    Attributes:
+        where: The table, the table and file, or the table and key.
+        what: What is wrong, and what would be right.
+        units: Numbers of the units whose rows in the table ``where`` are wrong; -1 stands for rows of none.
+
+    """
+
+    where: str
+    what: str
+    units: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

@@ -24,7 +24,7 @@ _OF_MODEL = tuple(name for name in _COLUMNS if name != "selector_sha256")  # wha
 Key = tuple[Any, ...]
 
 
-def check_identities(table: SmallTable, records: Mapping[str, UnitRecord], actions: pa.Table) -> Check:
+def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Check:
     """Units were made as the row of their revision says, and current actions of a model by the same model.
 
     A revision without a row has units from before identities were recorded, or of another generator.
@@ -45,7 +45,7 @@ def check_identities(table: SmallTable, records: Mapping[str, UnitRecord], actio
     return Check("identities", counted(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
 
 
-def check_kept_sets(records: Mapping[str, UnitRecord], actions: pa.Table) -> Check:
+def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Check:
     """Current units of a document, action, revision and estimator keep and read the same entries."""
     is_current = current_revision(actions)
     units = [

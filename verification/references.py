@@ -8,65 +8,41 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from log.appends import span_of_record
 
 from log.store import Store
+from log.units.unit import unit_name
 from schema.errors import InputError
 from schema.frozen_text import frozen_sha256
 from schema.tables import TABLES
 from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
+from verification.units import units_at
 
 _NAMED = 3  # units that one fault names
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
-def check_units(table: SmallTable, records: Mapping[str, UnitRecord], units: Collection[str] | None) -> Check:
-    """The rows of ``units`` are the records in the footers of their events files.
-
-    The row of a unit may come after its events, and after a kill only with the next writer: that is a note. ``units``
-    are the paths of all units; None where not all could be read.
-    """
-    faults, notes = list(table.check.faults), []
-    rows = table.rows.to_pylist()
-    for row in rows:
-        path, name = row["path"], row_name("units", {key: row[key] for key in TABLES["units"].key})
-        if units is not None and path not in units:
-            faults.append(Fault(name, f"path is {path}, must be that of an events file that is there"))
-        elif path in records:
-            faults += [
-                Fault(name, f"{column} is {row[column]!r}, must be {value!r} as in the footer of events/{path}")
-                for column, value in records[path].items()
-                if row[column] != value
-            ]
-    spans = {span_of_record(row) for row in rows}
-    missing = [path for path, record in records.items() if span_of_record(record) not in spans]
-    if missing and table.readable:
-        notes.append(f"units: {counted(len(missing), 'row')} still to come, from the footers of their events files")
-    return Check("units", table.check.counted, "equal to the footers of their events", tuple(faults), tuple(notes))
-
-
-def check_owners(records: Mapping[str, UnitRecord], documents: pa.Table, actions: pa.Table) -> Check:
+def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Check:
     """The document and the action of every unit have their rows: without them no view shows its events."""
     faults = []
     for table, rows in (("documents", documents), ("actions", actions)):
         key = tuple(name for name in TABLES[table].key if name != "document_revision")
         known = set(zip(*(rows[name].to_pylist() for name in key), strict=True))
-        lacking: dict[tuple[Any, ...], list[str]] = {}
-        for path, record in records.items():
+        lacking: dict[tuple[Any, ...], list[UnitRecord]] = {}
+        for record in records.values():
             named = tuple(record[name] for name in key)
             if named not in known:
-                lacking.setdefault(named, []).append(path)
-        for named, paths in lacking.items():
+                lacking.setdefault(named, []).append(record)
+        for named, units in lacking.items():
             name = row_name(table, dict(zip(key, named, strict=True)))
-            faults.append(Fault(name, f"the row is missing, must be there for {_listed(paths)}"))
+            faults.append(Fault(name, f"the row is missing, must be there for {_listed(units)}"))
     return Check(
         "owners", counted(len(records), "unit"), "of documents and actions that have their rows", tuple(faults)
     )
 
 
 def check_plans(
-    store: Store, plans: SmallTable, records: Mapping[str, UnitRecord], documents: pa.Table, events_version: int
+    store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Check:
     """Plans have their hash, every revision from 0 on is there, and none hides that it came after evaluation documents.
 
@@ -75,7 +51,7 @@ def check_plans(
     No unit of an evaluation document was there at the events version that a first revision was made from. A later one
     says that it was seen where there was one.
 
-    ``records`` are the units' records by the path of their events, at the ``events_version`` that is looked at.
+    ``records`` are the rows of units by number, at the ``events_version`` that is looked at.
     """
     faults, notes = list(plans.check.faults), list[str]()
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
@@ -97,15 +73,14 @@ def check_plans(
             faults.append(Fault(name, wrong))
             continue
         try:
-            there = store.unit_paths(made_from)
+            there = units_at(store, made_from)
         except InputError:
             notes.append(f"{name}: the files of events version {made_from} are not all there, so it is not compared")
             continue
         early = [
-            path for path in there
-            if path in records
-            and (records[path]["study"], records[path]["model"]) == (plan["study"], plan["model"])
-            and tuple(records[path][part] for part in ("study", "model", "doc")) in evaluation
+            records[number] for number in there & records.keys()
+            if (records[number]["study"], records[number]["model"]) == (plan["study"], plan["model"])
+            and tuple(records[number][part] for part in ("study", "model", "doc")) in evaluation
         ]  # fmt: skip
         if early and not plan["plan_revision"]:
             what = f"events_version is {made_from}, must be one before the first evaluation unit: {_listed(early)}"
@@ -178,6 +153,7 @@ def _unknown_version(version: int, latest: int) -> str | None:
     return None if 0 <= version <= latest else f"events_version is {version}, must be one of 0..{latest}"
 
 
-def _listed(paths: list[str]) -> str:
-    named = ", ".join(f"events/{path}" for path in paths[:_NAMED])
-    return f"{named} and {len(paths) - _NAMED} more" if len(paths) > _NAMED else named
+def _listed(units: list[UnitRecord]) -> str:
+    names = sorted(map(unit_name, units))
+    named = ", ".join(f"unit {name}" for name in names[:_NAMED])
+    return f"{named} and {len(units) - _NAMED} more" if len(units) > _NAMED else named

@@ -9,33 +9,36 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from log.appends import is_compacted, is_foreign, span_of_path, unit_count
 
-from log.checked_files import DERIVED_TABLES, first_damaged
+from log.checked_files import first_damaged
+from log.delta.commits import REPAIR
 from log.delta.durability import make_folder, sync
 from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile, replace_file
+from log.delta.parquet_files import replace_file
 from log.delta.table_log import RELIED_ON, TableLog, said_of_commit
 from log.small_tables import KEYED
 from log.store import ESTIMATED_TABLES, Store
-from schema.errors import InputError, KvdriftError
+from log.units.numbers import NUMBERED
+from log.units.unit import DERIVED_TABLES, unit_name
+from schema.errors import DamagedStoreError, InputError, KvdriftError
 from schema.location import is_local
 from schema.locking import repaired
 from schema.tables import IDENTITIES, TABLES
 from sql.catalog import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from verification.files import read_unnamed
+from verification.files import memory_of, read_files, remember, whole_rows
 from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
-from verification.segments import units_of
+from verification.lost_units import broken_units, known_units, whole_copies
+from verification.units import rows_by_unit
 
 MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
@@ -63,7 +66,7 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
 
     Args:
         store: A local store; its tables may be unreadable.
-        faults: What a verification found in files of derived tables and of units, which are then made again.
+        faults: What a verification found: derived rows that are not what their events give are made again.
 
     Yields:
         A line for each thing that was done.
@@ -94,18 +97,16 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
             lost.add(table)
         yield from done
     store = Store(store.location)  # what the other one knows of the logs is of before
-    store.make_tables()
+    with suppress(DamagedStoreError):  # an older store whose events are lost is upgraded when they are back
+        store.make_tables()
     yield from _restore_rows(store, lost)
-    damaged = [path for path in store.paths("events") if is_compacted(path) and _is_damaged(store, path)]
-    yield from _unpack(store, aside, damaged)
-    if gone := [path for path in damaged if path in store.paths("events")]:
-        yield f"events: {gone[0]} is damaged, and not all files that it replaced are there: nothing else is mended"
-        return
-    yield from _restore_units(store)
-    yield from _project_units(store, aside, faulty=any(fault.where.startswith("units") for fault in faults))
+    yield from _take_damaged(store, aside)
+    yield from _mend_events(store, logs["events"])
+    yield from _mend_units(store)
+    store.make_tables()
     yield from _identify_again(store)
     yield from _drop_moments(store, aside, lost=MOMENTS in lost)
-    yield from _derive_again(store, aside, {fault.where for fault in faults})
+    yield from _derive_again(store, faults)
     if Path(store.location, CATALOG_NAME).exists():
         try:
             refresh_catalog(store)
@@ -138,7 +139,7 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
 
 def _empty_commit() -> bytes:
     now = int(datetime.now(UTC).timestamp() * 1000)
-    info = {"timestamp": now, "operation": "REPAIR", **said_of_commit(0, {})}
+    info = {"timestamp": now, "operation": REPAIR, **said_of_commit(0, {})}
     return json.dumps({"commitInfo": info}).encode()
 
 
@@ -167,7 +168,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
     for table in sorted(lost & set(KEYED)):
         named = set(store.paths(table))
         left = [path for path in files_of(store, table) if path not in named]
-        found = [reading.rows for reading in (read_unnamed(store, table, path) for path in left) if reading.rows]
+        found = [rows for path in left if (rows := whole_rows(store, table, path)) is not None]
         try:
             count = store.append_rows(table, pa.concat_tables(found)) if found else 0
         except InputError as error:
@@ -176,70 +177,57 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         yield f"{table}: {counted(count, 'row')} of files that are still there, committed again"
 
 
-def _is_damaged(store: Store, path: str) -> bool:
-    return read_unnamed(store, "events", path).rows is None
+def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
+    """Take the damaged files out of view whose rows may be found elsewhere or made again, and set them aside."""
+    memory, versions = memory_of(store), store.versions()
+    for table in (*NUMBERED, "units", *ESTIMATED_TABLES):
+        if damaged := sorted(read_files(store, table, versions[table], memory).damaged):
+            store.withdraw_files(table, damaged)
+            for path in (Path(store.location, table, name) for name in damaged):
+                if path.exists():
+                    aside.take(path)
+            yield f"{table}: {counted(len(damaged), 'damaged file')} set aside"
+    remember(store, memory, store.versions())
 
 
-def _unpack(store: Store, aside: _Aside, damaged: Collection[str]) -> Iterator[str]:
-    """Put the files of units in place of damaged compacted ones, where all of them are still there."""
-    if not damaged:
+def _mend_events(store: Store, log: TableLog) -> Iterator[str]:
+    """Make the events of units whole again that ``events`` has lost, in part or wholly, or has twice."""
+    known = known_units(store)
+    lost, back = broken_units(store, known), 0
+    for units in whole_copies(store, known, lost) if lost else ():
+        numbers = {record["unit"] for record, _ in units}
+        store.withdraw_units("events", numbers)
+        if units:
+            back += store.adopt_units(pa.concat_tables([rows for _, rows in units]), [record for record, _ in units])
+        lost -= numbers
+    if back:
+        yield f"events: {counted(back, 'unit')} of files that are still there, committed again"
+    if not lost:
         return
-    kept = store.unit_paths_in(set(store.paths("events")).difference(damaged))
-    units = set(store.read("units", columns=["path"])["path"].to_pylist()) - kept
-    whole = list(_whole_units(store, units))
-    if len(whole) < max(len(units), unit_count(damaged)):
-        return
-    for path in damaged:
-        store.rewriting.withdraw_pack(path)
-        if (file := Path(store.location, "events", path)).exists():
-            aside.take(file)
-    yield f"events: {counted(len(damaged), 'damaged compacted file')} set aside"
-    yield f"events: {counted(store.adopt_units(whole), 'unit')} of the files that it replaced, committed again"
+    for table in (*NUMBERED, "units"):
+        store.withdraw_units(table, lost)
+    # No estimate and no report of what was there is taken for one of what is there.
+    replace_file(log.file(log.newest() + 1), _empty_commit())
+    sync(log.folder)
+    for number in sorted(lost):
+        record = known.record(number)
+        name = f"unit {unit_name(record)}" if record else f"a unit without a row, number {number}"
+        yield f"events: {name} is lost, and what was made from it goes"
 
 
-def _whole_units(store: Store, paths: Collection[str]) -> Iterator[tuple[StoredFile, dict[str, Any]]]:
-    """Yield the files of units that are there and whole, with the units' records."""
-    for path in sorted(paths):
-        reading = read_unnamed(store, "events", path)
-        with suppress(InputError):
-            for unit, rows in units_of(path, reading):
-                size = Path(store.location, "events", path).stat().st_size
-                yield StoredFile(path, size, rows.num_rows), unit.record
-
-
-def _restore_units(store: Store) -> Iterator[str]:
-    """Commit the units again that ``events`` has lost and that rows of ``units`` or derived rows are of."""
-    visible = store.unit_paths()
-    was_there = {path for table in DERIVED_TABLES for path in store.paths(table)}
-    with suppress(InputError):  # where files of ``units`` are damaged, derived rows tell
-        was_there |= set(store.read("units", columns=["path"])["path"].to_pylist())
-    lost = sorted(path for path in was_there - visible if span_of_path(path) is not None)
-    with suppress(InputError):  # their rows in damaged files of ``units`` are made again after this
-        store.adopt_units(list(_whole_units(store, lost)))
-    if back := store.unit_paths().intersection(lost):
-        yield f"events: {counted(len(back), 'unit')} of files that are still there, committed again"
-    for path in sorted(set(lost) - store.unit_paths()):
-        yield f"events: {path} is lost, and what was made from it goes"
-
-
-def _project_units(store: Store, aside: _Aside, *, faulty: bool) -> Iterator[str]:
-    """Make the rows of ``units`` again from the records in the events files, where they are not those."""
-    if any(map(is_foreign, store.paths("events"))):
-        return  # rewritten by another program: the records are lost
-    units = store.unit_paths()
-    try:
-        rows = sorted(store.read("units", columns=["path"])["path"].to_pylist())
-        if not faulty and not set(rows) - units and len(set(rows)) == len(rows):
-            if count := store.reconcile():
-                yield f"units: {counted(count, 'row')} made again from the events files"
-            if store.read("units", columns=["path"]).num_rows == len(units):
-                return
-    except InputError:
-        pass
-    aside.take(Path(store.location, "units"))
-    again = Store(store.location)
-    again.make_tables()
-    yield f"units: set aside, and {counted(again.reconcile(), 'row')} made from the events files"
+def _mend_units(store: Store) -> Iterator[str]:
+    """Make the rows of ``units`` again that are lost, from copies or from events, and leave each of them once."""
+    rows = Counter(number for number in store.read("units", columns=["unit"])["unit"].to_pylist() if number is not None)
+    if twice := {number: 1 for number, count in rows.items() if count > 1}:
+        kept = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] in twice}
+        store.withdraw_units("units", twice)
+        store.append_records([*kept.values()])
+        yield f"units: {counted(len(twice), 'row')} that were there twice, once again"
+    lacking = rows_by_unit(store, "events")[0].keys() - rows.keys()
+    copies = known_units(store).copies if lacking else {}
+    count = store.append_records([copies[number] for number in lacking if number in copies]) + store.reconcile()
+    if count:
+        yield f"units: {counted(count, 'row')} made again"
 
 
 def _drop_moments(store: Store, aside: _Aside, *, lost: bool) -> Iterator[str]:
@@ -264,34 +252,23 @@ def _identify_again(store: Store) -> Iterator[str]:
             yield f"identities: {counted(len(lost), 'row')} made again from the units"
 
 
-def _derive_again(store: Store, aside: _Aside, faulty: Collection[str]) -> Iterator[str]:
-    """Take rows away whose events are lost or whose files are damaged, and derive what lacks rows.
-
-    Estimates are made again by the next run or analysis.
-    """
-    events, units = set(store.paths("events")), store.unit_paths()
-    for table in (*DERIVED_TABLES, *ESTIMATED_TABLES):
-        gone = []
-        for file in store.stored_files(table):
-            path = Path(store.location, table, file.path)
-            whole = path.is_file() and path.stat().st_size == file.size and f"{table}/{file.path}" not in faulty
-            ahead = table in DERIVED_TABLES and file.path not in events | units and not is_foreign(file.path)
-            if not whole or ahead:
-                gone.append(file.path)
-        if gone:
-            store.withdraw_files(table, gone)
-            for path in (Path(store.location, table, name) for name in gone):
-                if path.exists():
-                    aside.take(path)
-            yield f"{table}: {counted(len(gone), 'file')} damaged or without events, set aside"
-    if any(map(is_foreign, events)):
-        return
-    derived, version = 0, store.version("events")
-    todo = pending(store, version)
-    for start in range(0, len(todo), _BATCH):
-        outcomes = [derive_segment(store, segment) for segment in todo[start : start + _BATCH]]
-        commit(store, outcomes, version, covered=start + _BATCH >= len(todo) and not any(o.error for o in outcomes))
-        derived += sum(outcome.error is None for outcome in outcomes)
-        yield from (f"derive: {outcome.error}" for outcome in outcomes if outcome.error)
+def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
+    """Take derived rows away that are wrong, and derive what lacks rows. The next run makes estimates again."""
+    units = store.unit_counts()
+    for table in DERIVED_TABLES:
+        expected = dict(zip(units.number.tolist(), units.rows_in(table).tolist(), strict=True))
+        there, _ = rows_by_unit(store, table)
+        wrong = {number for number, rows in there.items() if rows != expected.get(number, 0)}
+        wrong |= {number for fault in faults if fault.where == table for number in fault.units}
+        if store.withdraw_units(table, wrong):
+            yield f"{table}: rows of {counted(len(wrong), 'unit')} that are not what events give, taken away"
+    derived, work = 0, pending(store)
+    for start in range(0, len(work.segments), _BATCH):
+        outcomes = [derive_segment(store, segment) for segment in work.segments[start : start + _BATCH]]
+        failed = [line for outcome in outcomes for line in outcome.errors]
+        last = start + _BATCH >= len(work.segments)
+        commit(store, outcomes, work.events_version, covered=work.whole and last and not failed)
+        derived += sum(outcome.units for outcome in outcomes)
+        yield from (f"derive: {line}" for line in failed)
     if derived:
         yield f"derived: rows of {counted(derived, 'unit')}, made again from events"

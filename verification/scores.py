@@ -18,7 +18,7 @@ _DOCUMENT = ("study", "model", "doc", "document_revision")
 _Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
-def check_scores(table: SmallTable, records: Mapping[str, UnitRecord], documents: pa.Table) -> Check:
+def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Check:
     """Every score is of a coupled pair that is there, of a document with answers, and within its range."""
     ranges = defaultdict[tuple[Any, ...], list[tuple[int, int, int]]](list)
     for record in records.values():

@@ -1,4 +1,4 @@
-"""Everything in a store, read and held against what it must be; nothing is written.
+"""Everything in a store, read and held against what it must be; only ``.checked`` is written.
 
 The store may be written meanwhile: what is looked at is one version of each table, of a derived table and of what cites
 another one a version from before, so that a commit in between leaves nothing without what it refers to.
@@ -11,19 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from log.store import Store
-from schema.errors import KvdriftError
+from log.units.numbers import NUMBERED
+from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
+from schema.tables import TABLES
 from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
 from sql.promises import breaches, computed_views, promises
-from verification.files import check_small_table
+from verification.files import check_small_table, memory_of, read_files, remember
 from verification.findings import Check, Fault, counted
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
-from verification.references import check_citations, check_owners, check_plans, check_units
+from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
-from verification.segments import check_segments, covered_versions
+from verification.units import Pinned, UnitWalk, covered_versions
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
@@ -32,7 +34,7 @@ _SMALL = (
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
-    """Check a store of any schema version, finished or still being written; nothing is written to it.
+    """Check a store of any schema version, finished or still being written; only what was found whole is written down.
 
     Yields:
         Each check when it is done. Where a table's log is damaged, the check that says so is the last one.
@@ -47,29 +49,31 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
         return
     covered = covered_versions(store)
     versions = {table: store.version(table) for table in PINNING}
-    small = {table: check_small_table(store, table, versions[table]) for table in _SMALL}
+    memory = memory_of(store)
+    small = {table: check_small_table(store, table, versions[table], memory) for table in _SMALL}
+    large = {table: read_files(store, table, versions[table], memory) for table in NUMBERED}
+    remember(store, memory, versions)
     yield from (small[table].check for table in ("studies", "documents", "actions", "exact_values"))
 
     documents, actions = small["documents"].rows, small["actions"].rows
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
-    segments = check_segments(store, versions, covered, controls, progress)
-    yield from segments.checks
-    yield check_units(small["units"], segments.records, segments.units if segments.readable else None)
+    units = UnitWalk(store, small["units"], Pinned(versions, covered, large, controls)).outcome(progress)
+    yield from units.checks
     if small["documents"].readable and small["actions"].readable:
-        yield check_owners(segments.records, documents, actions)
-    known = small["documents"].readable and segments.readable
-    yield check_scores(small["scores"], segments.records, documents) if known else small["scores"].check
+        yield check_owners(units.records, documents, actions)
+    known = small["documents"].readable and units.readable
+    yield check_scores(small["scores"], units.records, documents) if known else small["scores"].check
     yield small["tokens"].check
     refused = None
     if small["actions"].readable:
-        yield check_identities(small["identities"], segments.records, actions)
-        yield (kept_sets := check_kept_sets(segments.records, actions))
+        yield check_identities(small["identities"], units.records, actions)
+        yield (kept_sets := check_kept_sets(units.records, actions))
         refused = "not computed: there are units that keep or read unlike entries" if kept_sets.faults else None
 
-    yield check_plans(store, small["plans"], segments.records, documents, versions["events"])
+    yield check_plans(store, small["plans"], units.records, documents, versions["events"])
     for table in ("looks", "results", "calibration"):
         yield check_citations(small[table], small["plans"], versions["events"])
-    if not segments.readable or not all(table.readable for table in small.values()):
+    if not units.readable or not all(table.readable for table in small.values()):
         refused = "not computed: there are files that cannot be read"
     if refused is None:
         yield check_moments(store, versions)
@@ -78,6 +82,33 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():
         fault = catalog_fault(store)
         yield Check("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())
+
+
+def scrub(store: Store, seconds: float) -> Iterator[Check]:
+    """Read the files of a local store that were not found whole within some seconds, so that none rots unnoticed.
+
+    Yields:
+        The check of the logs; if they are whole, one for each table.
+
+    Raises:
+        InputError: The store is behind a URL, or there is no store.
+
+    """
+    if not is_local(store.location):
+        raise InputError(f"{store.location}: only of a local store's files is remembered when they were read")
+    logs = check_logs(store)
+    yield logs
+    if logs.faults:
+        return
+    versions, memory = {table: store.version(table) for table in PINNING}, memory_of(store)
+    try:
+        for table in TABLES:
+            files = read_files(store, table, versions[table], memory, within=seconds)
+            others = len(store.paths(table, versions[table])) - files.read
+            said = f"{counted(files.read, 'file')} read, {others:,} read before"
+            yield Check(table, said, "whole", files.faults)
+    finally:
+        remember(store, memory, versions)
 
 
 def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Check:

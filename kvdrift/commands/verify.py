@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvdrift.options import JsonOption, StoreArgument
-from schema.errors import OperationError
+from schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,25 +30,38 @@ def verify(
             help="Mend first what is damaged or lost; stop what writes to the store before. Nothing is deleted.",
         ),
     ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="AGE",
+            help="Only read the files that were not found whole within AGE, such as 90m, 12h or 7d: what a disk "
+            "spoils is then found that soon.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read everything in a store and compare it with the log and with what it was made from.
 
-    Nothing is changed unless --repair asks for it. What is taken away then lies in STORE/set-aside.
+    No row is changed unless --repair asks for it. What is taken away then lies in STORE/set-aside.
+    STORE/.checked says which files were found whole, and when.
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
     from verification.findings import counted
 
+    within = None if since is None else seconds_of(since)
+    if repair and since is not None:
+        raise InputError("--since: only reads files; --repair mends a store after all of them were read")
     said: list[str] = []
     tell = said.append if as_json else typer.echo
     with ConsoleProgress() as console:
         repaired = _repair(store, tell) if repair else []
-        checks = _verified(Store(store), console, tell)
+        checks = _verified(Store(store), console, tell, within)
         # Some faults show only when files are compared: what is made from others is made again where it has one.
         if repair and (faults := _faults(checks)) and (more := _repair(store, tell, faults)):
             repaired += more
-            checks = _verified(Store(store), console, tell)
+            checks = _verified(Store(store), console, tell, None)
     faults, location = _faults(checks), Store(store).location
     if as_json:
         typer.echo(json.dumps(_fields(location, checks, repaired), ensure_ascii=False))
@@ -85,13 +99,30 @@ def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] 
     return lines
 
 
-def _verified(store: Store, console: Progress, tell: Callable[[str], None]) -> list[Check]:
-    """Tell the checks of a store, with the faults that they find; return them."""
+def seconds_of(age: str) -> float:
+    """Return the seconds of an age such as 90m, 12h or 7d.
+
+    Raises:
+        InputError: It is none.
+
+    """
+    said = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
+    if said is None:
+        raise InputError(f"--since: '{age}' is no age, must be minutes, hours or days such as 90m, 12h or 7d")
+    return int(said[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[said[2]]
+
+
+def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Check]:
+    """Tell the checks of a store, with the faults that they find; return them.
+
+    ``within`` says that only files are read, and only those that were not found whole within so many seconds.
+    """
     from verification.findings import counted
+    from verification.whole_store import scrub
     from verification.whole_store import verify as verified
 
     found: list[Check] = []
-    for check in verified(store, console):
+    for check in verified(store, console) if within is None else scrub(store, within):
         found.append(check)
         tell(str(check))
         for fault in check.faults[:NAMED_FAULTS]:

@@ -1,6 +1,6 @@
 """One folder of Delta Lake tables: making and upgrading them, and commits of Parquet files that are in place.
 
-This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.appends`` (what may
+This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.units`` (what may
 be appended) and ``log.store`` (what is visible when).
 
 Schema versions: a table carries its version as a property. An upgrade raises it, which from then on keeps the writers
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -22,6 +23,7 @@ from log.delta.commits import Commit
 from log.delta.durability import make_folder
 from log.delta.first_commit import write_first_commit
 from log.delta.listing import has_gap, listed
+from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
 from log.delta.reading import TableReading
 from log.delta.snapshot import Snapshot, added_columns, lacking_columns
 from log.delta.table_log import CHECKPOINT_EVERY
@@ -32,7 +34,7 @@ from schema.locking import written
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
 # Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
@@ -137,6 +139,18 @@ class DeltaFolder(TableReading):
         """Make the error of something that could not be written."""
         kind = OperationError if is_disk_fault(error) else InputError
         return kind(f"{self.location}: {what} ({first_line(error)})")
+
+    def put_rows(
+        self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
+    ) -> StoredFile:
+        """Put rows in place as ``DataFiles.put_rows`` does, with the columns that only older schema versions declare.
+
+        A column that must not be null in a table that was made then is empty text, so that Delta's own tools can still
+        read every file.
+        """
+        for name in self.load(table).outdated_columns() if self._exists(table) else ():
+            rows = rows.append_column(pa.field(name, pa.string(), nullable=False), pa.repeat("", rows.num_rows))
+        return super().put_rows(table, rows, footer, row_group=row_group)
 
     def is_there(self, table: str) -> bool:
         """Tell whether a table exists."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from log.delta.snapshot import Snapshot
 
+_DAMAGED = (pa.ArrowException, OSError, ValueError)  # the last of nulls where none may be
+
 READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
 
 
@@ -137,7 +139,7 @@ class TableReading(TableVersions):
         try:
             rows = self.dataset(snapshot, paths, texts).to_table(columns=named, filter=where)
             found = _filled(table, rows.select(columns), _declared(table, texts))
-        except (pa.ArrowException, OSError) as error:
+        except _DAMAGED as error:
             raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
         if with_path:
             beginning = len(join(self._root, table, ""))
@@ -156,7 +158,7 @@ class TableReading(TableVersions):
         try:
             with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
                 return parquet.read()
-        except (pa.ArrowException, OSError) as error:
+        except _DAMAGED as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
 
     def parts(self, snapshot: Snapshot, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -171,7 +173,7 @@ class TableReading(TableVersions):
             )
             for batch in scan.to_batches():
                 yield _filled(table, pa.Table.from_batches([batch]), _declared(table, ()))
-        except (pa.ArrowException, OSError) as error:
+        except _DAMAGED as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
 
 

@@ -138,6 +138,11 @@ class Snapshot:
         }
         return {name: version for name, version in last.items() if version >= 0}
 
+    def outdated_columns(self) -> list[str]:
+        """Return the columns of texts that must not be null and that only older schema versions declare."""
+        known = TABLES[self.table].columns
+        return [field.name for field in self._fields or () if field.name not in known and not field.nullable]
+
     @functools.cached_property
     def _paths(self) -> list[str]:
         return sorted(self._values("path"))

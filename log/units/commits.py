@@ -73,7 +73,7 @@ class UnitCommits:
 
         self._healed = False  # until the rows are there too
         self._folder.commit("events", attempt)
-        self._append_rows(new)
+        self.append_rows(new)
         self._healed = True
         return len(new)
 
@@ -90,18 +90,18 @@ class UnitCommits:
         """
         file = self._folder.put_rows("events", events, footer_of(records))
         self._folder.commit("events", lambda _: Commit([file], _guards(records)), alone=True)
-        self._append_rows(records)
+        self.append_rows(records)
         return len(records)
 
     def reconcile(self) -> int:
         """Append the rows that a killed writer left out; return how many."""
         units = self._folder.load("units")  # first: what it has is in events
         missing = missing_records(self._folder, self._rows, units, self._folder.load("events"))
-        count = self._append_rows(missing)
+        count = self.append_rows(missing)
         self._healed = True
         return count
 
-    def _append_rows(self, records: Sequence[Mapping[str, Any]]) -> int:
+    def append_rows(self, records: Sequence[Mapping[str, Any]]) -> int:
         """Append the rows that ``units`` lacks; return how many."""
         new: list[Mapping[str, Any]] = []
 

@@ -80,14 +80,14 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
     for path in events.newest_paths() if left or unknown else ():
         new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
         if new:
-            found |= _records_of(folder, events, path, new, known)
+            found |= records_of(folder, events, path, new, known)
             left -= sum(new.values())
         if not left and not unknown:
             break
     return [found[number] for number in sorted(found)]
 
 
-def _records_of(
+def records_of(
     folder: DeltaFolder, events: Snapshot, path: str, numbers: Collection[int], known: Collection[int]
 ) -> dict[int, dict[str, Any]]:
     """The rows of ``units`` for units that a file has events of, by number; -1 is one that nothing but a copy names."""

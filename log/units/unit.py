@@ -140,10 +140,11 @@ def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
-    for name in record:
-        if name not in UNITS.columns or name in _NUMBERED:
-            known = [column for column in UNITS.columns if column not in _NUMBERED]
-            raise InputError(f"units: unknown field '{name}'; {nearest(name, known)}")
+    for name, value in record.items():
+        if name not in UNITS.columns:
+            raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
+        if name in _NUMBERED and value is not None:
+            raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
     given = dict.fromkeys(UNITS.columns) | with_defaults(record)
     record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
     if record["estimator"] not in DERIVED:

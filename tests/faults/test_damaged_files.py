@@ -14,9 +14,7 @@ from faults.outcomes import REFUSED, SURVIVED, tell
 from fixtures.command import call
 from fixtures.refusals import refused
 
-from log import checked_files
-from log.checked_files import MEMORY, damage_of
-from log.delta.parquet_files import StoredFile, encode_parquet
+from log.checked_files import MEMORY
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES
@@ -55,14 +53,6 @@ def test_flipped_bits_are_refused(store: Store) -> None:
     store.check_files(versions)
 
 
-def test_derived_files_of_before_have_no_digest(store: Store) -> None:
-    """Of them sizes and page checksums are checked."""
-    path = store.paths("steps")[0]
-    data = encode_parquet(store.read("steps").slice(0, 10))
-    assert damage_of("steps", StoredFile(path, len(data), 10), data) is None
-    assert damage_of("steps", StoredFile(path, len(data) + 1, 10), data) is not None
-
-
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere(store: Store) -> None:
     """What is not refused is harmless: the name under which a file holds its digest says nothing of its rows."""
@@ -93,18 +83,20 @@ def answered(path: Path) -> list[tuple[Any, ...]]:
     return duckdb.execute("from read_parquet($file)", {"file": str(path)}).fetchall()
 
 
-def test_every_file_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_are_always_read_and_large_ones_after_a_time(store: Store) -> None:
     versions = store.versions()
     store.check_files(versions)
     remembered = Path(store.location, MEMORY).read_text(encoding="utf-8").splitlines()
     assert len(remembered) == len(set(remembered)) >= sum(len(store.paths(table)) for table in versions)
-    with monkeypatch.context() as patch:
-        patch.setattr(checked_files, "parse", None)
-        store.check_files(versions)
-    path = Path(store.files("steps")[0])
-    flip(path, random.Random(1))  # noqa: S311
+    large, small = Path(store.files("steps")[0]), Path(store.files("results")[0])
+    before = flip(large, random.Random(1))  # noqa: S311
+    store.check_files(versions, within=60.0)
     refused(store.check_files, versions, error=DamagedStoreError)
-    path.unlink()
+    refused(store.check_files, versions, 60.0, error=DamagedStoreError)  # what was found damaged is forgotten
+    large.write_bytes(before)
+    flip(small, random.Random(1))  # noqa: S311
+    refused(store.check_files, versions, 60.0, error=DamagedStoreError)
+    small.unlink()
     assert "cannot be read" in refused(store.check_files, versions, error=DamagedStoreError)
 
 

@@ -1,4 +1,4 @@
-"""What documents have, counted: the same from the rows, from a compacted file's footer, and from both."""
+"""What documents have, counted as plain loops over rows count it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
-from log.compaction.counts import Scored
-from log.compaction.members import packed
-from log.compaction.rows import compact_rows
 
-from log.compaction import counts
+from log.counts import Scored
 from log.store import Store
-from schema.errors import DamagedStoreError
 from schema.tables import DOCUMENTS, SCORES
 
 DOCUMENTS_OF_A_SPLIT = 24
@@ -121,93 +116,32 @@ def check_counts(store: Store) -> None:
 
 
 def compact_all(store: Store) -> None:
-    assert all(compact_rows(store._folder, table) for table in ("documents", "units", "scores"))
+    for table in ("documents", "units", "scores"):
+        store.compact(table)
+
+
+def revise(store: Store, *numbers: int) -> None:
+    """Give documents other answers, and score a few pairs by them."""
+    rows = [document(number) | {"answers": ["other"], "document_revision": 1} for number in numbers]
+    store.append_rows("documents", pa.Table.from_pylist(rows, DOCUMENTS.schema))
+
+
+def test_counts_are_those_of_the_rows(store: Store) -> None:
+    check_counts(store)
+    compact_all(store)
+    check_counts(store)
+    store.append_units([make_unit("d00", first=8), make_unit("unheard of")])
+    store.append_rows("scores", scores(0, first=8))
+    check_counts(store)
 
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_of_revised_documents_the_newest_answers_and_scores_by_them_count(store: Store, *, compacted: bool) -> None:
-    """Answers that came, went and changed; some pairs are scored by the present ones."""
     if compacted:
         compact_all(store)
-    revised = [document(number) | {"answers": answers, "document_revision": revision}
-               for number, answers, revision in ((0, [], 1), (1, ["c"], 1), (2, ["d"], 1), (2, ["e"], 2))]  # fmt: skip
-    store.append_rows("documents", pa.Table.from_pylist(revised, DOCUMENTS.schema))
+    revise(store, 3, 4, 5)
     check_counts(store)
-    again = scores(1).to_pylist() + scores(2).to_pylist()
-    store.append_rows("scores", pa.Table.from_pylist([row | {"document_revision": 1} for row in again], SCORES.schema))
+    rescored = scores(4).to_pylist()
+    rows = [row | {"document_revision": 1} for row in rescored]
+    store.append_rows("scores", pa.Table.from_pylist(rows, SCORES.schema))
     check_counts(store)
-    assert all(compact_rows(store._folder, table) for table in ("documents", "scores"))
-    check_counts(store)
-
-
-def test_counts_are_those_of_the_rows_before_and_after_a_compaction(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_counts(store)
-    before = store.counts()
-    compact_all(store)
-    check_counts(store)
-    with monkeypatch.context() as patch:
-        for name in ("count_units", "count_documents", "count_scores"):
-            patch.setattr(counts, name, lambda *_: pytest.fail("rows are counted"))
-        assert store.counts() == before
-
-
-def test_later_rows_are_counted_once_beside_the_counts_of_earlier_ones(store: Store) -> None:
-    """Of new documents, of those that have been counted, and of a document that has no row yet."""
-    compact_all(store)
-    append_documents(store, 90, 91)
-    store.append_units([make_unit("d90"), make_unit("d47", "h2o", action_revision=1)])
-    store.append_rows("scores", scores(47, first=4))
-    check_counts(store)
-    store.append_units([make_unit("d03", first=8, replicates=2), make_unit("d92")])
-    check_counts(store)
-    append_documents(store, 92)
-    check_counts(store)
-    compact_all(store)
-    check_counts(store)
-
-
-def test_rows_that_a_killed_writer_left_out_are_counted(store: Store) -> None:
-    compact_all(store)
-    store.append_units([make_unit("d03", first=8, replicates=2)])
-    late = next(file.path for file in store.stored_files("units") if file.rows == 1)
-    store._folder.remove("units", {late})
-    assert store.row_count("units") == store.units().num_rows - 1
-    check_counts(store)
-
-
-def test_a_document_without_a_row_is_counted_where_it_belongs_once_it_has_one(store: Store) -> None:
-    """Although the units were compacted before."""
-    store.append_units([make_unit("d92")])
-    compact_all(store)
-    check_counts(store)
-    append_documents(store, 92)
-    check_counts(store)
-
-
-def test_counts_that_are_no_fewer_than_rows_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "_WORTHWHILE", 1000)
-    compact_all(store)
-    (file,) = store.stored_files("units")
-    assert b"kvdrift.counts" not in store.read_bytes("units", file.path)
-    check_counts(store)
-
-
-def test_counts_that_are_not_those_of_the_rows_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No number below zero is believed: the file is not as it was written."""
-    with monkeypatch.context() as patch:
-        wrong = [[["s", "org/model", "evaluation", "S0", None], [["other", 0, "plain", 4, 1, 1]]], 48]
-        patch.setattr(counts, "packed", lambda _: packed([wrong]))
-        assert compact_rows(store._folder, "units")
-    store.append_units([make_unit("d03", first=8, replicates=2)])
-    line = refused(store.counts, error=DamagedStoreError)
-    assert "the counts of compacted-" in line
-    assert line.endswith("--repair")
-
-
-def test_a_footer_that_cannot_be_read_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(counts, "packed", lambda _: "no counts")
-        assert compact_rows(store._folder, "documents")
-    assert "no counts in its footer" in refused(store.counts, error=DamagedStoreError)

@@ -26,7 +26,6 @@ from fixtures.older_stores import (
 from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
-from log.appends import compacted_name
 
 from log.delta import folder as delta_folder
 from log.delta.parquet_files import encode_parquet
@@ -74,7 +73,7 @@ def test_a_store_of_version_1_is_read_as_it_is(old: str) -> None:
         {"doc": "d0", "first_replicate": 4, "seed": None, "pair_evaluations": None},
         {"doc": "d1", "first_replicate": 0, "seed": 7, "pair_evaluations": None},
     ]
-    assert store.pending_segments(store.version("events")) == store.paths("events")
+    assert store.all_underived().size == 2, "the third has no row yet"
     with open_views(store) as views:
         assert views.rows("events").num_rows == 96
         assert set(views.rows("events", kind="coupled", weight=None).column("doc").to_pylist()) == {"d0", "d1"}
@@ -91,7 +90,7 @@ def test_what_an_older_release_compacted_is_read_before_and_after_an_upgrade(tmp
         "control": False, "prespecified": True, "action_revision": 0, "dropped": False,
     }  # fmt: skip
     data = encode_parquet(pa.Table.from_pylist([row], schema=older_stores.before("actions", 8)))
-    put_1(DeltaTable(f"{location}/actions"), compacted_name("0" * 16), data, 1, [])
+    put_1(DeltaTable(f"{location}/actions"), "compacted-0000000000000000.parquet", data, 1, [])
     for prepare in (lambda _: None, Store.make_tables):
         store = Store.open(location)
         prepare(store)
@@ -147,7 +146,7 @@ def test_what_a_table_has_got_since_is_written_after_an_upgrade(old: str) -> Non
     assert store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema)) == 1
     assert set(schema_versions(store).values()) == {PRESENT}
     assert derive(store) == 3, "the derived tables have got a column since"
-    assert store.pending_segments(store.version("events")) == []
+    assert store.all_underived().size == 0
 
 
 def study_row(**changes: Any) -> dict[str, Any]:
@@ -182,11 +181,20 @@ def test_an_upgrade_changes_nothing_that_was_there(old: str) -> None:
     assert set(schema_versions(store).values()) == {PRESENT}
     assert store.units().equals(store.read("units")), "and the rows of the killed writer are put back"
     for table in TABLES:
-        assert tuple(field.name for field in DeltaTable(f"{old}/{table}").schema().fields) == TABLES[table].columns
+        there = {field.name for field in DeltaTable(f"{old}/{table}").schema().fields}
+        assert there >= set(TABLES[table].columns)
+        assert there <= {*TABLES[table].columns, "path"}, "which units had before version 11"
     assert store.read("events", versions["events"]).num_rows == 96
     now = store.versions()
     assert Store.create(old).versions() == now
-    assert now["events"] == versions["events"] + 2
+    assert now["events"] == versions["events"] + 3, "the version, the columns, and the rows with their units"
+    units = store.read("units")
+    assert units["event_rows"].to_pylist() == [32] * 3
+    assert set(store.read("events", columns=["unit"])["unit"].to_pylist()) == set(units["unit"].to_pylist())
+    new = Store.create(f"{old}-new")
+    new.append_units(OLD)
+    wanted = new.read("units").select(["unit", "event_rows", "events_sha256"])
+    assert units.select(wanted.column_names).sort_by("unit").equals(wanted.sort_by("unit"))
 
 
 def check_mix(store: Store) -> None:
@@ -197,10 +205,7 @@ def check_mix(store: Store) -> None:
     assert content(store).equals(expected(units))
     assert store.units().equals(store.read("units"))
     assert sorted(store.units().column("estimator").to_pylist()) == ["plain"] * 5 + ["swrb"]
-    assert {missing: len(files) for missing, files in store.files_by_missing_columns("events").items()} == {
-        ("kind", "weight", "action_revision"): 3,
-        (): 3,
-    }
+    assert store.read("events", columns=["unit"])["unit"].null_count == 0
     with open_views(store) as views:
         check_views(views.connection)
         for table in ("events", "units"):
@@ -219,7 +224,7 @@ def check_views(connection: duckdb.DuckDBPyConnection) -> None:
 def test_old_and_new_files_are_read_together(old: str) -> None:
     store = Store.create(old)
     check_mix(store)
-    assert len(store.pending_segments(store.version("events"))) == 6
+    assert store.all_underived().size == 6
     with duckdb.connect(str(write_catalog(store)), read_only=True) as connection:
         check_views(connection)
 
@@ -296,7 +301,7 @@ def test_what_a_version_1_writer_commits_during_an_upgrade_is_old(old: str, monk
     store = Store.create(old)
     assert not late
     assert content(store).equals(expected([*OLD, make_unit("d7"), make_unit("d8")]))
-    assert [len(files) for files in store.files_by_missing_columns("events").values()] == [5]
+    assert store.read("units").num_rows == 5
 
 
 def create_and_append(location: str, docs: list[str]) -> None:
@@ -310,7 +315,8 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.create, [old] * 6))
     twice = ["events", "documents", "actions", "studies", "trajectories", "steps", "plans", "results", "calibration"]
-    changes = dict.fromkeys(twice, 2) | {"units": 3} | dict.fromkeys(LATER, 0)  # one of ``units`` is the healed row
+    changes = dict.fromkeys(twice, 2) | dict.fromkeys(LATER, 0)
+    changes |= {"events": 3, "units": 4}  # rows with their units; one of ``units`` is the row of the killed writer
     assert Store.open(old).versions() == {table: version + changes.get(table, 1) for table, version in versions.items()}
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.branched_units import NAMES, RECORD, H, make_rows, row, swrb_unit
+from fixtures.branched_units import NAMES, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
-from fixtures.stored_units import content, derived_rows, expected, make_unit
+from fixtures.stored_units import content, derive, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
-from log.appends import derived_tables, span_of_path, span_of_record
 
 from log.store import Store
 from schema.errors import InputError
@@ -45,7 +44,8 @@ def test_a_unit_comes_back_in_its_order(store: Store) -> None:
     rows = make_rows()
     shuffled = [rows[at] for at in np.random.default_rng(3).permutation(len(rows))]
     assert store.append_units([swrb_unit(shuffled)]) == 1
-    assert store.read("events").to_pylist() == [{name: row[name] for name in EVENTS.columns} for row in rows]
+    names = [name for name in EVENTS.columns if name != "unit"]
+    assert store.read("events", columns=names).to_pylist() == [{name: row[name] for name in names} for row in rows]
     (found,) = store.units("s").to_pylist()
     assert (found["estimator"], found["first_replicate"], found["replicates"]) == ("swrb", 5, 3)
     assert store.append_units([swrb_unit(rows)]) == 0
@@ -117,32 +117,17 @@ def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
     assert sorted(store.units().column("estimator").to_pylist()) == ["plain", "swrb"]
 
 
-def test_a_path_tells_the_estimator(store: Store) -> None:
+def test_each_estimator_is_derived_into_its_own_tables(store: Store) -> None:
     store.append_units([make_unit(), swrb_unit(make_rows())])
-    plain, swrb = sorted(store.paths("events"), key=lambda path: "/swrb-" in path)
-    assert plain.rpartition("/")[0] == swrb.rpartition("/")[0]
-    assert swrb.rpartition("/")[2].startswith("swrb-")
-    assert derived_tables(plain) == ("trajectories", "steps")
-    assert derived_tables(swrb) == ("branchings", "branching_depths")
-    for path, record in ((plain, make_unit().record), (swrb, RECORD)):
-        assert span_of_path(path) == span_of_record(record)
-    assert "'part-0.parquet' is not the path of an events file" in refused(derived_tables, "part-0.parquet")
-
-
-def test_each_segment_is_derived_into_its_own_tables(store: Store) -> None:
-    store.append_units([make_unit(), swrb_unit(make_rows())])
-    version = store.version("events")
-    pending = store.pending_segments(version)
-    assert pending == store.paths("events")
-    for path in pending:
-        *_, last = derived_tables(path)
-        for table in derived_tables(path):
-            assert path in store.pending_segments(version)
-            rows = derived_rows(table, store.read("events"))
-            store.commit_files(table, [store.write_parquet(table, path, rows)], "derive", version)
-            assert (path in store.pending_segments(version)) == (table != last)
-    assert store.pending_segments(version) == []
-    assert store.covered_version("branchings", "derive") == version
-    swrb = next(path for path in pending if "/swrb-" in path)
-    with pytest.raises(InputError, match=r"steps: '.*' is derived into branchings and branching_depths"):
-        store.write_parquet("steps", swrb, derived_rows("steps", store.read("events")))
+    numbers = dict(zip(*(store.units()[name].to_pylist() for name in ("estimator", "unit")), strict=True))
+    wanted = {"trajectories": "plain", "steps": "plain", "branchings": "swrb", "branching_depths": "swrb"}
+    assert {table: own.tolist() for table, own in store.underived().items()} == {
+        table: [numbers[estimator]] for table, estimator in wanted.items()
+    }
+    assert derive(store, ("trajectories", "steps", "branchings")) == 2
+    assert {table: len(own) for table, own in store.underived().items()} == {
+        "trajectories": 0, "steps": 0, "branchings": 0, "branching_depths": 1,
+    }  # fmt: skip
+    assert derive(store, tuple(wanted)) == 1
+    assert store.all_underived().size == 0
+    assert store.covered_version("branchings", "derive") == store.version("events")

@@ -295,7 +295,8 @@ def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> 
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
     columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
-    return pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema)
+    arrays = [*map(pa.array, columns), pa.nulls(len(t), pa.int64())]
+    return pa.Table.from_arrays(arrays, schema=EVENTS.schema)
 
 
 # Runs by the gaps-and-islands method: within the window, t minus the row's rank among agreements is constant in a run.

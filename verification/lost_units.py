@@ -1,0 +1,126 @@
+"""Units whose events are lost or are there in part: their whole rows, out of any file that still lies in the store."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.numbers import with_numbers
+from log.units.records import as_rows, record_from
+from log.units.unit import DERIVED_TABLES, SPAN, in_order
+from schema.errors import InputError
+from schema.rows import run_begins
+from schema.tables import EVENTS
+from transforms.segments import SEGMENT_ROWS
+from verification.files import UnitRecord, whole_rows
+from verification.logs import files_of
+from verification.units import checked_events, rows_by_unit
+
+if TYPE_CHECKING:
+    from log.store import Store
+
+
+class Known(NamedTuple):
+    """Rows of ``units`` by number: those that are visible, and copies of any rows in other files that lie there."""
+
+    rows: Mapping[int, UnitRecord]
+    copies: Mapping[int, UnitRecord]
+
+    def record(self, number: int) -> UnitRecord | None:
+        """Return the row of a unit, or a copy of it."""
+        return self.rows.get(number) or self.copies.get(number)
+
+
+def known_units(store: Store) -> Known:
+    """Read the rows of ``units`` of a store whose visible files of ``units`` are whole."""
+    rows = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] is not None}
+    copies: dict[int, UnitRecord] = {}
+    for path in _others(store, "units"):
+        if (found := whole_rows(store, "units", path)) is not None:
+            copies |= {row["unit"]: row for row in found.to_pylist() if row["unit"] is not None}
+    for path in (*store.paths("events"), *_others(store, "events")):
+        copies = {record["unit"]: record for record in store.copied_records(path)} | copies
+    return Known(rows, copies)
+
+
+def broken_units(store: Store, known: Known) -> set[int]:
+    """Find the units that have a row in ``units`` or derived rows, and other events than their own number of them."""
+    there, _ = rows_by_unit(store, "events")
+    wanted = set(known.rows)
+    for table in DERIVED_TABLES:
+        wanted |= rows_by_unit(store, table)[0].keys()
+    return {number for number in wanted - {-1} if not _is_there(known.record(number), there[number])}
+
+
+def _is_there(record: UnitRecord | None, rows: int) -> bool:
+    wanted = None if record is None else record["event_rows"]
+    return rows > 0 if wanted is None else rows == wanted
+
+
+def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
+    """Look for all rows of some units in every file of ``events`` that lies in the store, visible or not.
+
+    Yields:
+        Rows of ``units`` with all events of these units, some hundred thousand events at once.
+
+    """
+    records = [record for number in numbers if (record := known.record(number)) is not None]
+    spans = as_rows(records).select([*SPAN, "unit"])
+    paths, rows = defaultdict[int, list[str]](list), Counter[int]()
+    for path in (*store.paths("events"), *_others(store, "events")):
+        found = Counter(_numbered(store, path, spans)["unit"].to_pylist())
+        for number in found.keys() & set(numbers):
+            paths[number].append(path)
+            rows[number] += found[number]
+    part, size = list[int](), 0
+    for number in sorted(paths, key=lambda number: (paths[number], number)):
+        if part and size + rows[number] > SEGMENT_ROWS:
+            yield _whole(store, known, part, paths, spans)
+            part, size = [], 0
+        part.append(number)
+        size += rows[number]
+    if part:
+        yield _whole(store, known, part, paths, spans)
+
+
+def _whole(
+    store: Store, known: Known, numbers: list[int], paths: Mapping[int, list[str]], spans: pa.Table
+) -> list[tuple[UnitRecord, pa.Table]]:
+    wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
+    for path in dict.fromkeys(path for number in numbers for path in paths[number]):
+        rows = _numbered(store, path, spans)
+        found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+    together, whole = pa.concat_tables(found), []
+    for number in numbers:
+        events = _once(together.filter(pc.equal(together["unit"], number)))
+        record = known.record(number) or record_from(events)
+        try:
+            if record is not None:
+                whole.append((record, checked_events(record, events)))
+        except InputError:
+            continue  # rows are missing, or are not those of the unit
+    return whole
+
+
+def _once(events: pa.Table) -> pa.Table:
+    """Leave out rows that are there already: a file has those of others that it took the place of."""
+    ordered = in_order(events)
+    columns = [ordered[name].to_numpy() for name in ("replicate", "t")]
+    kinds = ordered["kind"].combine_chunks().dictionary_encode().indices.to_numpy()
+    return ordered.filter(pa.array(run_begins(*columns, kinds))) if ordered.num_rows else ordered
+
+
+def _numbered(store: Store, path: str, spans: pa.Table) -> pa.Table:
+    """The rows of a file that say their unit, or whose keys do; none where the file is damaged."""
+    rows = whole_rows(store, "events", path)
+    rows = with_numbers("events", EVENTS.schema.empty_table() if rows is None else rows, spans)
+    return rows.filter(pc.is_valid(rows["unit"]))
+
+
+def _others(store: Store, table: str) -> list[str]:
+    """The files in a table's folder that are not visible."""
+    return sorted(set(files_of(store, table)) - set(store.paths(table)))

@@ -1,0 +1,324 @@
+"""Units and what is derived from them: the events of each, whatever files they are in, and what they give again.
+
+The row of a unit says how many events it has and their digest, so its events can be held against it. Derived rows are
+held against what the derivation makes of the events again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.compaction import sorted_by_key
+from log.store import Unit
+from log.units.numbers import NUMBERED, numbers_of
+from log.units.unit import DERIVED, DERIVED_TABLES, conform_unit, group_of, unit_name, unit_number
+from schema.errors import InputError
+from schema.tables import EVENTS, GROUP_KEY, TABLES
+from transforms.segments import COVERED, SEGMENT_ROWS, derived_rows
+from verification.differences import and_more, first_difference
+from verification.files import UnitRecord
+from verification.findings import Check, Fault, counted
+
+if TYPE_CHECKING:
+    from log.store import Store
+    from schema.progress import Progress
+    from verification.files import SmallTable, TableFiles
+
+_ORDER: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate")
+_OF_STORE: Final = ("unit", "event_rows", "events_sha256")  # columns of ``units`` that the store itself fills in
+
+
+class Units(NamedTuple):
+    """What was found of units, of their events and of the tables derived from them."""
+
+    checks: list[Check]
+    records: dict[int, UnitRecord]  # rows of ``units`` by number, also those that are still to come
+    readable: bool  # whether all of these files could be read
+
+
+class Pinned(NamedTuple):
+    """What is looked at: versions by table, files by table, and the (study, action) of full-retention controls."""
+
+    versions: Mapping[str, int]
+    covered: Mapping[str, int]
+    files: Mapping[str, TableFiles]
+    controls: Collection[tuple[str, str]]
+
+
+def covered_versions(store: Store) -> dict[str, int]:
+    """The events version through which each derived table says that it is derived, -1 where it says nothing.
+
+    To be asked before the versions that are looked at are chosen: what is covered then is in them.
+    """
+    versions = {table: store.covered_version(table, COVERED) for table in DERIVED_TABLES}
+    return {table: -1 if version is None else version for table, version in versions.items()}
+
+
+def units_at(store: Store, version: int) -> set[int]:
+    """Return the numbers of the units whose events were visible at a version of ``events``.
+
+    Raises:
+        InputError: The files of that version are not all there.
+
+    """
+    return {n for path in store.paths("events", version) for n in store.rows_by_unit("events", path, version)}
+
+
+def rows_by_unit(
+    store: Store, table: str, version: int | None = None, without: Collection[str] = ()
+) -> tuple[Counter[int], bool]:
+    """Count the rows that a table has of each unit, -1 standing for none, in all files but some.
+
+    Returns:
+        The counts, and whether no file was left out and all could be read.
+
+    """
+    found, readable = Counter[int](), not without
+    for path in store.paths(table, version):
+        try:
+            found.update({} if path in without else store.rows_by_unit(table, path, version))
+        except InputError:
+            readable = False
+    return found, readable
+
+
+def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
+    """Check that events are exactly a unit's.
+
+    Args:
+        record: The row of the unit.
+        events: Rows of EVENTS.
+
+    Returns:
+        The events, sorted by (replicate, kind with scan before branch, t), each with the unit's number.
+
+    Raises:
+        InputError: They are not; the message begins with a verb or with the field that is wrong.
+
+    """
+    wanted = record["event_rows"]
+    if wanted is not None and events.num_rows != wanted:
+        raise InputError(f"has {events.num_rows:,} of {wanted:,} rows")
+    given = {name: value for name, value in record.items() if name not in _OF_STORE}
+    found, rows = conform_unit(Unit(given, events.drop_columns("unit")))
+    digest = record["events_sha256"]
+    if digest is not None and digest != found["events_sha256"]:
+        raise InputError(f"its events have SHA-256 {found['events_sha256']}, must have {digest} as in units")
+    return rows
+
+
+def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
+    """Yield the rows of each of some units, in the order of the rows."""
+    found = rows["unit"].to_numpy()
+    order = np.argsort(found, kind="stable")
+    rows, found = rows.take(pa.array(order)), found[order]
+    for begin, end in zip(np.searchsorted(found, numbers), np.searchsorted(found, numbers, side="right"), strict=True):
+        yield rows.slice(begin, end - begin)
+
+
+class UnitWalk:
+    """One pass over all units in the order of their keys, some hundred thousand events at once."""
+
+    def __init__(self, store: Store, units: SmallTable, pinned: Pinned) -> None:
+        self._store, self._units, self._pinned = store, units, pinned
+        rows = [row | {"unit": int(n)} for row, n in zip(units.rows.to_pylist(), numbers_of(units.rows), strict=True)]
+        self._stored: dict[int, UnitRecord] = {row["unit"]: row for row in rows}
+        damaged = {table: pinned.files[table].damaged for table in NUMBERED}
+        counts = {table: rows_by_unit(store, table, pinned.versions[table], damaged[table]) for table in NUMBERED}
+        self._rows = {table: counts for table, (counts, _) in counts.items()}
+        self._readable = {table: readable for table, (_, readable) in counts.items()}
+        self._faults = defaultdict[str, list[Fault]](list)
+        for table in NUMBERED:
+            self._faults[table] += pinned.files[table].faults
+        self._missing = self._missing_records()
+        self._records = self._stored | self._missing
+        lacked = [*self._missing.values()]
+        self._readers = {t: store.rows_of_units(t, pinned.versions[t], lacked) for t in NUMBERED}
+        for table, reader in self._readers.items():  # what damaged files have would be blamed on units
+            reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
+        self._control_replicates = 0
+
+    def outcome(self, progress: Progress) -> Units:
+        """Check everything."""
+        progress.begin("verify", len(self._records), "units")
+        for chunk in _chunks(self._records.values()):
+            self._check_chunk(chunk)
+            progress.advance(len(chunk))
+        for table, reader in self._readers.items():
+            for path, why in reader.unreadable.items():
+                self._readable[table] = False
+                if path not in self._pinned.files[table].damaged:
+                    self._faults[table].append(Fault(f"{table}/{path}", why.removeprefix(f"{self._store.location}: ")))
+        notes = self._underived()
+        self._check_overlaps()
+        checks = [
+            self._table_check("events", "whole and unique"),
+            *(self._table_check(table, "as their events give", notes[table]) for table in DERIVED_TABLES),
+            Check(
+                "controls",
+                counted(self._control_replicates, "replicate"),
+                "exactly 0",
+                tuple(self._faults["controls"]),
+            ),
+            self._units_check(),
+        ]
+        return Units(checks, self._records, self._units.readable and all(self._readable.values()))
+
+    def _missing_records(self) -> dict[int, UnitRecord]:
+        """The rows that ``units`` lacks for events that are there; what belongs to no unit is a fault."""
+        version, found = self._pinned.versions["events"], dict[int, UnitRecord]()
+        for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
+            known = self._stored | found
+            try:
+                new = {n for n in self._store.rows_by_unit("events", path, version) if n not in known}
+                found |= self._store.records_of(path, new, known, version) if new else {}
+            except InputError:  # a file cannot be read, which its own fault says
+                continue
+        none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | found}
+        without_number = none.pop(-1, 0) - sum(
+            row["event_rows"] for n, row in found.items() if n not in self._rows["events"]
+        )
+        if (rows := sum(none.values()) + max(0, without_number)) and self._readable["events"] and self._units.readable:
+            self._faults["events"].append(
+                Fault("events", f"{counted(rows, 'row')} of no unit, must be of one in units")
+            )
+        return found
+
+    def _check_chunk(self, chunk: Sequence[UnitRecord]) -> None:
+        numbers, docs = [record["unit"] for record in chunk], {record["doc"] for record in chunk}
+        events = self._readers["events"].read(numbers, docs, EVENTS.columns).cast(EVENTS.schema)
+        whole: dict[str, list[tuple[UnitRecord, pa.Table]]] = defaultdict(list)
+        for record, own in zip(chunk, by_unit(events, numbers), strict=True):
+            if own.num_rows != record["event_rows"] and self._readers["events"].unreadable:
+                continue  # they are in files that have faults of their own
+            try:
+                rows = checked_events(record, own)
+            except InputError as error:
+                what = f"unit {unit_name(record)}: {str(error).removeprefix('events: ')}"
+                self._faults["events"].append(Fault("events", what))
+                rows = own if own.num_rows == record["event_rows"] else None
+            else:
+                whole[record["estimator"]].append((record, rows))
+            if rows is not None and (record["study"], record["action"]) in self._pinned.controls:
+                self._control_replicates += record["replicates"]
+                self._faults["controls"] += _control_faults(record, rows)
+        for estimator, own in whole.items():
+            self._check_derived(estimator, [record for record, _ in own], pa.concat_tables([rows for _, rows in own]))
+
+    def _check_derived(self, estimator: str, records: Sequence[UnitRecord], events: pa.Table) -> None:
+        try:
+            again = derived_rows(DERIVED[estimator], events)
+        except InputError as error:
+            first = f"unit {unit_name(records[0])}{and_more(len(records) - 1)}"
+            self._faults["events"].append(Fault("events", f"{first}: cannot be derived ({error})"))
+            return
+        docs = {record["doc"] for record in records}
+        for table, derived in again.items():
+            there = {record["unit"]: record for record in records if record["unit"] in self._rows[table]}
+            stored = self._readers[table].read([*there], docs, TABLES[table].columns).cast(TABLES[table].schema)
+            stored = sorted_by_key(table, stored)
+            if len(there) < len(records):
+                derived = derived.filter(pc.is_in(derived["unit"], pa.array([*there], pa.int64())))  # noqa: PLW2901
+            if first_difference(table, stored, derived) is None:
+                continue
+            parts = zip(there.items(), by_unit(stored, [*there]), by_unit(derived, [*there]), strict=True)
+            for (number, record), own, wanted in parts:
+                if own.num_rows < wanted.num_rows and self._readers[table].unreadable:
+                    continue
+                if difference := first_difference(table, own, wanted):
+                    what = f"unit {unit_name(record)}: {difference}"
+                    self._faults[table].append(Fault(table, what, (number,)))
+
+    def _underived(self) -> dict[str, tuple[str, ...]]:
+        """Notes on units that are not derived yet; rows that must be there, and those of lost units, are faults."""
+        notes: dict[str, tuple[str, ...]] = dict.fromkeys(DERIVED_TABLES, ())
+        for estimator, tables in DERIVED.items():
+            units = {number for number, record in self._records.items() if record["estimator"] == estimator}
+            for table in tables:
+                if not self._readable[table]:
+                    continue
+                known = self._units.readable and self._readable["events"]
+                if known and (lost := self._rows[table].keys() - self._records.keys()):
+                    rows = sum(self._rows[table][number] for number in lost)
+                    what = f"{counted(rows, 'row')} of {counted(len(lost), 'unit')} that events do not have"
+                    self._faults[table].append(Fault(table, f"{what}, must be of units that are there", tuple(lost)))
+                lacking = units - self._rows[table].keys()
+                due = self._covered(table) & lacking if lacking else set[int]()
+                for number in sorted(due):
+                    what = f"unit {unit_name(self._records[number])} has no rows, must have them"
+                    what += f": {table} says that its events are derived"
+                    self._faults[table].append(Fault(table, what, (number,)))
+                if lacking - due:
+                    notes[table] = (f"{table}: {counted(len(lacking - due), 'unit')} still to derive",)
+        return notes
+
+    def _covered(self, table: str) -> set[int]:
+        try:
+            version = self._pinned.covered[table]
+            return units_at(self._store, version) if version >= 0 else set()
+        except InputError:  # the files of that version are not all there
+            return set()
+
+    def _check_overlaps(self) -> None:
+        """No replicate of a document, action, revision and estimator is in two units."""
+        groups = defaultdict[str, list[UnitRecord]](list)
+        for record in self._records.values():
+            groups[group_of(record)].append(record)
+        for own in groups.values():
+            own.sort(key=lambda record: (record["first_replicate"], record["replicates"]))
+            reaching = own[0]
+            for record in own[1:]:
+                end = reaching["first_replicate"] + reaching["replicates"]
+                if record["first_replicate"] < end:
+                    what = f"unit {unit_name(record)} has replicates of {unit_name(reaching)} too, must be in one unit"
+                    self._faults["events"].append(Fault("events", what))
+                reaching = max(reaching, record, key=lambda one: one["first_replicate"] + one["replicates"])
+
+    def _table_check(self, table: str, holds: str, notes: tuple[str, ...] = ()) -> Check:
+        counts = self._rows[table]
+        numbers = counts.keys() | (self._missing.keys() if table == "events" else set())
+        units, rows = counted(len(numbers - {-1}), "unit"), counted(counts.total(), "row")
+        said = f"{units}, {rows}" if table == "events" else f"{rows} of {units}"
+        return Check(table, said, holds, tuple(self._faults[table]), notes)
+
+    def _units_check(self) -> Check:
+        """The rows of ``units`` have the numbers of their keys; a row may come after its events, which is a note."""
+        faults = list(self._units.check.faults)
+        for number, record in self._stored.items():
+            if (wanted := unit_number(record)) != number:
+                faults.append(Fault("units", f"unit {unit_name(record)}: unit is {number}, must be {wanted}"))
+        lacking = len(self._missing) if self._units.readable else 0
+        notes = (f"units: {counted(lacking, 'row')} still to come, from their events",) if lacking else ()
+        return Check("units", self._units.check.counted, "one to each unit of events", tuple(faults), notes)
+
+
+def _chunks(records: Collection[UnitRecord]) -> Iterator[list[UnitRecord]]:
+    """Cut units, in the order of their keys, into parts of some events; a unit that has more is a part by itself."""
+    part, rows = list["UnitRecord"](), 0
+    for record in sorted(records, key=lambda record: tuple(record[name] for name in _ORDER)):
+        own = record["event_rows"] or record["replicates"] * record["horizon"]
+        if part and rows + own > SEGMENT_ROWS:
+            yield part
+            part, rows = [], 0
+        part.append(record)
+        rows += own
+    if part:
+        yield part
+
+
+def _control_faults(record: UnitRecord, events: pa.Table) -> Iterator[Fault]:
+    for name in ("delta", "f", "weight"):
+        moved = events.filter(pc.not_equal(events[name], 0))
+        if moved.num_rows:
+            first = moved.slice(0, 1).to_pylist()[0]
+            what = (
+                f"{name} of a full-retention control is {first[name]:.3g} at replicate {first['replicate']}, "
+                f"t {first['t']}{and_more(moved.num_rows - 1)}, must be exactly 0"
+            )
+            yield Fault("events", f"unit {unit_name(record)}: {what}")
