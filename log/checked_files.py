@@ -114,7 +114,8 @@ def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within
         store: The store's folder.
         files: The visible files by table.
         within: Files of tables with a row for each event, replicate or position are left out if they were found whole
-            so many seconds ago or later; all other files are small, and are always read.
+            so many seconds ago or later and have the size that they had; all other files are small, and are always
+            read.
 
     """
     memory, visible = CheckedFiles(store), list[str]()
@@ -123,10 +124,11 @@ def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within
             for file in own:
                 named = f"{table}/{file.path}"
                 visible.append(named)
-                if table in NUMBERED and memory.age(table, file) < within:
-                    continue
+                path, recent = Path(store, named), table in NUMBERED and memory.age(table, file) < within
                 try:
-                    damage = memory.damage(table, file, Path(store, named).read_bytes())
+                    if recent and path.stat().st_size == file.size:
+                        continue
+                    damage = memory.damage(table, file, path.read_bytes())
                 except OSError as error:
                     return f"{named} cannot be read ({first_line(error)})"
                 if damage:

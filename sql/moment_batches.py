@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from schema.errors import DamagedStoreError
 from schema.tables import GROUP_KEY
 from sql.catalog import Views, open_views
 from sql.quoting import literal
@@ -60,9 +61,18 @@ class BatchViews:
 
     @classmethod
     def open(cls, store: Store, versions: Mapping[str, int], batches: pa.Table) -> BatchViews:
-        """Open views over no batch yet."""
+        """Open views over no batch yet.
+
+        Raises:
+            DamagedStoreError: Steps do not say their unit, by which they are found.
+
+        """
         views = open_views(store, versions, materialized=False, without=("events",))
         connection, opened = views.connection, cls(views)
+        if connection.execute("from stored.steps where unit is null limit 1").fetchone():
+            views.close()
+            lost = f"{store.location}: 'steps' has rows that belong to no unit"
+            raise DamagedStoreError(f"{lost}: kvdrift verify {store.location} names what is damaged")
         for table in _OF_BATCH:  # what has the rows of all documents gives way to what has those of a batch
             connection.execute(f"alter view stored.{table} rename to every_{table}")
         connection.from_arrow(batches).create("stored.batches")
@@ -94,7 +104,7 @@ class BatchViews:
             enumerated = ", ".join(f"cast({column} as computed.{column}) as {column}" for column in names)
             query = f"select * replace ({enumerated}) from ({computed_texts()[name]})"  # noqa: S608 - names of ours
             if name == "computed.steps":
-                units = f"select unit, {enumerated} from stored.units semi join {WAITING} using ({_KEY})"  # noqa: S608
+                units = f"select unit, {enumerated} from main.units semi join {WAITING} using ({_KEY})"  # noqa: S608
                 own, of_step = _of("own", _KEY), _of("steps", _OF_STEP)
                 query = f"select {own}, {of_step} from stored.steps as steps inner join ({units}) as own using (unit)"  # noqa: S608
             execute(f"create or replace table {name} as {query}")

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from fixtures.stored_units import make_unit
+from fixtures.stored_units import make_unit, units_of
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
-from flows.analysis import stored
 from flows.analysis.answers import answer_moments
 from flows.analysis.estimation import document_moments, replicate_moments
 from flows.analysis.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
@@ -201,13 +200,10 @@ def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path)
         assert set(views.rows("estimates")["events_version"].to_pylist()) == {store.version("events")}
 
 
-def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(tmp_path: Path) -> None:
     """Three actions, then a fourth, then one of them redone; at last all of it at once in another store."""
-    monkeypatch.setattr(stored, "refresh_catalog", lambda _: None)
     source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=4), seed=5, derived=False)
-    units = _units_of(source)
+    units = units_of(source)
     parts: list[AnalysisPart] = []
 
     def counted(some: Sequence[AnalysisPart]) -> list[Estimates]:
@@ -264,8 +260,8 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
         row | {"split": "development" if row["doc"].endswith("0") else "evaluation"} for row in document_rows(SIZES)
     ]
     store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    store.append_units(_units_of(source))
-    with pytest.raises(InputError, match=r"16 segments of events are not derived: kvdrift derive"):
+    store.append_units(units_of(source))
+    with pytest.raises(InputError, match=r"16 units are not derived: kvdrift derive"):
         analyze_stored(store, STUDY, MODEL)
     run_derivation(store.location)
     before = store.version("results")
@@ -293,7 +289,7 @@ def test_evaluation_documents_are_reduced_by_coefficients_of_development_documen
         own = [row | {"split": split} for row, split in zip(rows, splits, strict=True) if split in kept]
         store.append_rows("documents", pa.Table.from_pylist(own, schema=DOCUMENTS.schema))
         names = {row["doc"] for row in own}
-        store.append_units([unit for unit in _units_of(source) if unit.record["doc"] in names])
+        store.append_units([unit for unit in units_of(source) if unit.record["doc"] in names])
         run_derivation(store.location)
         analyze_stored(store, STUDY, MODEL)
         found[name] = store.read("results").to_pylist()
@@ -378,13 +374,3 @@ def test_synthetic_paths_obey_the_coupling() -> None:
     # Each side ends at its rate: all lengths of x before EOS are geometric in the document's rate.
     ended = paths.x_eos.any(axis=-1).mean(axis=(1, 2))
     assert ((ended > 0.1) & (ended < 0.75)).all()
-
-
-def _units_of(source: Store) -> list[Unit]:
-    events = source.read("events")
-    found = []
-    for row in source.units().to_pylist():
-        own = pc.and_(pc.equal(events["doc"], row["doc"]), pc.equal(events["action"], row["action"]))
-        record = {name: value for name, value in row.items() if name != "path"}
-        found.append(Unit(record, events.filter(own)))
-    return found

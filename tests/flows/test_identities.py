@@ -15,6 +15,7 @@ import pytest
 from fixtures.random_models import VOCABULARY, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
+from fixtures.stored_units import units_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
@@ -155,7 +156,7 @@ def assert_same_views(
     with open_views(ours.store, kept=kept) as one, open_views(theirs.store, kept=kept) as other:
         for view in views:
             redone, fresh = (opened.rows(view, **rows) for opened in (one, other))
-            columns = [name for name in fresh.column_names if name != "action_revision"]
+            columns = [name for name in fresh.column_names if name not in {"action_revision", "unit"}]
             assert redone.select(columns).equals(fresh.select(columns)), view
 
 
@@ -261,12 +262,7 @@ def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Pat
     for table in ("studies", "documents", "actions", "plans", "exact_values"):
         older.append_rows(table, run.store.read(table))
     unknown = dict.fromkeys(name for name in IDENTITIES.columns if name not in IDENTITIES.key)
-    events = run.store.read("events")
-    for unit in run.store.units().drop_columns("path").to_pylist():
-        own = pc.and_(pc.equal(events["doc"], unit["doc"]), pc.equal(events["action"], unit["action"]))
-        first, end = unit["first_replicate"], unit["first_replicate"] + unit["replicates"]
-        own = pc.and_(own, pc.is_in(events["replicate"], pa.array(range(first, end), pa.int32())))
-        older.append_units([Unit(unit | unknown, events.filter(own))])
+    older.append_units([Unit(unit.record | unknown, unit.events) for unit in units_of(run.store)])
     old = finite_run(laws, "older")
     assert differences(old) == []
     stages.prepare(old)
@@ -292,9 +288,8 @@ def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
     assert len(found) == 1
     assert "of action 'one' and '0000" in found[0]
 
-    unit = next(one for one in store.units().to_pylist() if one["action"] == "two")
+    unit = next(one.record for one in units_of(store) if one.record["action"] == "two")
     unit |= {"first_replicate": 90, "replicates": 1, "selector_sha256": "1" * 64}
-    del unit["path"]
     names = {name: unit[name] for name in ("study", "model", "doc", "action", "action_revision")}
     events = [
         names | {"replicate": 90, "t": t, "x_token": 0, "y_token": 0, "delta": 0.0, "f": 0.0, "x_eos": False,
@@ -344,7 +339,7 @@ def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], Study
         stages.prepare(each)
         assert stages.develop(each) == (4 if each is run else 6)  # the control is not redone
     with open_views(run.store) as ours, open_views(fresh.store) as theirs:
-        new, alone = (views.rows("events").drop_columns("action_revision") for views in (ours, theirs))
+        new, alone = (views.rows("events").drop_columns(["action_revision", "unit"]) for views in (ours, theirs))
     assert new.equals(alone)
     old, new = (rows.filter(pc.equal(rows["action"], "one"))["f"].to_pylist() for rows in (before, new))
     assert sorted(old) != sorted(new)

@@ -29,7 +29,7 @@ OF_THE_HISTORY = {
 }  # fmt: skip
 OF_THE_RUN = {
     "action_revision", "baseline_revision", "document_revision", "documents_revision", "prefill_seconds",
-    "decode_seconds", "events_version", "plan_sha256", "inputs_sha256", "study_sha256", "settings", "path", "status",
+    "decode_seconds", "events_version", "plan_sha256", "inputs_sha256", "study_sha256", "settings", "unit", "status",
     "prespecified", "frozen_at", "seconds", "first_replicate", "replicates",
 }  # fmt: skip
 TOLERANCE = 1e-12  # sums are over the same numbers in the order of files, which differs between the stores

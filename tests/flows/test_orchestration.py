@@ -168,7 +168,7 @@ def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
     _ = run.material
     assert set(run.__dataclass_fields__) == {
         "study", "location", "made_by", "progress", "limit", "identify", "derived_by", "offline", "replan", "sides",
-        "gathered",
+        "gathered", "compacts",
     }  # fmt: skip
 
 

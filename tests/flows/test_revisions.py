@@ -24,7 +24,7 @@ SECONDS = {"prefill_seconds", "decode_seconds"}
 
 def rows(views: Views, view: str) -> pa.Table:
     found = views.rows(view)
-    left_out = {"action_revision", "path", "events_version", "plan_sha256", "status"} | SECONDS
+    left_out = {"action_revision", "unit", "events_version", "plan_sha256", "status"} | SECONDS
     return found.select([name for name in found.column_names if name not in left_out])
 
 

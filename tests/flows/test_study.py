@@ -82,14 +82,14 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert "stopped at --limit 1: 3 documents of this stage are left; run the same command again to go on" in out
     assert "report:" not in out
     assert content(location, "trajectories").num_rows == 2 * 4 + 2  # what is there can be queried
-    _kill(study, location, "trajectories", 12)
+    _kill(study, location, "trajectories")
     code, out, err = run_command("run", study, "--store", location, "--plan-only")
     assert code == 0, err
     plan = find_plan(Store.open(location), "small", "kvdrift/tiny")
     assert plan is not None
     assert f"SHA-256 {plan.sha256}" in out
-    assert len(Store.open(location).paths("events")) == 4 * 3  # development documents alone
-    _kill(study, location, "events", 13)
+    assert Store.open(location).units().num_rows == 4 * 3  # development documents alone
+    _kill(study, location, "events")
     run = run_of(load_study(study), location)
     stages.prepare(run)
     assert stages.evaluate(run) > 0, "killed too late"
@@ -104,11 +104,12 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert_same(location, finished)
 
 
-def _kill(study: Path, location: Path, table: str, enough: int) -> None:
-    """Run the command until the table has so many files, halt it for ad hoc SQL beside it, and kill it."""
+def _kill(study: Path, location: Path, table: str) -> None:
+    """Run the command until the table has another file, halt it for ad hoc SQL beside it, and kill it."""
+    before = set((location / table).rglob("*.parquet"))
     command = Command("run", study, "--store", location)
     while command.running:
-        if len(list((location / table).rglob("*.parquet"))) >= enough:
+        if set((location / table).rglob("*.parquet")) > before:
             command.signal(signal.SIGSTOP)
             with kvdrift.open(location) as views:
                 assert views.sql("select count(*) from events").fetchall()
@@ -146,14 +147,14 @@ def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
 def test_actions_added_later_are_generated_alone_and_are_exploratory(copied: Path, tmp_path: Path) -> None:
     """A selection and a codec, over a finished store."""
     run = run_of(load_study(write_study(tmp_path, ADDED_ACTION, ADDED_CODEC)), copied)
-    before = set(Store.open(copied).paths("events"))
+    before = set(Store.open(copied).units()["unit"].to_pylist())
     stages.prepare(run)
     assert stages.develop(run) == 2 * 4
     assert stages.evaluate(run) == 2 * 6
     stages.derive(run)
     stages.check(run)
     assert stages.analyze(run) > 0
-    assert before < set(Store.open(copied).paths("events"))
+    assert before < set(Store.open(copied).units()["unit"].to_pylist())
     with kvdrift.open(copied) as views:
         actions = dict(views.sql("select action, prespecified from actions").fetchall())
         added = "select distinct action, status from estimates where action in ('snapkv-100', 'int4')"
@@ -180,7 +181,8 @@ def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(cop
 
     def development(location: str | Path) -> pa.Table:
         rows = content(Path(location), "events")
-        return rows.filter(pa.array([doc in names for doc in rows["doc"].to_pylist()]))
+        rows = rows.filter(pa.array([doc in names for doc in rows["doc"].to_pylist()]))
+        return rows.drop_columns("unit")  # 4 and 2 replicates are two units, 6 are one
 
     assert development(copied).equals(development(fresh.location))
 

@@ -13,7 +13,6 @@ from kvdrift.live import upkeep
 from kvdrift.live.upkeep import Upkeep
 from log.store import Store
 from schema.errors import OperationError
-from transforms.compaction import FILES_OF_A_SIZE
 
 
 def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,18 +51,24 @@ def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(
     Store.create(tmp_path / "store")
     monkeypatch.setattr(upkeep, "is_local", lambda _: False)
     called = []
-    monkeypatch.setattr("transforms.compaction.gather", called.append)
-    upkeep.keep_up(str(tmp_path / "store"))
+    monkeypatch.setattr(Store, "gather", lambda store: called.append(store))
+    upkeep.keep_up(str(tmp_path / "store"), compacts=True)
     assert len(called) == 1
     assert not (tmp_path / "store" / "catalog.duckdb").exists()
 
 
 def test_files_that_a_derivation_left_are_put_together(tmp_path: Path) -> None:
-    """Those that are too large for the derivation's own process, too."""
+    """Those that are too large for the derivation's own process, too; with --no-compact none."""
+    tables = ("events", "units", "trajectories", "steps")
     store = Store.create(tmp_path / "store")
-    for number in range(FILES_OF_A_SIZE + 1):
+    for number in range(20):
         store.append_units([make_unit(f"d{number}")])
-    derive(store)
-    upkeep.keep_up(store.location)
-    assert [len(store.paths(table)) for table in ("events", "units", "trajectories", "steps")] == [1, 1, 1, 1]
-    assert store.units().num_rows == FILES_OF_A_SIZE + 1
+        derive(store)
+    before = {table: store.read(table).sort_by("doc") for table in tables}
+    left = Upkeep(store.location, compacts=False)
+    left.finish()
+    assert [len(store.paths(table)) for table in tables] == [20, 20, 20, 20]
+    assert (tmp_path / "store" / "catalog.duckdb").exists()
+    Upkeep(store.location).finish()
+    assert [len(store.paths(table)) for table in tables] == [1, 1, 1, 1]
+    assert {table: store.read(table).sort_by("doc") for table in tables} == before

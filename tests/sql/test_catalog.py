@@ -6,15 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fixtures.awkward_logs import awkward_log
 from fixtures.stored_units import derive
+from fixtures.unread_pages import blank_pages
 
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError
@@ -22,6 +21,9 @@ from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
 from sql.catalog import describe_views, open_views, view_texts, write_catalog
 from sql.contracts import contracts
 from transforms.compaction import compact
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOG = awkward_log("long agreements")
 DOCS = sorted({row["doc"] for row in LOG.documents})
@@ -106,21 +108,11 @@ def test_rows_of_some_documents_leave_the_pages_of_others_unread(store: Store) -
     with open_views(store) as views:
         there = [views.rows(table, doc=DOCS[1]) for table in ("events", "trajectories", "steps")]
     for table in ("events", "trajectories", "steps"):
-        for file in map(Path, store.files(table)):
-            parquet = pq.read_metadata(file)
-            if pq.read_table(file, columns=["doc"])["doc"][0].as_py() == DOCS[0]:
-                data = file.read_bytes()
-                first = min(column_begin(parquet.row_group(0).column(at)) for at in range(parquet.num_columns))
-                footer = parquet.serialized_size + 8
-                file.write_bytes(data[:first] + bytes(len(data) - first - footer) + data[-footer:])
+        blank_pages(store, table, DOCS[0])
     with open_views(store) as views:
         assert [views.rows(table, doc=DOCS[1]) for table in ("events", "trajectories", "steps")] == there
         with pytest.raises(KvdriftError):
             views.rows("steps", doc=DOCS[0])
-
-
-def column_begin(chunk: pq.ColumnChunkMetaData) -> int:
-    return int(chunk.dictionary_page_offset or chunk.data_page_offset)
 
 
 def test_more_threads_give_the_same_rows(store: Store) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
+from fixtures.unread_pages import blank_pages
 
 from log.store import Store, Unit
+from schema.errors import DamagedStoreError
 from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
-from sql import catalog
 from sql.catalog import Views, open_views, view_texts, write_catalog
 from sql.contracts import contract
 from sql.materialization import materialize_moments
@@ -163,22 +166,16 @@ def test_redone_and_dropped_actions(store: Store) -> None:
     assert_as_computed(store, ALL)
 
 
-@pytest.mark.slow
-def test_moments_of_new_documents_name_no_file_of_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each naming of all files of a large table is a statement of as many lines."""
+def test_moments_of_new_documents_leave_the_steps_of_others_unread(store: Store) -> None:
     add_documents(store, "a")
     generate(store, make_unit("a", action="one"))
-    whole, named = catalog.parquet_sources, set[str]()
-
-    def sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
-        named.add(table)
-        return whole(store, table, version)
-
-    monkeypatch.setattr(catalog, "parquet_sources", sources)
+    with open_views(store, materialized=False) as views:
+        computed = views.rows("moments", doc="a")
+    blank_pages(store, "steps", "d0")
     assert materialize_moments(store, 1) == 1
-    assert named
-    assert named.isdisjoint(("events", "steps"))
-    assert_as_computed(store, ALL)
+    with open_views(store) as views:
+        assert views.rows("moments", doc="a").equals(computed)
+        assert views.rows("moments").num_rows == 5
 
 
 def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +284,21 @@ def test_moments_of_a_commit_that_was_lost_are_not_taken(store: Store, again: bo
     assert materialize_moments(shorter, 1) == len(changed)
     assert waiting(shorter) == set()
     assert_as_computed(shorter)
+
+
+def test_no_moments_are_stored_of_steps_without_units(made: Store, tmp_path: Path) -> None:
+    """Steps are found by their units: those without would be left out of the means."""
+    store = Store.open(shutil.copytree(made.location, tmp_path / "plain"))  # a folder whose name delta-rs takes
+    generate(store, make_unit("d1", action="one", first=4))
+    steps = DeltaTable(f"{store.location}/steps")
+    steps.alter.set_table_properties({"delta.appendOnly": "false"})
+    steps.update({"unit": "null"}, predicate="doc = 'd1' and replicate = 5")
+    line = refused(materialize_moments, store, 1, error=DamagedStoreError)
+    assert line == (
+        f"{store.location}: 'steps' has rows that belong to no unit: kvdrift verify {store.location} names what is "
+        "damaged"
+    )
+    assert store.row_count("document_moments") == 4
 
 
 def test_a_log_of_another_generator_keeps_none(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def random_events(doc: str, seed: int) -> pa.Table:
         "weight": pa.nulls(count, pa.float64()),
         "action_revision": np.zeros(count, dtype=np.int32),
     }
+    columns["unit"] = pa.nulls(count, pa.int64())  # the store fills it in
     return pa.table({name: columns[name] for name in EVENTS.columns}, schema=EVENTS.schema)
 
 

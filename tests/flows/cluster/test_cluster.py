@@ -76,7 +76,7 @@ class Background:
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transforms.pipeline.SEGMENTS_PER_GROUP", 2)
+    monkeypatch.setattr("transforms.pipeline.SEGMENT_ROWS", 1)
     dask_cluster.add_worker()
     one = dask_cluster.add_worker("before its units are stored")
     with run_in(tmp_path, dask_cluster.address) as run:
@@ -174,7 +174,7 @@ def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster
 def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
-        assert run.derived_by(run.location).segments == 0  # without a worker
+        assert run.derived_by(run.location).units == 0  # without a worker
         developing = Background(stages.develop, run)  # which waits for one
         lacking = dask_cluster.add_worker(lacking="flows.cluster.facts")
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"):
@@ -184,7 +184,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+ on .*: has 2 threads, .* --nthreads 1"):
             stages.develop(run)
         stages.develop(run_of(run.study, run.location))
-        assert run.derived_by(run.location).segments == 8  # which takes any number
+        assert run.derived_by(run.location).units == 8  # which takes any number
 
 
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, t
         with pytest.raises(OperationError, match=r"the scheduler is gone.*run the same command again") as refused:
             deriving.end()
     assert "\n" not in str(refused.value)
-    assert run_derivation(run.location).segments == 8
+    assert run_derivation(run.location).units == 8
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
