@@ -19,6 +19,7 @@ StudyArgument = Annotated[
 StudyStoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
 ]
+NoCompactOption = Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")

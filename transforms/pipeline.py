@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from log.store import Store
 from schema.errors import InputError, OperationError, first_line
 from transforms.records import read_records, record_folder, write_record
-from transforms.segments import DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
+from transforms.segments import SEGMENT_ROWS, DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +60,7 @@ def run_derivation(
     store = Store.open(store_location)
     store.make_tables()
     store.reconcile()  # rows of units tell what is to derive
-    work = pending(store)
+    work = pending(store, SEGMENT_ROWS)
     version, todo = work.events_version, work.segments
     units, done = sum(len(segment.units) for segment in todo), 0
     total = DerivationReport.of([], version, 0.0)

@@ -11,6 +11,7 @@ many, in a process beside (``transforms.gathering``); whoever calls has larger o
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,14 @@ def watch(
     stop: Callable[[], bool],
     progress: Callable[[DerivationReport], None] | None = None,
     idle: Callable[[], None] | None = None,
+    *,
+    compacts: bool = True,
 ) -> DerivationReport:
     """Derive new units until asked to stop; safe beside writers, and beside a derivation in another process.
 
     Looks every ``interval_seconds`` for what is to do, and takes all that has come; it calls ``idle`` where nothing
     has. ``stop`` is asked between micro-batches and while waiting, ``progress`` gets the report of each micro-batch,
-    failures included. The counts returned are over all of them.
+    failures included. The counts returned are over all of them. Small files stay as they are if ``compacts`` is False.
 
     Raises:
         InputError: There is no store.
@@ -51,7 +54,7 @@ def watch(
     total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
     failed: set[int] = set()  # units
-    with Gathering(store.location) as gathering:
+    with Gathering(store.location) if compacts else nullcontext() as gathering:
         while not stop():
             looked = time.perf_counter()
             version = store.version("events")
@@ -74,7 +77,8 @@ def watch(
             commit(store, [outcome], work.events_version, covered=covered)
             report = DerivationReport.of([outcome], work.events_version, time.perf_counter() - looked)
             total = total.plus(report)
-            gathering.batch_done()
+            if gathering is not None:
+                gathering.batch_done()
             if progress is not None:
                 progress(report)
             if len(todo) == 1:

@@ -31,12 +31,14 @@ def run_file(
     plan_only: bool = False,
     replan: bool = False,
     cluster: ClusterAddress | None = None,
+    compacts: bool = True,
 ) -> Outcome:
     """Run the studies of one file, one to a model and law.
 
     Without ``addresses`` of services or a ``cluster`` this process generates. The run stops where it has generated
     ``limit`` documents, and with ``plan_only`` where the plans are frozen. The units of the actions ``redo`` are
-    superseded first, and with ``replan`` the plans are made anew. Where ``progress`` is the open page of a flow run,
+    superseded first, and with ``replan`` the plans are made anew. At its end the run puts small files together, unless
+    ``compacts`` is False. Where ``progress`` is the open page of a flow run,
     the stages are tasks of that run.
 
     Raises:
@@ -60,6 +62,7 @@ def run_file(
                 by.sides,
                 replan=replan,
                 gathered=gathered,
+                compacts=compacts,
             )
             for study in studies
         ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdrift.options import ClusterOption, StoreArgument
+from kvdrift.options import ClusterOption, NoCompactOption, StoreArgument
 from schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def derive(
     cluster: ClusterOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on deriving as events arrive, until interrupted.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 0.2,
+    no_compact: NoCompactOption = False,
 ) -> None:
     """Derive trajectories and steps of all events that lack them."""
     if watch and (runner or cluster):
@@ -42,9 +43,10 @@ def derive(
     if runner_option and not runner:
         raise InputError(f"--runner-option {runner_option[0]}: says how a runner works; add --runner NAME")
     if watch:
-        typer.echo(_watching(store, interval))
+        typer.echo(_watching(store, interval, compacts=not no_compact))
     else:
-        typer.echo(_once(store, partial(_derive, runner or "FnApiRunner", runner_option or [], cluster)))
+        by = partial(_derive, runner or "FnApiRunner", runner_option or [], cluster)
+        typer.echo(_once(store, by, compacts=not no_compact))
 
 
 def _derive(runner: str, options: list[str], cluster: str | None, location: str) -> DerivationReport:
@@ -65,7 +67,7 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
         return derive_on(connection, location)
 
 
-def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
+def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts: bool) -> str:
     from log.store import Store
     from schema.location import is_local
     from sql.catalog import may_write_catalog, refresh_catalog
@@ -76,6 +78,8 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     new = materialize_moments(store) or report.units
     if not new and is_local(store.location) and not may_write_catalog(store):
         return f"{nothing}; the store may only be read, and its catalogue stays as it is"
+    if compacts and new:
+        store.gather()
     refresh_catalog(store)
     if not report.units:
         return nothing
@@ -86,7 +90,7 @@ def _once(location: str, derive: Callable[[str], DerivationReport]) -> str:
     )
 
 
-def _watching(location: str, interval: float) -> str:
+def _watching(location: str, interval: float, *, compacts: bool) -> str:
     from kvdrift.live.memory import bound_memory, release_memory
 
     bound_memory()
@@ -96,7 +100,7 @@ def _watching(location: str, interval: float) -> str:
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))
-    upkeep = Upkeep(location)
+    upkeep = Upkeep(location, compacts=compacts)
 
     def batch_done(batch: DerivationReport) -> None:
         release_memory()
@@ -110,7 +114,7 @@ def _watching(location: str, interval: float) -> str:
         release_memory()  # of what was put together beside
         upkeep.begin_if_due()
 
-    total = watch(location, interval, lambda: bool(stopped), batch_done, idle)
+    total = watch(location, interval, lambda: bool(stopped), batch_done, idle, compacts=compacts)
     upkeep.finish()
     return f"derived {_counts(total)}"
 

@@ -13,6 +13,7 @@ import typer
 from kvdrift.options import (
     ClusterOption,
     EndpointOption,
+    NoCompactOption,
     RootCertsOption,
     StudyArgument,
     StudyStoreOption,
@@ -56,6 +57,7 @@ def run(
         str | None,
         typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of this machine, or N: one worker each."),
     ] = None,
+    no_compact: NoCompactOption = False,
 ) -> None:
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 
@@ -93,7 +95,7 @@ def run(
 
             outcome = run_file(
                 studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan,
-                cluster=workers,
+                cluster=workers, compacts=not no_compact,
             )  # fmt: skip
     except KeyboardInterrupt:
         _say_what_is_kept(studies, store)

@@ -14,6 +14,7 @@ from schema.errors import KvdriftError, OperationError, first_line
 from schema.location import absolute, is_local
 from schema.own_process import last_words, own_environment
 
+_NO_COMPACT = "--no-compact"
 _SHARE = 29  # how much longer than it last took it is left alone while rows come
 
 
@@ -24,11 +25,12 @@ class Upkeep:
 
     Args:
         location: The store.
+        compacts: Whether files are put together.
 
     """
 
-    def __init__(self, location: str) -> None:
-        self._location = absolute(location)
+    def __init__(self, location: str, *, compacts: bool = True) -> None:
+        self._command = [sys.executable, "-m", __name__, absolute(location), *(() if compacts else (_NO_COMPACT,))]
         self._process: subprocess.Popen[str] | None = None
         self._behind = True  # as far as is known
         self._begun = self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
@@ -65,7 +67,7 @@ class Upkeep:
     def _begin(self) -> None:
         self._behind, self._begun = False, time.perf_counter()
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-m", __name__, self._location],
+            self._command,
             env=own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -85,8 +87,12 @@ class Upkeep:
             raise OperationError(f"upkeep: {last_words(said, process.returncode)}")
 
 
-def keep_up(location: str) -> None:
+def keep_up(location: str, *, compacts: bool) -> None:
     """Put many files together, store the moments of documents that wait for theirs, and write the catalogue.
+
+    Args:
+        location: The store.
+        compacts: Whether files are put together.
 
     Raises:
         InputError: The store is damaged or cannot be written.
@@ -98,7 +104,8 @@ def keep_up(location: str) -> None:
     from sql.materialization import materialize_moments
 
     store = Store.open(location)
-    store.gather()
+    if compacts:
+        store.gather()
     if is_local(store.location):
         materialize_moments(store)
         refresh_catalog(store)
@@ -107,6 +114,6 @@ def keep_up(location: str) -> None:
 if __name__ == "__main__":
     os.nice(10)
     try:
-        keep_up(sys.argv[1])
+        keep_up(sys.argv[1], compacts=_NO_COMPACT not in sys.argv)
     except KvdriftError as error:
         sys.exit(first_line(error))

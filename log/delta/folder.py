@@ -1,6 +1,6 @@
 """One folder of Delta Lake tables: making and upgrading them, and commits of Parquet files that are in place.
 
-This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.appends`` (what may
+This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.units`` (what may
 be appended) and ``log.store`` (what is visible when).
 
 Schema versions: a table carries its version as a property. An upgrade raises it, which from then on keeps the writers

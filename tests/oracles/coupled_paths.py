@@ -50,6 +50,12 @@ class Path:
         return max(self.at)
 
     @property
+    def unit(self) -> int | None:
+        """The unit that all of its events are of; None if there is none."""
+        (unit,) = {row["unit"] for row in self.at.values()}
+        return unit if unit is None else int(unit)
+
+    @property
     def complete(self) -> bool:
         """Whether each position 1..H is there exactly once."""
         return not self.repeated and all(t in self.at for t in range(1, self.horizon + 1))

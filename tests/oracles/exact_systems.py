@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fixtures.stored_units import derive
 from numpy.typing import NDArray
 
 from generator.actions import Action
@@ -26,12 +27,12 @@ from generator.finite.system import FiniteSystem
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
 from log.store import Store, Unit
+from log.units.unit import DERIVED_TABLES
 from schema.retention import Retention
 from schema.study import FINITE_STATE, POOLED
 from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from transforms.segments import commit, derive_segment, pending
 
 SYSTEMS, REPLICATES, SEED, MODEL = 50, 2000, 4, "exact"
 # An action mixes the reference with a law of its own, by so much.
@@ -249,8 +250,7 @@ def write_measured(folder: Path) -> None:
         store = Store.create(Path(place) / "store")
         _append_rows(store, studies)
         store.append_units([unit for _, unit in units])
-        version = store.version("events")
-        commit(store, [derive_segment(store, segment) for segment in pending(store, version)], version, covered=True)
+        derive(store, DERIVED_TABLES)
         with open_views(store, kept=_KEPT) as opened:
             rows = {view: opened.rows(view).to_pylist() for view in VIEWS}
     samples = {

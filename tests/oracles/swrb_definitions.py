@@ -72,6 +72,12 @@ class Branching:
         return math.fsum(row["weight"] * max(0, h - row["t"] - depth + 1) for row in self.scan) / h
 
     @property
+    def unit(self) -> int | None:
+        """The unit that all of its events are of; None if there is none."""
+        (unit,) = {row.get("unit") for row in [*self.scan, *self.branch]}
+        return unit
+
+    @property
     def risk(self) -> float:
         """Z^R = Z_H."""
         return self.observed(self.horizon)
@@ -92,7 +98,7 @@ def branching_rows(events: list[Row]) -> list[Row]:
     """The rows of the table ``branchings``."""
     return [
         {
-            **one.names, "action_revision": 0, "horizon": one.horizon, "complete": one.complete, "scanned": one.scanned, "mass": one.mass,
+            **one.names, "action_revision": 0, "unit": one.unit, "horizon": one.horizon, "complete": one.complete, "scanned": one.scanned, "mass": one.mass,
             "branch": one.start, "mismatches": one.mismatches(one.horizon),
         }
         for one in branchings_of(events)
@@ -105,6 +111,7 @@ def branching_depth_rows(events: list[Row]) -> list[Row]:
         {
             **one.names,
             "action_revision": 0,
+            "unit": one.unit,
             "depth": depth,
             "observed": one.observed(depth),
             "capacity": one.capacity(depth),
@@ -140,7 +147,7 @@ def analyzed_branchings(analysis: Analysis) -> list[Row]:
     rows = []
     for one in entering(analysis):
         row = whole[tuple(one.names[name] for name in NAMES)]
-        kept = {name: value for name, value in row.items() if name not in {"action_revision", "complete"}}
+        kept = {name: value for name, value in row.items() if name not in {"action_revision", "unit", "complete"}}
         rows.append(kept | {name: one.document[name] for name in ("split", "stratum", "cluster")})
     return rows
 

@@ -44,6 +44,7 @@ def trajectories(analysis: Analysis) -> list[Row]:
             {
                 **path_keys(path),
                 "action_revision": 0,
+                "unit": path.unit,
                 "tau": tau,
                 "eos_x": path.eos("x"),
                 "eos_y": path.eos("y"),
@@ -66,6 +67,7 @@ def steps(analysis: Analysis) -> list[Row]:
         {
             **path_keys(path),
             "action_revision": 0,
+            "unit": path.unit,
             "t": t,
             "mismatch": path.mismatch(t),
             "lag": None if path.tau is None or t < path.tau else t - path.tau,

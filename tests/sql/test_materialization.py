@@ -19,7 +19,7 @@ from sql.catalog import Views, open_views, view_texts, write_catalog
 from sql.contracts import contract
 from sql.materialization import materialize_moments
 from sql.stored_moments import stored_moments
-from sql.view_texts import MATERIALIZED, materialized_text, moments_definition, qualified_texts
+from sql.view_texts import MATERIALIZED, qualified_texts
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 from verification.moments import check_moments
@@ -27,6 +27,7 @@ from verification.moments import check_moments
 KEYS = {"study": "s", "model": "org/model"}
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
            "second_block_last": 4, "agreement_run": 2, "saturation_threshold": 0.9}  # fmt: skip
+ANOTHER = "f" * 64  # definition
 ALL = set(view_texts()) - {"document_moments", "revisions"}  # all but the logs
 
 
@@ -87,7 +88,7 @@ def store(made: Store, tmp_path: Path) -> Store:
 
 
 def test_stored_moments_are_those_that_are_computed(store: Store) -> None:
-    assert stored_moments(store, store.versions()).waiting is None
+    assert not stored_moments(store, store.versions()).waits
     with open_views(store) as views:
         assert views.rows("moments").num_rows == 4
     assert_as_computed(store, ALL)
@@ -182,39 +183,35 @@ def test_moments_of_new_documents_name_no_file_of_others(store: Store, monkeypat
 
 def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(store, *(make_unit(doc, action="one", first=4) for doc in ("d0", "d1")))
-    cover, append_moments = [], Store.append_moments
-    monkeypatch.setattr("sql.moment_batches.materialized_text", _small_batches)
+    appended, append_moments = [], Store.append_moments
+    monkeypatch.setattr("sql.moment_batches._STEPS_AT_ONCE", 10)
 
-    def broken(store: Store, rows: pa.Table, version: int, definition: str, covered: object = None) -> bool:
-        cover.append(covered)
-        if len(cover) > 1:
+    def broken(store: Store, rows: pa.Table, version: int) -> bool:
+        appended.append(rows.num_rows)
+        if len(appended) > 1:
             raise KeyboardInterrupt
-        return append_moments(store, rows, version, definition, None)
+        return append_moments(store, rows, version)
 
     monkeypatch.setattr(Store, "append_moments", broken)
     with pytest.raises(KeyboardInterrupt):
         materialize_moments(store, 1)
-    assert [one is None for one in cover] == [True, False], "the last batch covers"
-    assert waiting(store) == {("d0", "one"), ("d1", "one")}
+    assert appended == [1, 1]
+    assert waiting(store) == {("d1", "one")}, "the first batch is kept"
     assert_as_computed(store)
     monkeypatch.setattr(Store, "append_moments", append_moments)
-    assert materialize_moments(store, 1) == 2
+    assert materialize_moments(store, 1) == 1
     assert waiting(store) == set()
     assert_as_computed(store)
-
-
-def _small_batches(name: str) -> str:
-    return materialized_text(name).replace("1 << 23", "10")
 
 
 def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(store, make_unit("d1", action="one", first=4))
     append_moments = Store.append_moments
 
-    def late(store: Store, rows: pa.Table, version: int, definition: str, covered: object = None) -> bool:
+    def late(store: Store, rows: pa.Table, version: int) -> bool:
         monkeypatch.setattr(Store, "append_moments", append_moments)
         assert materialize_moments(store, 1) == 1
-        return append_moments(store, rows, version, definition, covered)
+        return append_moments(store, rows, version)
 
     monkeypatch.setattr(Store, "append_moments", late)
     assert materialize_moments(store, 1) == 0
@@ -225,27 +222,26 @@ def test_two_at_once_store_each_row_once(store: Store, monkeypatch: pytest.Monke
 def test_documents_of_compacted_files_in_several_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(store)
     generate(store, make_unit("d1", action="one", first=4))
-    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: "another")
-    monkeypatch.setattr("sql.materialization.moments_definition", lambda: "another")
-    monkeypatch.setattr("sql.moment_batches.materialized_text", _small_batches)
+    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: ANOTHER)
+    monkeypatch.setattr("sql.moment_batches._STEPS_AT_ONCE", 10)
     assert materialize_moments(store, 1) == 4, "all are computed again"
     assert_as_computed(store)
 
 
 def test_trajectories_wait_for_their_steps(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A derivation that is killed between its two commits, or that is between them now."""
-    commit_files = Store.commit_files
+    commit_derived = Store.commit_derived
 
     def killed(store: Store, table: str, *given: Any) -> int:
         if table == "steps":
             raise KeyboardInterrupt
-        return commit_files(store, table, *given)
+        return commit_derived(store, table, *given)
 
-    monkeypatch.setattr(Store, "commit_files", killed)
+    monkeypatch.setattr(Store, "commit_derived", killed)
     with pytest.raises(KeyboardInterrupt):
         generate(store, make_unit("d1", action="one", first=4))
     assert materialize_moments(store, 1) == 0
-    monkeypatch.setattr(Store, "commit_files", commit_files)
+    monkeypatch.setattr(Store, "commit_derived", commit_derived)
     run_derivation(store.location)
     assert materialize_moments(store, 1) == 1
     assert_as_computed(store)
@@ -253,12 +249,11 @@ def test_trajectories_wait_for_their_steps(store: Store, monkeypatch: pytest.Mon
 
 def test_moments_of_another_definition_are_not_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an update of kvdrift that computes a moment otherwise."""
-    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: "another")
-    monkeypatch.setattr("sql.materialization.moments_definition", lambda: "another")
-    assert not stored_moments(store, store.versions()).stored
+    monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: ANOTHER)
+    assert len(waiting(store)) == 4, "all"
     assert_as_computed(store)
     assert materialize_moments(store, 1) == 4
-    assert stored_moments(store, store.versions()).stored
+    assert waiting(store) == set()
     assert_as_computed(store)
 
 
@@ -286,10 +281,11 @@ def test_moments_of_a_commit_that_was_lost_are_not_taken(store: Store, again: bo
     if again:
         generate(shorter, make_unit("d0", action="one", first=4))
         assert shorter.version("trajectories") == store.version("trajectories")
-    assert not stored_moments(shorter, shorter.versions()).stored
+    changed = {("d1", "one"), ("d0", "one")} if again else {("d1", "one")}
+    assert waiting(shorter) == changed
     assert_as_computed(shorter)
-    assert materialize_moments(shorter, 1) == 4
-    assert stored_moments(shorter, shorter.versions()).stored
+    assert materialize_moments(shorter, 1) == len(changed)
+    assert waiting(shorter) == set()
     assert_as_computed(shorter)
 
 
@@ -321,6 +317,6 @@ def test_verify_compares_them_with_steps(store: Store) -> None:
     wrong = pa.Table.from_pylist(
         [row | {"scalar_entry": 0.25} for row in rows.to_pylist()], schema=DOCUMENT_MOMENTS.schema
     )
-    assert store.append_moments(wrong, versions["document_moments"], moments_definition(), versions)
+    assert store.append_moments(wrong, versions["document_moments"])
     (fault,) = check_moments(store, store.versions()).faults
     assert str(fault).startswith("view moments (study=s, model=org/model, doc=d0, action=one): entry is stored as 0.25")

@@ -20,7 +20,7 @@ from transforms.pipeline import run_derivation
 
 # What says which tables or files were read, or what was there before.
 HISTORY = {"revisions", "superseded", "actions", "identities"}
-MARKS = {"action_revision", "path"}
+MARKS = {"action_revision", "unit"}
 
 
 def action_row(action: str, revision: int = 0, *, dropped: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fixtures.awkward_logs import Log, Row, declared_study, document
+from fixtures.awkward_logs import Log, Row, declared_study, document, number_events
 from fixtures.branched_logs import SWRB_LOGS, branched_log
 from fixtures.swrb_events import Laws, plain_replicate, random_laws, swrb_replicate, unit
 from oracles.coupled_paths import Analysis
@@ -53,7 +53,7 @@ def test_from_events_through_the_derivation_to_every_view(tmp_path: Path) -> Non
     log = branched_log(6, 3, damaged=False)
     store = stored(tmp_path, log)
     log.units = store.units().to_pylist()
-    analysis = Analysis(log)
+    analysis = Analysis(number_events(log))
     with open_views(store) as views:
         for view, definition in SWRB_EVALUATIONS.items():
             grain = contracts()[view].grain

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.awkward_logs import Log, LogPlan, add_study
+from fixtures.stored_units import derive
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
@@ -41,7 +42,6 @@ from stats.calibration import (
 from stats.endpoints import Endpoint
 from stats.intervals import Request
 from stats.moments import DocumentMoments
-from transforms.segments import commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -358,8 +358,7 @@ def stored_log(location: Path, splits: tuple[str, ...]) -> Store:
         record |= {"first_replicate": 0, "replicates": count, "horizon": 16}
         made.append(Unit(record, pa.Table.from_pylist(events, schema=EVENTS.schema)))
     store.append_units(made)
-    version = store.version("events")
-    commit(store, [derive_segment(store, segment) for segment in pending(store, version)], version, covered=True)
+    derive(store)
     return store
 
 

@@ -15,7 +15,7 @@ from schema.errors import InputError
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
 from transforms.branching import derive_branchings
 
-NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0}
+NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7}
 
 
 def scan(weights: list[float], *, undrawn: bool = False, eos: int | None = None, **names: Any) -> list[Row]:

@@ -32,6 +32,7 @@ def trajectory(pattern: str, *, eos_x: int | None = None, eos_y: int | None = No
         "action_revision": 0,
         "replicate": 0,
         "kind": "coupled",
+        "unit": 7,
     } | names
     return [
         key
@@ -89,7 +90,7 @@ def test_golden(case: Golden) -> None:
     marks = case.pattern.count("#")
     horizon = len(case.pattern)
     assert row == {
-        "study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "tau": tau, "eos_x": case.eos_x,
+        "study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7, "tau": tau, "eos_x": case.eos_x,
         "eos_y": case.eos_y, "horizon": horizon, "complete": True, "mismatches": marks,
         "sum_delta": 0.25 * (horizon + marks), "sum_f": 0.125 * horizon, "exposure": exposure, "occupation": occupation,
         "longest_agreement": longest, "mismatch_after_agreement": after,
@@ -161,6 +162,7 @@ def by_definition(rows: list[Row]) -> tuple[list[Row], list[Row]]:
         trajectories.append(
             dict(zip(TRAJECTORIES.key, key, strict=True))
             | {
+                "unit": own[0]["unit"],
                 "tau": tau,
                 "eos_x": eos[0],
                 "eos_y": eos[1],
@@ -179,7 +181,7 @@ def by_definition(rows: list[Row]) -> tuple[list[Row], list[Row]]:
             t = row["t"]
             eos_set = 0 if t < first else 1 if t == first else 2 if t <= last else 3
             steps.append(
-                {name: row[name] for name in STEPS.key}
+                {name: row[name] for name in (*STEPS.key, "unit")}
                 | {"mismatch": int(row["x_token"] != row["y_token"])}
                 | {"lag": t - tau if tau is not None and t >= tau else None, "eos_set": eos_set}
                 | {"delta": row["delta"], "f": row["f"]}
@@ -295,7 +297,7 @@ def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> 
     laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
     columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
     columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
-    arrays = [*map(pa.array, columns), pa.nulls(len(t), pa.int64())]
+    arrays = [*map(pa.array, columns), pa.repeat(pa.scalar(7, pa.int64()), rows)]
     return pa.Table.from_arrays(arrays, schema=EVENTS.schema)
 
 
@@ -322,7 +324,7 @@ STEPS_BY_WINDOWS = f"""{BY_WINDOWS}
 select study, model, doc, action, replicate, t, mismatch::int as mismatch,
     case when t >= tau then t - tau end::int as lag,
     case when t < e_first then 0 when t = e_first then 1 when t <= e_last then 2 else 3 end::int as eos_set,
-    delta, f, 0::int as action_revision
+    delta, f, 0::int as action_revision, 7::bigint as unit
 from placed order by all
 """  # noqa: S608
 TRAJECTORIES_BY_WINDOWS = f"""{BY_WINDOWS}, local as (
@@ -347,7 +349,7 @@ select study, model, doc, action, replicate, any_value(tau)::int as tau, any_val
     case when any_value(tau) is not null then coalesce(any_value(longest), 0) end::int as longest_agreement,
     case when any_value(tau) is not null
         then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement,
-    0::int as action_revision
+    0::int as action_revision, 7::bigint as unit
 from ranked left join runs using (study, model, doc, action, replicate)
 group by study, model, doc, action, replicate order by all
 """  # noqa: S608

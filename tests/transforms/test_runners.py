@@ -24,11 +24,11 @@ from transforms.segments import COVERED
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Eight segments that are not derived, and groups of two."""
+    """Eight units that are not derived, in segments of two."""
     run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
     stages.prepare(run)
     stages.develop(run)
-    monkeypatch.setattr(pipeline, "SEGMENTS_PER_GROUP", 2)
+    monkeypatch.setattr(pipeline, "SEGMENT_ROWS", 2 * run.store.read("units")["event_rows"][0].as_py())
     return run.store
 
 
@@ -53,7 +53,7 @@ def assert_derived_once(store: Store) -> None:
 def test_derive_on_a_cluster(store: Store, dask_cluster: DaskCluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "derive", store.location, "--cluster", dask_cluster.address)
     assert code == 0, err
-    assert "derived 8 segments" in out
+    assert "derived 8 units" in out
     assert err.count("\n") == 1
     assert f"cluster {dask_cluster.address}: 2 workers" in err
     assert_derived_once(store)
@@ -62,10 +62,11 @@ def test_derive_on_a_cluster(store: Store, dask_cluster: DaskCluster, capsys: py
 def test_a_runner_that_loses_a_bundle_is_an_error(store: Store, dask_cluster: DaskCluster) -> None:
     """It reports success; what did come back is derived, and the rest by the next derivation."""
     options = [f"--dask_client_address={dask_cluster.address}", "--dask_partition_size=1"]
-    with pytest.raises(OperationError, match="was given 8 segments and returned 6; run the derivation again"):
+    with pytest.raises(OperationError, match="was given 4 segments and returned 3; run the derivation again"):
         run_derivation(store.location, "fixtures.dropping_runner.DroppingRunner", options)
     assert store.covered_version("steps", COVERED) is None
-    assert run_derivation(store.location).segments == 2
+    left = store.all_underived().size
+    assert run_derivation(store.location).units == left > 0
     assert_derived_once(store)
 
 
@@ -80,7 +81,7 @@ def test_the_portable_job_service_with_external_workers(
     finally:
         service.close()
     assert (code, err) == (0, "")
-    assert "derived 8 segments" in out
+    assert "derived 8 units" in out
     assert_derived_once(store)
 
 

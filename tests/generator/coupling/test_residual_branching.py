@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
-from log.appends import Unit
+from log.units.unit import Unit
 from oracles.plain_branching import PlainBranch, plain_branching
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager
 
