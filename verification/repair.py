@@ -38,7 +38,7 @@ from verification.files import memory_of, read_files, remember, whole_rows
 from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
-from verification.units import rows_by_unit
+from verification.unit_rows import rows_by_unit
 
 MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
