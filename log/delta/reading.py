@@ -140,7 +140,8 @@ class TableReading(TableVersions):
             rows = self.dataset(snapshot, paths, texts).to_table(columns=named, filter=where)
             found = _filled(table, rows.select(columns), _declared(table, texts))
         except _DAMAGED as error:
-            raise InputError(f"{self.location}: table '{table}' is damaged ({first_line(error)})") from None
+            damaged = f"{table}/{paths[0]}" if paths is not None and len(paths) == 1 else f"table '{table}'"
+            raise InputError(f"{self.location}: {damaged} is damaged ({first_line(error)})") from None
         if with_path:
             beginning = len(join(self._root, table, ""))
             names = rows["__filename"].cast(pa.string())

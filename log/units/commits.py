@@ -57,9 +57,13 @@ class UnitCommits:
             self.reconcile()
         new: list[dict[str, Any]] = []
         written: dict[tuple[int, ...], StoredFile] = {}
+        units = self._folder.load("units")
 
         def attempt(events: Snapshot) -> Commit | None:
-            stored, taken = self._stored(events, [record for record, _ in given.values()])
+            nonlocal units
+            # Rows that are older than the events that are looked at: what they have is in events.
+            known, units = units, self._folder.load("units")
+            stored, taken = self._stored(known, events, [record for record, _ in given.values()])
             new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
             _check_overlaps(stored, [record for record, _ in given.values()])
             check_alike([*stored, *new])
@@ -119,24 +123,20 @@ class UnitCommits:
             self._folder.commit("units", attempt)
         return len(new)
 
-    def _stored(self, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[int]]:
-        """Find the stored units of the documents and actions of some records.
+    def _stored(
+        self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], set[int]]:
+        """Find the stored units of the documents and actions of some records; their rows may be about to come.
 
         Returns:
             Their rows in the columns that are compared, and the numbers of all units that are there.
 
         """
-        units = self._folder.load("units")
-        missing = missing_records(self._folder, self._rows, units, events) if self._is_behind(units, events) else []
+        missing = missing_records(self._folder, self._rows, units, events)
         taken = set(self._rows.counts(units).number.tolist()) | {record["unit"] for record in missing}
         stored = self._rows_of(units, of)
         wanted = {group_of(record) for record in of}
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
-
-    def _is_behind(self, units: Snapshot, events: Snapshot) -> bool:
-        """Whether ``units`` may lack rows: of another writer, who is between its two commits."""
-        rows = self._rows.counts(units).event_rows
-        return bool(rows.min(initial=0) < 0 or rows.sum() < self._folder.count_rows(events))
 
     def _rows_of(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Read the rows that have the study, model, document and action of one of some records."""

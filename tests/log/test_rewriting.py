@@ -368,7 +368,7 @@ def test_a_damaged_file_stays_as_it_is(store: Store) -> None:
 
 def test_a_killed_append_after_a_compaction_is_healed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(store)
-    with killed_in(monkeypatch, UnitCommits, "_append_rows"):
+    with killed_in(monkeypatch, UnitCommits, "append_rows"):
         store.append_units(some_units("d1", first=2))
     assert store.read("units").num_rows + 2 == store.units().num_rows
     again = Store.create(store.location)

@@ -317,7 +317,7 @@ def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_pat
 def test_rows_of_units_are_made_after_a_kill(store: Store, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     store.append_units([make_unit("d0")])
 
-    with killed_in(monkeypatch, UnitCommits, "_append_rows"):
+    with killed_in(monkeypatch, UnitCommits, "append_rows"):
         store.append_units([make_unit("d1"), make_unit("d2", decode_seconds=2.5)])
     assert keys(store.read("units")) == [("d0", "snapkv", 0)]
     wanted = [(doc, "snapkv", 0) for doc in ("d0", "d1", "d2")]
@@ -485,7 +485,7 @@ def test_derivers_at_once_commit_each_unit_once(store: Store) -> None:
 def test_a_unit_between_its_two_commits_is_not_derived_yet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row tells a derivation of it; until the row is there, no commit says that all is derived."""
     store.append_units([make_unit("d0")])
-    with killed_in(monkeypatch, UnitCommits, "_append_rows"):
+    with killed_in(monkeypatch, UnitCommits, "append_rows"):
         store.append_units([make_unit("d1")])
     found = Store.open(store.location).pending()
     assert (len(found.lacking["steps"]), found.whole) == (1, False)
