@@ -25,7 +25,7 @@ from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_
 from log.store import Store
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
-from transforms.segments import read_events
+from transforms.segments import pending, read_events
 
 STEPS_QUERY = """
 create temp table steps as
@@ -90,8 +90,10 @@ group by study, model, doc, action, replicate
 def derive_in_memory(location: str) -> tuple[int, int]:
     """Read and derive every segment; returns trajectories and mismatches."""
     trajectories = mismatches = 0
-    for file in Store.open(location).files("events"):
-        derived = derive_trajectories(read_events(file)).trajectories
+    store = Store.open(location)
+    for segment in pending(store).segments:
+        events, _ = read_events(store, segment)
+        derived = derive_trajectories(events).trajectories
         trajectories += derived.num_rows
         mismatches += sum(derived["mismatches"].to_pylist())
     return trajectories, mismatches

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -52,15 +51,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from log.appends import UNIT_FOOTER, conform_unit, span_of_record, unit_path
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
 from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
 from benchmarks.written_log import write_commit
-from log.delta.parquet_files import StoredFile, content_digest, encode_parquet, replace_file
+from log.delta.parquet_files import DataFiles, StoredFile
 from log.delta.table_log import CHECKPOINT_EVERY
 from log.store import Store, Unit
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES, UNITS
+from log.units.records import as_rows
+from log.units.unit import conform_unit, group_of
+from schema.tables import ACTIONS, DOCUMENTS, STUDIES
 from sql.catalog import open_views
 
 EARLY_COMMITS = 100  # after which memory is to stay what it is
@@ -180,31 +180,18 @@ class HandWrittenStore:
 
     def append_units(self, units: list[Unit]) -> None:
         """Make new units visible."""
-        rows, files, groups, spans = (
-            list[dict[str, Any]](),
-            list[StoredFile](),
-            list[Transaction](),
-            list[Transaction](),
-        )
-        for record, events in map(conform_unit, units):
-            span, data = span_of_record(record), encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
-            path = unit_path(record, content_digest(data))
-            files.append(self._put("events", path, data, events.num_rows))
-            rows.append({**record, "path": path})
-            groups.append((span.group, span.first + span.count))
-            spans.append((span.app_id, span.count))
-        self._commit("events", files, [*groups, *spans])
-        data = encode_parquet(pa.Table.from_pylist(rows, schema=UNITS.schema))
-        self._commit("units", [self._put("units", f"{content_digest(data)}.parquet", data, len(rows))], spans)
+        made = [conform_unit(unit) for unit in units]
+        guards = [(group_of(record), record["first_replicate"] + record["replicates"]) for record, _ in made]
+        self._commit("events", self._put("events", pa.concat_tables([events for _, events in made])), guards)
+        self._commit("units", self._put("units", as_rows([record for record, _ in made])), guards)
 
-    def _put(self, table: str, path: str, data: bytes, rows: int) -> StoredFile:
-        replace_file(self._folder / table / path, data)
-        return StoredFile(path, len(data), rows)
+    def _put(self, table: str, rows: pa.Table) -> StoredFile:
+        return DataFiles(self._folder).put_rows(table, rows)
 
-    def _commit(self, table: str, files: list[StoredFile], transactions: list[Transaction]) -> None:
+    def _commit(self, table: str, file: StoredFile, transactions: list[Transaction]) -> None:
         """Commit, and put the log together as often as a store does."""
         last, folder = self._versions[table], self._folder / table
-        self._versions[table] = made = write_commit(folder, last + 1, files, transactions)
+        self._versions[table] = made = write_commit(folder, last + 1, [file], transactions)
         if made // CHECKPOINT_EVERY > last // CHECKPOINT_EVERY:
             DeltaTable(folder).create_checkpoint()
 

@@ -18,7 +18,7 @@ from schema.tables import EVENTS
 from transforms.segments import SEGMENT_ROWS
 from verification.files import UnitRecord, whole_rows
 from verification.logs import files_of
-from verification.units import checked_events, rows_by_unit
+from verification.unit_rows import checked_events, rows_by_unit
 
 if TYPE_CHECKING:
     from log.store import Store

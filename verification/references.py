@@ -16,7 +16,7 @@ from schema.frozen_text import frozen_sha256
 from schema.tables import TABLES
 from verification.files import SmallTable, UnitRecord, row_name
 from verification.findings import Check, Fault, counted
-from verification.units import units_at
+from verification.unit_rows import units_at
 
 _NAMED = 3  # units that one fault names
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")

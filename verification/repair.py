@@ -38,7 +38,7 @@ from verification.files import memory_of, read_files, remember, whole_rows
 from verification.findings import Fault, counted
 from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
-from verification.units import rows_by_unit
+from verification.unit_rows import rows_by_unit
 
 MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
@@ -100,8 +100,9 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
     with suppress(DamagedStoreError):  # an older store whose events are lost is upgraded when they are back
         store.make_tables()
     yield from _restore_rows(store, lost)
-    yield from _take_damaged(store, aside)
-    yield from _mend_events(store, logs["events"])
+    taken = list(_take_damaged(store, aside))
+    yield from taken
+    yield from _mend_events(store, logs["events"], without_rows=any(line.startswith("units:") for line in taken))
     yield from _mend_units(store)
     store.make_tables()
     yield from _identify_again(store)
@@ -190,11 +191,15 @@ def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
     remember(store, memory, store.versions())
 
 
-def _mend_events(store: Store, log: TableLog) -> Iterator[str]:
-    """Make the events of units whole again that ``events`` has lost, in part or wholly, or has twice."""
+def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator[str]:
+    """Make the events of units whole again that ``events`` has lost, in part or wholly, or has twice.
+
+    ``without_rows`` says that rows of ``units`` are lost, too: copies of rows then tell which units there were.
+    """
     known = known_units(store)
     lost, back = broken_units(store, known), 0
-    for units in whole_copies(store, known, lost) if lost else ():
+    sought = lost | (known.copies.keys() - rows_by_unit(store, "events")[0].keys() if without_rows else set())
+    for units in whole_copies(store, known, sought) if sought else ():
         numbers = {record["unit"] for record, _ in units}
         store.withdraw_units("events", numbers)
         if units:

@@ -25,7 +25,8 @@ from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
 from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
-from verification.units import Pinned, UnitWalk, covered_versions
+from verification.unit_rows import covered_versions
+from verification.units import Pinned, UnitWalk
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",

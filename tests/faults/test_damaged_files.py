@@ -43,7 +43,7 @@ def test_flipped_bits_are_refused(store: Store) -> None:
     lines: list[str] = []
     chance, versions = random.Random(3), store.versions()  # noqa: S311
     files = [(table, path) for table in ("events", "trajectories", "steps", "results") for path in store.paths(table)]
-    for table, name in chance.sample(files, FLIPPED):
+    for table, name in chance.choices(files, k=FLIPPED):
         path = Path(store.location, table, name)
         before = flip(path, chance)
         lines.append(refused(store.check_files, {table: versions[table]}, error=DamagedStoreError))
@@ -103,6 +103,7 @@ def test_small_files_are_always_read_and_large_ones_after_a_time(store: Store) -
 def test_commands_refuse_a_damaged_file(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(store.files("trajectories")[0])
     flip(path, random.Random(2))  # noqa: S311
+    Path(store.location, MEMORY).unlink(missing_ok=True)  # a report looks at large files once a week
     for arguments in (("report", store.location), ("sql", store.location, QUERY, "--checked")):
         code, out, err = call(capsys, *arguments)
         assert (code, out) == (1, "")

@@ -49,11 +49,11 @@ def later(log: pa.Table = LOG, last: int = 5) -> pa.Table:
 
 
 def tables(location: Path) -> dict[str, pa.Table]:
-    """Events and what is derived of them, in the order of their keys."""
+    """Events and what is derived of them, in the order of their keys, without the units that they came in."""
     watch(location, 0.0, iter([False, True]).__next__)
     store = Store.open(location)
     return {
-        name: store.read(name).sort_by([(column, "ascending") for column in TABLES[name].key])
+        name: store.read(name).drop_columns(["unit"]).sort_by([(column, "ascending") for column in TABLES[name].key])
         for name in ("events", *DERIVED)
     }
 

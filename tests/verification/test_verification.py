@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from fixtures.command import call
 from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
@@ -33,7 +33,7 @@ from log.units.records import FOOTER
 from log.units.unit import conform_unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views
+from sql.catalog import Views, catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
 from verification.differences import ROUNDING, first_difference
@@ -795,6 +795,77 @@ def test_ages_that_are_none(
     code, out, err = call(capsys, "verify", made.location, *options)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def damaged(store: Store, table: str, **values: Any) -> Path:
+    """Cut a file of a table."""
+    path = place(store, table, path_of(store, table, **values))
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def test_a_damaged_file_that_took_the_place_of_others_is_mended_from_them(made: Store) -> None:
+    append(made, "documents", document_row(2))
+    made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
+    derive(made)
+    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    for table in ("events", "units"):
+        DeltaTable(f"{made.location}/{table}").optimize.compact()
+    for table in before:
+        damaged(made, table)
+    said = list(repair(Store(made.location)))
+    assert "events: 1 damaged file set aside" in said
+    assert "events: 9 units of files that are still there, committed again" in said
+    assert {table: rows_of(made, table) for table in before} == before
+    assert file_faults(made) == []
+
+
+def test_a_unit_whose_rows_lie_in_two_files_of_which_one_is_damaged(made: Store) -> None:
+    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    add_halves(made)
+    damaged(made, "events", replicate=0)
+    assert list(repair(Store(made.location)))
+    assert {table: rows_of(made, table) for table in before} == before
+    assert file_faults(made) == []
+
+
+def add_halves(store: Store) -> None:
+    """Put the rows of ``events`` into two files by another program, each with some rows of every unit."""
+    table = DeltaTable(f"{store.location}/events")
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    rows = store.read("events")
+    for number, mode in ((0, "overwrite"), (1, "append")):
+        write_deltalake(table, halved(rows, number), mode=mode)
+
+
+def test_doubled_and_deleted_rows_are_mended(made: Store) -> None:
+    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    rows = made.read("events")
+    add_file(made, "events", encode_parquet(rows.filter((pc.field("action") == "full") & (pc.field("doc") == "d0"))))
+    table = DeltaTable(f"{made.location}/events")
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    table.delete("doc = 'd1' and action = 'full'")
+    assert "events: 2 units of files that are still there, committed again" in list(repair(Store(made.location)))
+    assert {table: rows_of(made, table) for table in before} == before
+    assert file_faults(made) == []
+
+
+def halved(rows: pa.Table, number: int) -> pa.Table:
+    return rows.filter(pa.array(rows["replicate"].to_numpy() % 2 == number))
+
+
+def rows_of(store: Store, table: str) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in Store(store.location).read(table).to_pylist())
+
+
+def test_a_catalogue_of_another_store(made: Store, tmp_path: Path) -> None:
+    write_catalog(made)
+    assert catalog_fault(made) is None
+    copy = Store(shutil.copytree(made.location, tmp_path / "copy"))
+    assert catalog_fault(copy) is None, "a copy is the same store"
+    other = write_catalog(Store.create(tmp_path / "other"))
+    shutil.copy(other, made.location)
+    assert_found(made, r"^catalog.duckdb: it was written for another store \(events table .*\), must be of this one")
 
 
 # Parts
