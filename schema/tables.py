@@ -499,7 +499,7 @@ DOCUMENT_MOMENTS = _table(
     _column(
         "units_digest",
         pa.int64(),
-        "the units that the row was computed from: their numbers, combined by exclusive or",
+        "the units that the row was computed from: their numbers and digests, combined by exclusive or",
         "none",
         null=True,
         since=11,

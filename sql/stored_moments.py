@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
     from log.store import Store
 
-_UNIT: Final = (*GROUP_KEY, "action_revision", "estimator", "unit", "event_rows")
+_UNIT: Final = (*GROUP_KEY, "action_revision", "estimator", "unit", "event_rows", "events_sha256")
 _MOMENTS: Final = (*GROUP_KEY, "action_revision", "moments_version", "units_digest", "definition")
 
 _WAITING_ROWS: Final = """
     with
-    derived as (
-        select study, model, doc, action, action_revision, bit_xor(unit) as units_digest, sum(event_rows) as steps
+    digests as (
+        select *, cast('0x' || left(coalesce(events_sha256, '0'), 15) as bigint) as events_digest
         from units
+    ),
+    derived as (
+        select
+            study, model, doc, action, action_revision, bit_xor(xor(unit, events_digest)) as units_digest,
+            sum(event_rows) as steps
+        from digests
         group by all
     ),
     newest as (

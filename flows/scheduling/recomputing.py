@@ -28,10 +28,11 @@ def stored_studies(location: str) -> list[tuple[str, str]]:
 
 
 def derive_store(location: str, page: FlowRunPage) -> int:
-    """Derive what is not derived yet, and refresh the catalogue; return the number of new units."""
+    """Derive what is not derived yet, gather small files and refresh the catalogue; return the number of new units."""
     done, store = run_derivation(location).units, Store.open(location)
     page.say(f"derived {done} new units" if done else "all events are derived")
     if materialize_moments(store) or done:
+        store.gather()
         refresh_catalog(store)
     return done
 

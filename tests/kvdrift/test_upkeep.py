@@ -51,7 +51,7 @@ def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(
     Store.create(tmp_path / "store")
     monkeypatch.setattr(upkeep, "is_local", lambda _: False)
     called = []
-    monkeypatch.setattr(Store, "gather", lambda store: called.append(store))
+    monkeypatch.setattr(Store, "gather", lambda store: called.append(store.location))
     upkeep.keep_up(str(tmp_path / "store"), compacts=True)
     assert len(called) == 1
     assert not (tmp_path / "store" / "catalog.duckdb").exists()

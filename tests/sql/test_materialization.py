@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from fixtures.refusals import refused
-from fixtures.stored_units import make_unit
+from fixtures.stored_units import edit, make_unit
 from fixtures.unread_pages import blank_pages
 
 from log.store import Store, Unit
@@ -299,6 +299,20 @@ def test_no_moments_are_stored_of_steps_without_units(made: Store, tmp_path: Pat
         "damaged"
     )
     assert store.row_count("document_moments") == 4
+
+
+def test_moments_of_a_unit_that_was_lost_and_has_other_events_now_are_not_taken(store: Store) -> None:
+    lost = make_unit("d1", action="one", first=4)
+    generate(store, lost)
+    assert materialize_moments(store, 1) == 1
+    for table in ("events", "units", "trajectories", "steps"):
+        max(Path(store.location, table, "_delta_log").glob("*.json")).unlink()
+    shorter = Store(store.location)
+    generate(shorter, edit(lost, "delta", 3, 0.25))
+    assert waiting(shorter) == {("d1", "one")}
+    assert_as_computed(shorter)
+    assert materialize_moments(shorter, 1) == 1
+    assert_as_computed(shorter)
 
 
 def test_a_log_of_another_generator_keeps_none(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ NOT_SERVED = ("get_flight_info", "get_schema", "do_put", "do_exchange")
 FLIGHT_ERRORS = (flight.FlightError, OSError)
 Work = list[tuple[object, list[PendingUnit]]]  # documents with what is pending of each
 Tables = tuple[pa.Table, pa.Table]  # events and units
-MEASURED = ("prefill_seconds", "decode_seconds", "path")
+MEASURED = ("prefill_seconds", "decode_seconds")
 
 
 class Server:
