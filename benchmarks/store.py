@@ -129,9 +129,7 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
 
 def main() -> None:
     """Measure, and print ratios."""
-    parser = benchmark_parser(
-        "store", "Appending, asking and opening at several sizes, as left by runs and compacted."
-    )
+    parser = benchmark_parser("store", "Appending, asking and opening at several sizes, as left by runs and compacted.")
     parser.add_argument("--units", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="N")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     options = parser.parse_args()

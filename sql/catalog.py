@@ -255,7 +255,7 @@ def write_catalog(store: Store) -> Path:
             _be_quiet(connection)
             create_views(connection, stored=moments.stored, waiting=moments.waits)
             fill_catalog(connection, store, versions, files, moments, _in_place(path))
-            connection.execute(f"create table internal.written_for as select {literal(store.id or '')} as store")
+            connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
@@ -281,10 +281,10 @@ def catalog_fault(store: Store) -> str | None:
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
             tables = connection.execute(
-                "select table_name from duckdb_tables() where schema_name = 'internal'"
+                "select table_name from duckdb_tables() where schema_name = 'stored'"
             ).fetchall()
             said = ("written_for",) in tables  # before that came, none said it
-            written_for = connection.execute("from internal.written_for").fetchone() if said else None
+            written_for = connection.execute("from stored.written_for").fetchone() if said else None
     except (duckdb.Error, OSError) as error:
         return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
     if written_for is not None and written_for != (store.id,):

@@ -66,7 +66,7 @@ class UnitCommits:
             stored, taken = self._stored(known, events, [record for record, _ in given.values()])
             new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
             _check_overlaps(stored, [record for record, _ in given.values()])
-            check_alike([*stored, *new])
+            check_alike(new, stored)
             if not new:
                 return None
             numbers = tuple(record["unit"] for record in new)

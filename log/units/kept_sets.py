@@ -8,7 +8,7 @@ unknown and is never compared.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from schema.errors import UnlikeUnitsError
@@ -32,7 +32,7 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """
     sets: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for unit in units:
-        sets[tuple(unit[name] for name in SAME)].append(unit)
+        sets[_set_of(unit)].append(unit)
     for _, members in sorted(sets.items()):
         for column, differs in ALIKE.items():
             known = [unit for unit in members if unit[column] is not None]
@@ -42,15 +42,24 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield _line(column, differs, known[0], other)
 
 
-def check_alike(units: Iterable[Mapping[str, Any]]) -> None:
-    """Check that units of one kept set keep and read the same; ``unlike_units`` says what ``units`` are.
+def check_alike(new: Sequence[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]]) -> None:
+    """Check that new units keep and read what the others of their kept sets do.
+
+    Args:
+        new: Rows of ``units`` with the columns ``COMPARED``.
+        stored: The same of units that are there; those of other kept sets do not count.
 
     Raises:
         UnlikeUnitsError: Two of them differ.
     """
-    line = next(unlike_units(units), None)
+    sets = {_set_of(unit) for unit in new}
+    line = next(unlike_units([*(unit for unit in stored if _set_of(unit) in sets), *new]), None)
     if line is not None:
         raise UnlikeUnitsError(line)
+
+
+def _set_of(unit: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(unit[name] for name in SAME)
 
 
 def _line(column: str, differs: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -247,7 +247,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(folder)
     finish(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("log.projections.check_alike", lambda _: None)
+        patch.setattr("log.units.commits.check_alike", lambda *_: None)
         variable(folder, patch)
         grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
         stages.prepare(grown)

@@ -132,7 +132,7 @@ def test_how_many_pairs_are_scored_is_told_without_their_rows(store: Store, monk
     kept = store.read("scores").slice(1)
     for missing in (0, 1):
         for table in ("units", "scores"):
-            store.rewriting.compact_rows(table)
+            store.compact(table)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "units", lambda *_: pytest.fail("rows are read"))
             scoring = scoring_of(store)

@@ -46,12 +46,12 @@ def test_what_came_later_can_be_filled_in(table: Table) -> None:
     )
 
 
-REVISION = {"action_revision": 0}
+REVISION, UNIT = {"action_revision": 0}, {"unit": None}
 
 
 def test_what_later_versions_added() -> None:
     assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
-        "events": {"kind": "coupled", "weight": None, **REVISION},
+        "events": {"kind": "coupled", "weight": None, **REVISION, **UNIT},
         "actions": {
             "parameters": None,
             **REVISION,
@@ -72,10 +72,14 @@ def test_what_later_versions_added() -> None:
                     "prompt_sha256",
                     "scale_bytes",
                     "read_checksums",
+                    "unit",
+                    "event_rows",
+                    "events_sha256",
                 )
             ),
         },
-        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths", "exact_values"), REVISION),
+        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths"), REVISION | UNIT),
+        "exact_values": REVISION,
         "documents": {"scoring": None, "document_revision": 0},
         "scores": {"document_revision": 0},
         "looks": {"documents_revision": 0},
@@ -83,7 +87,8 @@ def test_what_later_versions_added() -> None:
         "document_moments": dict.fromkeys(
             f"scalar_{name}"
             for name in ("occupation_compensator", "exposure_compensator", "written", "written_exposure")
-        ),
+        )
+        | dict.fromkeys(("units_digest", "definition")),
         "plans": {"plan_revision": 0},
         "results": {
             **REVISION,

@@ -6,20 +6,18 @@ each use.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from faults.disk.failing import hide, hiding
 from fixtures.stored_units import make_unit
-from log.appends import UNIT_FOOTER, conform_unit, unit_path
 
 from log.delta.commits import Commit, guards
 from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile, content_digest, encode_parquet
 from log.delta.snapshot import Snapshot
 from log.delta.table_log import TableLog
 from log.store import Store
+from log.units.unit import conform_unit
 
 LISTINGS = 5  # of a use; each of them lacks the file once
 
@@ -34,10 +32,8 @@ def missed(listings: int) -> int:
 def commit_amid_others(location: Path, doc: str, others: list[str], listings: int) -> int:
     """Commit a unit's file to a version from before others did; listings after that lack the second of them."""
     folder, writer = DeltaFolder(location), Store.open(location)
-    record, events = conform_unit(make_unit(doc))
-    data = encode_parquet(events, {UNIT_FOOTER: json.dumps(record)})
-    path = unit_path(record, content_digest(data))
-    folder.put("events", path, data)
+    _, events = conform_unit(make_unit(doc))
+    file = folder.put_rows("events", events)
 
     def attempt(loaded: Snapshot) -> Commit | None:
         if others:
@@ -45,9 +41,9 @@ def commit_amid_others(location: Path, doc: str, others: list[str], listings: in
                 writer.append_units([make_unit(other)])
             others.clear()
             hide(f"{loaded.version + 2:020d}.json", listings)
-        if path in loaded.paths():
+        if file.path in loaded.paths():
             return None
-        return Commit([StoredFile(path, len(data), events.num_rows)], guards([(path, 1)]))
+        return Commit([file], guards([(file.path, 1)]))
 
     return folder.commit("events", attempt)
 
