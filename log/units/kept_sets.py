@@ -8,7 +8,7 @@ unknown and is never compared.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from schema.errors import UnlikeUnitsError
@@ -42,16 +42,17 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield _line(column, differs, known[0], other)
 
 
-def check_alike(new: Sequence[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]]) -> None:
-    """Check that new units keep and read what the others of their kept sets do.
+def check_alike(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
+    """Check that units keep and read what the others of their kept sets do.
 
     Args:
-        new: Rows of ``units`` with the columns ``COMPARED``.
+        units: Rows of ``units`` with the columns ``COMPARED``.
         stored: The same of units that are there; those of other kept sets do not count.
 
     Raises:
         UnlikeUnitsError: Two of them differ.
     """
+    new = list(units)
     sets = {_set_of(unit) for unit in new}
     line = next(unlike_units([*(unit for unit in stored if _set_of(unit) in sets), *new]), None)
     if line is not None:
