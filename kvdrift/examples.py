@@ -22,7 +22,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": ("kvdrift status stores/quickstart", "kvdrift status stores/quickstart --watch"),
     "verify": ("kvdrift verify stores/quickstart", "kvdrift verify stores/quickstart --repair"),
     "sql": (
-        'kvdrift sql stores/quickstart "select action, mismatch, exposure from decomposition"',
+        'kvdrift sql stores/quickstart "from summary"',
+        'kvdrift sql stores/quickstart "select stratum, action, mismatch from decomposition where split = \'evaluation\'"',
         'kvdrift sql stores/quickstart "from estimates" -o estimates.parquet',
         "kvdrift sql stores/quickstart",
     ),
