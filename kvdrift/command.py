@@ -80,7 +80,7 @@ class _Command(TyperCommand):
 
 
 def _without_type(name: str, kind: str) -> str:
-    """An argument's or option's name in help: of an argument the name alone, of an option what kind of value it takes."""
+    """The name of an argument in help, or of an option with the kind of value that it takes."""
     return re.sub(r" <(.*)>$", lambda found: "" if kind == "argument" else f" {_TYPES[found[1]]}", name)
 
 
