@@ -23,7 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "verify": ("kvdrift verify stores/quickstart", "kvdrift verify stores/quickstart --repair"),
     "sql": (
         'kvdrift sql stores/quickstart "from summary"',
-        "kvdrift sql stores/quickstart \"select stratum, action, mismatch from decomposition where split = 'evaluation'\"",
+        "kvdrift sql stores/quickstart \"from decomposition where split = 'evaluation' order by stratum, mismatch\"",
         'kvdrift sql stores/quickstart "from estimates" -o estimates.parquet',
         "kvdrift sql stores/quickstart",
     ),

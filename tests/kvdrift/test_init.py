@@ -97,7 +97,7 @@ def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     init(capsys, path, *options)
     study = load_study(path)
     assert [part.stratum_name for part in study.documents] == ["a", "b"]
-    assert {part.path for part in study.documents} == {str(tmp_path / "studies" / ".." / "data" / "mine.jsonl")}
+    assert {part.path for part in study.documents} == {str(tmp_path / "data" / "mine.jsonl")}
     assert study.documents[0].length == 576  # 99 words of 5 bytes, and room for special tokens
     assert sum(part.development + part.evaluation for part in study.documents) <= 80
     assert min(part.development for part in study.documents) >= 2
