@@ -65,8 +65,7 @@ docs: $(STAMP)
 	$(BIN)/python -m kvdrift.reference > docs/commands.md
 	$(BIN)/python -m kvdrift.study_files.reference > docs/study-file.md
 
-# The documents as a site, site/index.html; a warning fails it, and nothing is fetched. Its search needs a server, which
-# `.venv/bin/mkdocs serve` is.
+# The documents as a site, site/index.html, which needs no server; a warning fails it, and nothing is fetched.
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

@@ -51,7 +51,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         location = model_location(model)
         named = local_folder(location) is None and not location.startswith(("/", "~"))
         if run.offline and named and local_configuration(location, model.revision) is None:
-            unchecked.append("configuration and weights of the model")
+            unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face")
         elif not _has_made_units(run) and not check_model(
             location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
         ):

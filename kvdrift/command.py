@@ -1,14 +1,16 @@
-"""The ``kvdrift`` command: its subcommands, each in the module of its name, and how a call ends."""
+"""The ``kvdrift`` command: its subcommands, each in the module of its name, their help, and how a call ends."""
 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 import kvdrift
@@ -57,6 +59,31 @@ def _returning(command: Callable[..., None]) -> Callable[..., None]:
     return returning
 
 
+_TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
+
+
+class _Command(TyperCommand):
+    """A command whose help has no types of Python and whose summary is a whole sentence, however wide the terminal."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write what is known of each argument and option: those of Typer name the type of the variable."""
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            own = [param for param in self.get_params(ctx) if param.param_type_name == kind]
+            if records := [record for param in own if (record := param.get_help_record(ctx)) is not None]:
+                with formatter.section(title):
+                    formatter.write_dl([(_without_type(name, kind), text) for name, text in records])
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002 - a summary may take several lines
+        """Return the first sentence of the help."""
+        paragraph = " ".join((self.help or "").partition("\n\n")[0].split())
+        return paragraph.partition(". ")[0].removesuffix(".") + "."
+
+
+def _without_type(name: str, kind: str) -> str:
+    """The name of an argument in help, or of an option with the kind of value that it takes."""
+    return re.sub(r" <(.*)>$", lambda found: "" if kind == "argument" else f" {_TYPES[found[1]]}", name)
+
+
 app = typer.Typer(
     name="kvdrift",
     help="When, and for how long, a smaller KV cache makes a language model diverge from itself.",
@@ -64,6 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_SETTINGS: dict[str, dict[str, Any]] = {"sql": {"allow_extra_args": True}}  # a query that the shell took apart
 for function in (
     init,
     run,
@@ -83,8 +111,9 @@ for function in (
     confirm,
     check,
 ):
-    app.command(epilog=epilog(function.__name__))(_returning(function))
-app.command(name="list", epilog=epilog("list"))(_returning(list_))
+    name = function.__name__
+    app.command(cls=_Command, epilog=epilog(name), context_settings=_SETTINGS.get(name))(_returning(function))
+app.command(name="list", cls=_Command, epilog=epilog("list"))(_returning(list_))
 
 
 def _version(value: bool) -> None:

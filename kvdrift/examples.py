@@ -26,7 +26,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "kvdrift verify stores/quickstart --since 7d",
     ),
     "sql": (
-        'kvdrift sql stores/quickstart "select action, mismatch, exposure from decomposition"',
+        'kvdrift sql stores/quickstart "from summary"',
+        "kvdrift sql stores/quickstart \"from decomposition where split = 'evaluation' order by stratum, mismatch\"",
         'kvdrift sql stores/quickstart "from estimates" -o estimates.parquet',
         "kvdrift sql stores/quickstart",
     ),

@@ -191,8 +191,22 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def alike(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that ``name`` may stand for: equal but for zeros before a number, else the most alike.
+
+    None if no known name is like it.
+    """
+    names = sorted(known)
+    same = [other for other in names if _without_zeros(other) == _without_zeros(name)]
+    return next(iter(same or difflib.get_close_matches(name, names, n=1, cutoff=0.5)), None)
+
+
+def _without_zeros(name: str) -> str:
+    return re.sub(r"(?<!\d)0+(?=\d)", "", name)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error line: the known name nearest to ``name``, or all known names if none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    close = alike(name, names)
+    return f"did you mean '{close}'?" if close else f"known: {', '.join(names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ def is_local(location: str | Path) -> bool:
 
 
 def absolute(location: str | Path) -> str:
-    """The location as an absolute path, with ``~`` expanded, or as a URL without a slash at its end.
+    """The location as an absolute path, with ``~`` expanded and without ``..``, or as a URL without a slash at its end.
 
     A ``file://`` URL becomes the path that it names.
 
@@ -35,7 +36,13 @@ def absolute(location: str | Path) -> str:
         text = unquote(urlsplit(text).path)
     if not text.strip():
         raise InputError("the store's location is empty; give a folder, which may be '.', or a URL")
-    return str(Path(text).expanduser().absolute()) if is_local(text) else text.rstrip("/")
+    return straight(Path(text).expanduser().absolute()) if is_local(text) else text.rstrip("/")
+
+
+def straight(path: Path) -> str:
+    """A path without ``..``, if it still names the same place: a folder before ``..`` may be a link elsewhere."""
+    text = os.path.normpath(path)
+    return text if os.path.realpath(text) == os.path.realpath(path) else str(path)
 
 
 def join(location: str, *names: str) -> str:

@@ -329,7 +329,11 @@ def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: 
     )
     if chosen.reachable:
         return f"all targets met at {size}; widest against its target: {endpoint.endpoint}, {width:.3g} of {target:.3g}"
-    return f"targets out of reach: upper bounds, {size}, give {endpoint.endpoint} {width:.3g} instead of {target:.3g}"
+    return (
+        f"targets out of reach: at the upper bounds, {size}, the half-width of {endpoint.endpoint} is expected to be "
+        f"{width:.3g} instead of {target:.3g}; intervals hold all the same, and are wider than the study file asks: "
+        "more evaluation documents would make them narrower, and a larger plan.target_half_width would ask for less"
+    )
 
 
 def _targets(target: float | Sequence[float], endpoints: int) -> tuple[float, ...]:

@@ -53,9 +53,14 @@ def linked(markdown: str, source: str) -> str:
 
 
 def notebook_page(text: str) -> str:
-    """A notebook's cells as Markdown: its texts, and its code in fences."""
+    """A notebook's cells as Markdown: its texts, its code in fences, and what the code printed and drew."""
     parts = []
     for cell in json.loads(text)["cells"]:
         lines = "".join(cell["source"])
         parts.append(lines if cell["cell_type"] == "markdown" else f"```python\n{lines}\n```")
+        for output in cell.get("outputs", ()):
+            if output["output_type"] == "stream":
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                parts.append(f"![What the code draws](data:image/png;base64,{output['data']['image/png']})")
     return "\n\n".join(parts) + "\n"

@@ -67,6 +67,33 @@ def pair(views: Views) -> Figure:
     return figure
 
 
+def tokens(views: Views) -> Figure:
+    """The same pair as text: X above Y, shaded where they differ, in lines of 16 positions up to the later end."""
+    (example,) = views.table(EXAMPLE).to_pylist()
+    text = {row["token"]: row["text"].strip("<>") for row in views.rows("tokens").to_pylist()}
+    last, line = max(example["eos_x"], example["eos_y"]), 16
+    lines = -(-last // line)
+    figure = new_figure(WIDTH, 0.72 * lines + 0.1)
+    axes = figure.subplots()
+    for t in range(1, last + 1):
+        left, top = (t - 1) % line, lines - 1 - (t - 1) // line
+        x, y = example["x"][t - 1], example["y"][t - 1]
+        for side, token, height in (("X", x, 0.5), ("Y", y, 0.12)):
+            if x != y:
+                axes.add_patch(_box(left + 0.03, top + height - 0.03, 0.94, 0.36, ACTION_COLOURS[1], alpha=0.3))
+            ended = (example["eos_x"] if side == "X" else example["eos_y"]) < t
+            axes.text(left + 0.5, top + height + 0.14, "" if ended else text[token], ha="center", va="center")
+        if t == example["tau"]:
+            axes.plot([left, left], [top + 0.08, top + 0.9], color=INK, linewidth=1.5)
+            axes.text(left - 0.06, top + 0.66, "τ", ha="right", va="center", fontweight="bold")
+        if left == 0:
+            for side, height in (("X, full cache", 0.64), ("Y, compressed", 0.26)):
+                axes.text(-0.25, top + height, side, ha="right", va="center", color=QUIET)
+    axes.set(xlim=(-0.1, line), ylim=(0, lines), yticks=[], xticks=[])
+    _bare(axes)
+    return figure
+
+
 def parts(views: Views) -> Figure:
     """R = O + E · C: for each action a rectangle as wide as E and as high as C."""
     figure = new_figure(WIDTH, 2.5)
@@ -206,7 +233,7 @@ def answers(views: Views) -> Figure:
 
 
 PICTURES: dict[str, Callable[[Views], Figure]] = {
-    drawn.__name__: drawn for drawn in (pair, parts, entry, gap, clocks, ends, saturation, window, answers)
+    drawn.__name__: drawn for drawn in (pair, tokens, parts, entry, gap, clocks, ends, saturation, window, answers)
 }
 
 

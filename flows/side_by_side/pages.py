@@ -54,4 +54,4 @@ def write_comparison(
 def comparison_folder(locations: Sequence[str]) -> Path:
     """Return where a comparison goes unless asked otherwise: a folder of the stores' names in ``reports``."""
     names = [PurePath(absolute(location)).name for location in locations]
-    return Path("reports") / folder_name(" and ".join(names))
+    return Path("reports") / folder_name("-and-".join(names))

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from schema.errors import InputError, reading
+from schema.errors import InputError, alike, reading
 from schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
@@ -47,7 +47,8 @@ def model_location(section: ModelSection) -> str:
     A relative path begins at the study file's folder. The store calls the model what the file calls it.
 
     Raises:
-        InputError: The working folder has a folder of this name, and the study file's folder has none.
+        InputError: The working folder has a folder of this name, and the study file's folder has none; or there is no
+            such folder, and no hub can have a model of this name.
     """
     written, folder = section.id, section.folder
     if folder is None or written == EMBEDDED_ID or written.startswith(("/", "~")):
@@ -61,19 +62,47 @@ def model_location(section: ModelSection) -> str:
             f"has this one; write '{os.path.relpath(Path(written).absolute(), folder)}', or move the study file here "
             "to go on with a store that knows the model by this name"
         )
-    return beside if written.startswith(".") else written
+    if written.startswith("."):
+        return beside
+    check_hub_id(written, folder)
+    return written
+
+
+def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
+    """Check that the name of no folder can be a Hugging Face id, which a hub would otherwise be asked for.
+
+    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache.
+
+    Args:
+        model_id: What is written, with no folder of this name.
+        folder: Where relative paths begin.
+        key: What the name was given as.
+
+    Raises:
+        InputError: No hub can have it; the message names the folder with a model whose name is most like it.
+    """
+    owner, _, name = model_id.partition("/")
+    if (owner and name and "/" not in name) or local_configuration(model_id) is not None:
+        return
+    place = (folder / model_id).parent
+    models = {config.parent.name for config in place.glob("*/config.json")} if place.is_dir() else set()
+    near = alike(Path(model_id).name, models)
+    hint = f"; did you mean '{os.path.join(os.path.dirname(model_id) or '.', near)}'?" if near else ""  # noqa: PTH118, PTH120 - as it is written
+    raise InputError(f"{key}'{model_id}': no such folder in {folder}, and no Hugging Face id, OWNER/NAME{hint}")
 
 
 def model_source(model_id: str) -> str:
     """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id.
 
     Raises:
-        InputError: The id is a path and there is no such folder, or the folder has no configuration.
+        InputError: The id is a path and there is no such folder, or no hub can have it, or the folder has no
+            configuration.
     """
     folder = local_folder(model_id)
     if folder is None:
         if model_id.startswith((".", "/", "~")):
             raise InputError(f"model.id = '{model_id}': no such folder")
+        check_hub_id(model_id, Path.cwd())
         return model_id
     if not (folder / "config.json").is_file():
         raise InputError(f"model.id = '{model_id}': the folder has no config.json")

@@ -24,6 +24,7 @@ _SHOWN_ROWS = 200
 
 
 def sql(
+    context: typer.Context,
     store: StoreArgument,
     query: Annotated[
         str | None,
@@ -58,6 +59,9 @@ def sql(
     from sql.catalog import open_views
     from sql.read_only import read_only
 
+    if context.args:
+        whole = " ".join([query or "", *context.args]).replace('"', '\\"')
+        raise InputError(f'QUERY: several arguments; quote the query: kvdrift sql {store} "{whole}"')
     _check_outside_stores(output)
     output_format = output_format or _format_of(output)
     if output_format not in QUERY_FORMATS:
@@ -89,9 +93,11 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
 
     """
     from kvdrift.queries import formats
-    from kvdrift.queries.running import rows_of
+    from kvdrift.queries.running import misspelt, rows_of
 
     rows = rows_of(views, query)
+    if not rows.num_rows and (meant := misspelt(views, query)):
+        typer.echo(f"note: no rows; {meant}", err=True)
     if output_format == "parquet":
         if output is None:
             raise InputError("--format parquet needs -o FILE")

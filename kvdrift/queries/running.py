@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from schema.errors import alike
 from sql.contracts import contracts
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from sql.catalog import Views
 
+_NAMES = (("documents", "doc"), ("documents", "stratum"), ("documents", "split"), ("actions", "action"))
+_TEXTS = re.compile(r"'([^']+)'")
 _DESCRIBE = re.compile(r'\s*desc(?:ribe)?\s+(?:main\.|internal\.)?"?(\w+)"?\s*;?\s*', re.IGNORECASE)
 
 
@@ -33,6 +36,17 @@ def rows_of(views: Views, query: str) -> pa.Table:
             views.connection.interrupt()
             answer.exception()  # the connection is free again once the query has ended
             raise
+
+
+def misspelt(views: Views, query: str) -> str:
+    """Say what names a query that gave no rows may mean: its texts that are near a document, action or stratum.
+
+    Empty if each of them is the name of something, or near none.
+    """
+    known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
+    asked = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
+    meant = [f"'{text}': did you mean '{name}'?" for text in asked if (name := alike(text, known)) is not None]
+    return "; ".join(meant)
 
 
 def _with_meanings(query: str) -> str:

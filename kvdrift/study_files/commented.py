@@ -10,6 +10,7 @@ from typing import Any
 from kvdrift.study_files.keys import Heading, headings, toml
 
 _WIDTH = 100
+_FEWEST = 12  # evaluation documents of a stratum, where it has so many
 Table = dict[str, Any]
 
 
@@ -34,12 +35,16 @@ class Draft:
 
     @property
     def plan(self) -> Table:
-        """Values of ``[plan]``: a small study first, whose size the development documents decide."""
+        """Values of ``[plan]``: a small study first, whose size the development documents decide.
+
+        Few documents are all measured, whatever half-width the development documents promise of fewer.
+        """
         return {
             "baseline": self.actions[0]["name"],
             "primary": ["gap", "exposure_term"] if len(self.actions) > 1 else ["mismatch"],
             "replicates": 16,
             "documents": "auto",
+            "documents_at_least": min(_FEWEST, *(stratum["evaluation"] for stratum in self.documents)),
             "development_replicates": 16,
             "target_half_width": 0.06,
             "alpha": 0.05,

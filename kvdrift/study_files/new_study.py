@@ -13,7 +13,7 @@ from typing import Any
 from flows.material import checked_actions
 from generator.documents.files import read_rows
 from generator.documents.registry import SOURCES, check_source
-from generator.transformer.local_folders import EMBEDDED_ID, local_folder
+from generator.transformer.local_folders import EMBEDDED_ID, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from schema.document import split_of
 from schema.errors import InputError, nearest
@@ -112,6 +112,8 @@ def _model(model: str, folder: Path, *, embedded: bool) -> Table:
         model = model if model.startswith("..") else f"./{model}"
     elif found is None and model.startswith((".", "/", "~")):
         raise InputError(f"--model {model}: no such folder")
+    elif found is None and not embedded:
+        check_hub_id(model, Path.cwd(), "--model ")
     return {"id": model} if embedded else {"id": model, "device": "cpu", "dtype": "float32"}
 
 

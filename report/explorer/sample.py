@@ -2,7 +2,8 @@
 
 The rule, in this order, until there are ``POSITIONS`` positions:
 
-1. the trajectories of all jumps over all strata, then of all jumps within strata;
+1. the trajectories of all jumps over all strata, then of all jumps within strata; of lost answers the first of each of
+   the first three documents;
 2. the other actions on the same document and replicate as these;
 3. replicates 0 to 3 of every action, of the first document of each stratum, then of the second, and so on to the last;
    then replicates 4 to 7 likewise, and so on.
@@ -24,7 +25,7 @@ POSITIONS: Final = 250_000
 
 REPLICATES_AT_ONCE: Final = 4
 
-_LOST: Final = 3  # jumps to lost answers, of different documents, for an action within a stratum or over all
+_LOST: Final = 3  # lost answers, of different documents, that are chosen for an action within a stratum or over all
 
 KINDS: Final = ("earliest", "median", "latest", "exposure", "agreement", "lost")
 
@@ -37,7 +38,7 @@ class Jump:
         kind: one of ``KINDS``.
         stratum: a place in the list of strata; None for all of them.
         action: a place in the list of actions.
-        rows: places in the outcomes: one, or several lost answers.
+        rows: places in the outcomes: one; or lost answers, one of each document first, then a second of each.
         total: how many there are to lead to; more than 1 for lost answers alone.
 
     """
@@ -61,7 +62,7 @@ def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
     """Choose trajectories by the rule above; ``positions`` is how many positions they may have in all."""
     scopes: list[int | None] = [None, *range(len(outcomes.strata))]
     jumps = [jump for scope in scopes for jump in _jumps(outcomes, scope)]
-    first = np.array([row for jump in jumps for row in jump.rows], np.int64)
+    first = np.array([row for jump in jumps for row in jump.rows[:_LOST]], np.int64)
     pair = outcomes.doc * (int(outcomes.replicate.max(initial=0)) + 1) + outcomes.replicate
     beside = np.flatnonzero(np.isin(pair, pair[first]))
     candidates = np.concatenate([first, beside, _in_turn(outcomes)])
@@ -111,6 +112,7 @@ def _jumps(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
             found += [Jump(kind, stratum, action, (int(diverged[at]),)) for kind, at in leads.items()]
         lost = rows[outcomes.lost[rows]]
         if len(lost):
-            _, first = np.unique(outcomes.doc[lost], return_index=True)
-            found.append(Jump("lost", stratum, action, tuple(lost[first[:_LOST]].tolist()), len(lost)))
+            docs, first = np.unique(outcomes.doc[lost], return_index=True)
+            turn = np.arange(len(lost)) - first[np.searchsorted(docs, outcomes.doc[lost])]  # which one of its document
+            found.append(Jump("lost", stratum, action, tuple(lost[np.lexsort((lost, turn))].tolist()), len(lost)))
     return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 
 from report.printing.section import Section
 from report.printing.wording import capital
 from report.reading.content import PageContent
 from report.reading.estimates import FEW_CLUSTERS
+from report.reading.study_text import study_text
+from schema.location import folder_name
 
 DEFINITIONS = """
 <p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
@@ -42,6 +45,11 @@ DEFINITIONS = """
 REPRODUCE = """
 <p>{{ line }}</p>
 <pre><code>{{ command }}</code></pre>
+{% if text %}
+<details><summary>{{ file }}, as the store knows it</summary>
+<pre><code>{{ text }}</code></pre>
+</details>
+{% endif %}
 <dl class="facts">
 {% for label, text in rows %}<dt>{{ label }}</dt><dd>{{ text }}</dd>
 {% endfor %}
@@ -75,6 +83,7 @@ def provenance(content: PageContent) -> Section:
     line = ", ".join(part for part in what if part)
     line = f"{line}: the same file, seed and versions give the same events, and the same store the same page."
     store = known.store or "STORE"
+    file = f"{folder_name(facts.study)}.toml"
     rows = [
         ("Study file SHA-256", facts.study_sha256),
         ("Plan SHA-256", facts.plan.sha256 if facts.plan else ""),
@@ -86,7 +95,9 @@ def provenance(content: PageContent) -> Section:
     ]
     values = {
         "line": capital(line),
-        "command": f"kvdrift run STUDY.toml --store {store}" if made else f"kvdrift report {store}",
+        "command": f"kvdrift run {quote(file)} --store {quote(store)}" if made else f"kvdrift report {quote(store)}",
+        "file": file,
+        "text": study_text(facts),
         "rows": [row for row in rows if row[1]],
     }
     return Section("provenance", "To reproduce", REPRODUCE, values=values)

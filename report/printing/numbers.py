@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
 
 from report.reading.estimates import Estimate
 from stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024
+_NOISE = 6  # decimals beyond those that are printed: sums in another order differ by less
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # a column of them has one count of decimals
 
 
 def fixed(value: float | None, decimals: int) -> str:
-    """A number with a fixed count of decimals."""
+    """A number with a fixed count of decimals; a half goes up, whatever the last bits of its sum are."""
     if value is None:
         return MISSING
-    text = f"{value:,.{decimals}f}"
+    rounded: float | Decimal = value
+    if math.isfinite(value):
+        exact = Decimal(repr(round(float(value), decimals + _NOISE)))
+        rounded = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    text = f"{rounded:,.{decimals}f}"
     if not text.strip("-0.,"):
         return text.removeprefix("-")
     return text.replace("-", "−")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +96,14 @@ class Facts:
     Attributes:
         documents: the documents with events.
         unmeasured: how many documents have no events.
+        listed: how many documents there are by stratum and split, with and without events.
         actions: rows of the view ``actions``, controls included.
         storage: what each action keeps and costs.
         devices: device and dtype of the units.
         libraries: versions that the units were generated with.
         branched: whether any unit is of residual branching.
         law: what tokens are drawn by; None where another generator made the events.
+        settings: what decides the events, as JSON; None where the store does not say.
 
     """
 
@@ -112,6 +114,7 @@ class Facts:
     windows: Windows
     documents: list[ViewRow]
     unmeasured: int
+    listed: Mapping[tuple[str, str], int]
     actions: list[ViewRow]
     storage: dict[str, Storage]
     controls: list[Control]
@@ -120,6 +123,7 @@ class Facts:
     libraries: dict[str, str]
     branched: bool
     law: SamplingLaw | None
+    settings: str | None
 
     @property
     def other_law(self) -> str:
@@ -209,7 +213,7 @@ def read_facts(source: StudyRows) -> Facts:
         known = [f"{row['study']} / {row['model']}" for row in source.views.rows("windows").to_pylist()]
         tail = nearest(f"{source.study} / {source.model}", known) if known else "the store has no study"
         raise InputError(f"no study '{source.study}' with model '{source.model}' in this store; {tail}")
-    stored = studies[0] if studies else dict.fromkeys(("seed", "study_sha256"))
+    stored = studies[0] if studies else dict.fromkeys(("seed", "study_sha256", "settings"))
     actions = sorted(source.of_study("actions"), key=lambda action: natural(action["action"]))
     units = sorted(source.of("units"), key=lambda unit: (unit["doc"], unit["action"], unit["first_replicate"]))
     listed = sorted(source.of("documents"), key=lambda document: natural(document["doc"]))
@@ -225,6 +229,7 @@ def read_facts(source: StudyRows) -> Facts:
         windows=Windows.from_row(windows[0]),
         documents=documents,
         unmeasured=len(listed) - len(documents),
+        listed=Counter((document["stratum"], document["split"]) for document in listed),
         actions=actions,
         storage=_storage(judged),
         controls=_controls(source, actions),
@@ -233,6 +238,7 @@ def read_facts(source: StudyRows) -> Facts:
         libraries=_libraries(units),
         branched=any(unit["estimator"] == SWRB for unit in units),
         law=SamplingLaw.of(studies[0]) if studies else None,
+        settings=stored["settings"],
     )
 
 

@@ -73,7 +73,7 @@ def _entries_table(comparison: Comparison) -> PrintedTable:
     )  # fmt: skip
     rows = tuple(
         table_row(entry.name, entry.location, entry.model, _documents(entry), _law(entry), _plan(entry),
-                  str(entry.content.facts.seed or ""))
+                  _seed(entry))
         for entry in comparison.entries
     )  # fmt: skip
     return PrintedTable("entries", "What is compared", columns, rows)
@@ -86,6 +86,11 @@ def _documents(entry: Entry) -> str:
 def _law(entry: Entry) -> str:
     law = entry.content.facts.law
     return "not recorded" if law is None else law.words
+
+
+def _seed(entry: Entry) -> str:
+    seed = entry.content.facts.seed
+    return "not recorded" if seed is None else str(seed)
 
 
 def _plan(entry: Entry) -> str:

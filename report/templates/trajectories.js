@@ -275,8 +275,8 @@ class Explorer {
         "aria-current": jump && jump.to.includes(this.row) ? "true" : null, title: `key ${at + 1}` }, label);
       if (jump && kind === "lost") {
         const turn = jump.to.indexOf(this.row);
-        const last = jump.to.length < jump.total ? `${jump.to.length} of ${many(jump.total)}` : jump.to.length;
-        button.append(make("small", {}, turn < 0 ? ` ${last}` : ` ${turn + 1} of ${jump.to.length}`));
+        const here = jump.to.length < jump.total ? `${many(jump.to.length)} here, of ${many(jump.total)}` : many(jump.total);
+        button.append(make("small", {}, turn < 0 ? ` ${here}` : ` ${many(turn + 1)} of ${here}`));
       }
       button.addEventListener("click", () => this.jump(at));
       return button;
@@ -528,16 +528,18 @@ class Explorer {
     for (const cell of this.cells[t]) cell.classList.add("here");
     this.cursor.setAttribute("x", this.edges[t - 1]);
     const [own] = this.shown;
-    const apart = own.x[t - 1] !== own.y[t - 1];
+    const differs = (one) => one.x[t - 1] !== one.y[t - 1];
+    const apart = differs(own);
     const run = own.runs.find((one) => one.first <= t && t <= one.last);
-    const text = (token) => make("code", { class: apart ? "apart" : null }, this.texts[token]);
+    const single = this.shown.length === 1; // of several, X is shaded for none, as in the strips
+    const text = (token, shaded) => make("code", { class: shaded ? "apart" : null }, this.texts[token]);
     const lag = own.tau === null ? "" : t < own.tau ? `, ${own.tau - t} before τ` : t === own.tau ? ", τ" : `, τ + ${t - own.tau}`;
     const state = t > own.over ? "both have ended" : !apart ? "equal"
       : `different${run.last > run.first ? `, ${t - run.first + 1} of a run of ${run.last - run.first + 1}` : ""}`;
-    const parts = [make("b", {}, `t = ${t}`), `${lag}: X `, text(own.x[t - 1])];
-    for (const one of this.shown) parts.push(this.shown.length > 1 ? `; ${one.name} ` : ", Y ", text(one.y[t - 1]),
-      this.shown.length > 1 ? ` δ ${fixed(one.delta[t - 1])}` : "");
-    if (this.shown.length === 1) parts.push(` · ${state} · δ ${fixed(own.delta[t - 1])} · f ${fixed(own.f[t - 1])}`);
+    const parts = [make("b", {}, `t = ${t}`), `${lag}: X `, text(own.x[t - 1], single && apart)];
+    for (const one of this.shown) parts.push(single ? ", Y " : `; ${one.name} `, text(one.y[t - 1], differs(one)),
+      single ? "" : ` δ ${fixed(one.delta[t - 1])}`);
+    if (single) parts.push(` · ${state} · δ ${fixed(own.delta[t - 1])} · f ${fixed(own.f[t - 1])}`);
     byId("here").replaceChildren(...parts);
   }
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from schema.errors import InputError, reading
-from schema.location import check_regular
+from schema.location import check_regular, straight
 from schema.study.laws import of_each_law
 from schema.study.mistakes import explained
 from schema.study.section import MOST_LISTED
@@ -103,7 +103,7 @@ def _from_folder(folder: Path, written: str, where: str) -> str:
             f"{where} = '{written}': paths begin at the study file's folder, {folder}; write "
             f"'{os.path.relpath(path.absolute(), folder)}'"
         )
-    return str(found)
+    return straight(found)
 
 
 def expanded(written: str) -> Path:

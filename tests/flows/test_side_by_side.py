@@ -15,12 +15,14 @@ from fixtures.event_logs import make_log, write
 from fixtures.report_views import check
 
 from flows.side_by_side.entries import read_entries
+from flows.side_by_side.pages import comparison_folder
 from flows.side_by_side.pairing import pairings
 from kvdrift.command import main
 from log.store import Store
 from report.side_by_side.content import Comparison, Entry
 from report.side_by_side.differences import difference_sentences, obstacles
 from report.side_by_side.leaderboard import leaderboard
+from report.side_by_side.page import build_comparison
 from report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
 from schema.sampling import SamplingLaw
 from schema.windows import Windows
@@ -233,6 +235,20 @@ def test_the_leaderboard_has_the_least_r_first(stores: dict[str, Path], measured
     )
     assert [place.estimate("mismatch").estimate for place in places] == pytest.approx([one[0] for one in by_hand])
     assert [(place.entry.location.split("/")[-2], place.action) for place in places] == [one[1:] for one in by_hand]
+
+
+def test_a_seed_of_zero_is_a_seed(measured: list[Measured], tmp_path: Path) -> None:
+    """Another generator's events have none."""
+    entries = [entry for entry, _ in measured]
+    content = entries[1].content
+    entries[1] = replace(entries[1], content=replace(content, facts=replace(content.facts, seed=0)))
+    build_comparison(Comparison(tuple(entries), ()), tmp_path)
+    with (tmp_path / "tables" / "entries.csv").open() as file:
+        assert [line["seed"] for line in csv.DictReader(file)] == ["not recorded", "0"]
+
+
+def test_the_folder_of_a_comparison_needs_no_quotes() -> None:
+    assert comparison_folder(["stores/my-study", "../tutorial"]) == Path("reports/my-study-and-tutorial")
 
 
 def test_the_command_writes_one_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -42,6 +43,45 @@ def test_every_command_has_examples_that_parse(capsys: pytest.CaptureFixture[str
     code, out, _ = call(capsys, "gate", "--help")
     assert code == 0
     assert "Examples:\n    kvdrift gate stores/quickstart --quantity mismatch " in out
+
+
+def test_summaries_are_whole_and_no_type_of_python_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each summary is the first sentence of its command's docstring."""
+    _, out, _ = call(capsys, "--help")
+    summaries = " ".join(out.partition("Commands:")[2].split())
+    assert "…" not in summaries
+    assert "..." not in summaries
+    for name, command in GROUP.commands.items():
+        sentence = " ".join(command.help.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
+        assert f"{name} {sentence}." in summaries
+        _, out, _ = call(capsys, name, "--help")
+        assert not re.search(r"<\w[\w \[\]]*>", out), name
+    _, out, _ = call(capsys, "run", "--help")
+    assert "--endpoint-timeout NUMBER" in out
+    assert "  STUDY.toml  The study file.  [required]" in out
+
+
+def test_the_examples_of_sql_give_a_row_for_each_action_and_stratum(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No example mixes splits, or strata with the rows that pool them."""
+    first, second = [shlex.split(example)[3] for example in EXAMPLES["sql"][:2]]
+    actions = {"full", "recent-half", "snapkv-half"}
+    rows = json.loads(call(capsys, "sql", finished, first, "--format", "json")[1])
+    assert sorted(row["action"] for row in rows) == sorted(actions)
+    rows = json.loads(call(capsys, "sql", finished, second, "--format", "json")[1])
+    assert len({(row["stratum"], row["action"]) for row in rows}) == len(rows)
+    assert {row["action"] for row in rows} <= actions
+
+
+def test_a_query_without_quotes_and_misspelt_names_in_one(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "sql", finished, "from", "summary")
+    assert line == f'kvdrift: QUERY: several arguments; quote the query: kvdrift sql {finished} "from summary"\n'
+    query = "select tau from analyzed_trajectories where action = '{}' and split = '{}'"
+    code, out, err = call(capsys, "sql", finished, query.format("snapkv-hafl", "evalution"))
+    assert (code, out.split()) == (0, ["tau"])
+    assert err == "note: no rows; 'snapkv-hafl': did you mean 'snapkv-half'?; 'evalution': did you mean 'evaluation'?\n"
+    assert call(capsys, "sql", finished, query.format("full", "evaluation"))[2] == ""
 
 
 def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_the_reference_is_that_of_the_application() -> None:
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8") == reference()
 
 
-def test_the_readme_lists_every_command() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("## Commands")[2].partition("\n## ")[0]
+def test_the_guide_lists_every_command() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    table = guide.partition("## Commands")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `kvdrift ([a-z]+)", table, re.MULTILINE)
     assert sorted(listed) == sorted(OPTIONS)
     assert len(listed) == len(set(listed))
@@ -77,8 +77,8 @@ def test_every_selector_has_its_section() -> None:
                     assert f"`{field.name}` ({field.default})" in " ".join(sections[name].split())
 
 
-def test_actions_of_the_readme_can_be_made() -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def test_actions_of_the_guide_can_be_made() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(encoding="utf-8"), re.DOTALL)
     sections = [section for block in blocks for section in tomllib.loads(block)["actions"]]
     made = [build_action(ActionSection.model_validate(section)).name for section in sections]
     assert made == ["snapkv-half", "snapkv-half-int4", "sliding-512"]

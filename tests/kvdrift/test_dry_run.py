@@ -92,7 +92,9 @@ class TestPaperStudies:
         assert "on Qwen/Qwen2.5-7B-Instruct, H = 128" in out
         assert "bytes and memory need the model's configuration, which is not on this machine" in out
         assert f"lengths are nominal in {', '.join(STRATA)}: " in out
-        assert out.count("not checked: configuration and weights of the model; not on this machine") == 2
+        for model_id in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"):
+            model = f"configuration and weights of the model, taken for '{model_id}' of Hugging Face"
+            assert out.count(f"not checked: {model}; not on this machine") == 1
         assert out.count("not checked: prompts, which need the model's tokenizer; not on this machine") == 2
         assert out.count("time: not measured; endpoints generate") == 2
         assert not Path("stores").exists()

@@ -11,6 +11,7 @@ from fixtures.command import call, mistake
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
+from flows.planning.size import EvaluatedSize, size_bounds
 from kvdrift.study_files.keys import headings
 from kvdrift.study_files.reference import study_reference
 from schema.study import PlanSection
@@ -96,13 +97,49 @@ def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     init(capsys, path, *options)
     study = load_study(path)
     assert [part.stratum_name for part in study.documents] == ["a", "b"]
-    assert {part.path for part in study.documents} == {str(tmp_path / "studies" / ".." / "data" / "mine.jsonl")}
+    assert {part.path for part in study.documents} == {str(tmp_path / "data" / "mine.jsonl")}
     assert study.documents[0].length == 576  # 99 words of 5 bytes, and room for special tokens
     assert sum(part.development + part.evaluation for part in study.documents) <= 80
     assert min(part.development for part in study.documents) >= 2
     (tmp_path / "data" / "mine.jsonl").write_text(json.dumps(rows[0]))
     line = mistake(capsys, "init", tmp_path / "few.toml", *options)
     assert "1 row(s) of 'a' are too few" in line
+
+
+def test_few_prompts_are_all_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Seven: two for development, and N is five, however few the half-width would ask for; of 200 N is 12 or more."""
+    for count, expected in ((7, (5, 5)), (200, (12, 48))):
+        rows = "".join(json.dumps({"id": f"p{n}", "prompt": "word " * 9}) + "\n" for n in range(count))
+        (tmp_path / f"{count}.jsonl").write_text(rows)
+        path = tmp_path / f"{count}.toml"
+        init(capsys, path, "--documents", tmp_path / f"{count}.jsonl", "--model", "org/model")
+        _, documents = size_bounds(load_study(path), EvaluatedSize(0, 0))
+        assert documents == expected
+
+
+def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``init``, and by the run of a file that says so; the folder that is meant is named, if it has a model."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("llama-tiny", "models/sub/small", "llama-tonic"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("llama-tiny", "models/sub/small"):
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"id": f"p{n}", "prompt": "w"}) + "\n" for n in range(9)))
+    known = {"llama-tony": "; did you mean './llama-tiny'?", "models/sub/smal": "; did you mean 'models/sub/small'?",
+             "unlike": ""}  # fmt: skip
+    for name, hint in known.items():
+        line = mistake(capsys, "init", "mine.toml", "--model", name, "--documents", "mine.jsonl")
+        said = f"'{name}': no such folder in {tmp_path}, and no Hugging Face id, OWNER/NAME{hint}\n"
+        assert line == f"kvdrift: --model {said}"
+        assert not (tmp_path / "mine.toml").exists()
+        init(capsys, tmp_path / "hub.toml", "--model", "org/model", "--documents", "mine.jsonl")
+        text = (tmp_path / "hub.toml").read_text()
+        (tmp_path / "hub.toml").unlink()
+        (tmp_path / "study.toml").write_text(text.replace('"org/model"', f'"{name}"'))
+        for options in ((), ("--dry-run",)):
+            assert mistake(capsys, "run", "study.toml", *options) == f"kvdrift: model.id = {said}"
 
 
 @pytest.mark.parametrize(

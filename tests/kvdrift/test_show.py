@@ -86,6 +86,7 @@ def test_without_the_tokenizer_tokens_are_numbers(
     [
         (("elsewhere", "snapkv"), "DOC elsewhere: no trajectory of it there; there are d0, d1"),
         (("d0", "snapvk"), "ACTION snapvk: no trajectory of it there; did you mean 'snapkv'?"),
+        (("d01", "snapkv"), "DOC d01: no trajectory of it there; did you mean 'd1'?"),
         (("d0", "snapkv", "2"), "REPLICATE 2: no trajectory of it there; there are 0 to 1"),
         (("d0", "snapkv", "--study", "t"), "--study t: not in "),
     ],

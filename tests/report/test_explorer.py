@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,13 @@ def plain_choice(outcomes: Outcomes, count: int) -> tuple[list[int], dict[tuple[
             jumps["agreement", stratum, action] = sorted(
                 agreed, key=lambda row: (-outcomes.longest_agreement[row], row)
             )[:1]
-            lost: dict[int, int] = {}
+            lost: dict[int, list[int]] = {}
             for row in own:
                 if outcomes.lost[row]:
-                    lost.setdefault(int(outcomes.doc[row]), row)
-            jumps["lost", stratum, action] = list(lost.values())[:3]
-    wanted = [row for to in jumps.values() for row in to]
+                    lost.setdefault(int(outcomes.doc[row]), []).append(row)
+            turns = zip_longest(*lost.values())  # the first of each document, then the second of each
+            jumps["lost", stratum, action] = [row for turn in turns for row in turn if row is not None]
+    wanted = [row for to in jumps.values() for row in to[:3]]
     pairs = {(outcomes.doc[row], outcomes.replicate[row]) for row in wanted}
     wanted += [row for row in rows if (outcomes.doc[row], outcomes.replicate[row]) in pairs]
     for block in range(3):
@@ -188,6 +190,13 @@ def test_the_rule_is_what_the_page_says(seed: int, count: int) -> None:
             & np.isin(outcomes.doc % 2, [jump.stratum] if jump.stratum is not None else [0, 1])
         )
         assert jump.total == (within.sum() if jump.kind == "lost" else 1)
+
+
+def test_a_file_of_all_trajectories_leads_to_every_lost_answer() -> None:
+    outcomes = random_outcomes(0)
+    for jump in choose(outcomes, 10_000).jumps:
+        assert len(jump.rows) == jump.total
+        assert len(set(jump.rows)) == jump.total
 
 
 def test_a_full_file_has_less_than_5_mb() -> None:

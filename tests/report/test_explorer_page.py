@@ -75,8 +75,8 @@ with own as (
 )
 """
 LOST = """
-select doc, min(replicate) from own inner join scores using (study, model, doc, action, replicate)
-where score_x = 1 and score_y < 1 group by doc order by doc limit 3
+select doc, replicate from own inner join scores using (study, model, doc, action, replicate)
+where score_x = 1 and score_y < 1 order by row_number() over (partition by doc order by replicate), doc
 """
 LEADS = {
     "earliest": "select doc, action, replicate from own where tau is not null order by tau, doc, replicate limit 1",
@@ -105,9 +105,14 @@ def test_jumps_lead_where_sql_says(tabs: Tabs, path: Path, views: Views) -> None
             assert [where(tab)] == found
             assert tab.locator(f"[data-jump={kind}]").get_attribute("aria-current") == "true"
             taken += 1
-        for doc, replicate in rows_of(views, f"{WITHIN} {LOST}", ACTION, stratum):
+        lost = rows_of(views, f"{WITHIN} {LOST}", ACTION, stratum)  # the file holds all of them
+        assert tab.locator("[data-jump=lost]").inner_text().endswith(str(len(lost) or "answers"))
+        here = where(tab)
+        begin = lost.index((here[0], here[2])) + 1 if (here[0], here[2]) in lost else 0
+        for turn in [*range(begin, len(lost)), *range(begin)]:
             tab.click("[data-jump=lost]")
-            assert where(tab) == (doc, ACTION, replicate)
+            assert where(tab) == (lost[turn][0], ACTION, lost[turn][1])
+            assert tab.locator("[data-jump=lost]").inner_text().endswith(f" {turn + 1} of {len(lost)}")
             assert tab.locator("#answers .wrong").count() == 1
             taken += 1
     assert taken > 6
@@ -143,6 +148,27 @@ def test_tokens_and_distances_are_those_of_events(tabs: Tabs, path: Path, views:
         apart = tab.locator(f"#score .y [data-t='{t}']").get_attribute("class") or ""
         assert ("apart" in apart) == (x != y)
         tab.keyboard.press("ArrowRight")
+
+
+def test_the_line_below_shades_a_token_of_y_where_it_differs_from_x(tabs: Tabs, path: Path, views: Views) -> None:
+    """Of two actions under one X, each on its own, also where the chosen one differs and the other does not."""
+    query = """
+        select doc, replicate, t, list(x_token <> y_token order by action) as differ from events
+        inner join (from documents select doc, split) using (doc)
+        where split = 'evaluation' and action in ('recent-half', 'snapkv-half') group by all order by doc, replicate, t
+    """
+    kinds: dict[tuple[bool, ...], tuple[str, int, int]] = {}
+    for doc, replicate, t, differ in rows_of(views, query):
+        kinds.setdefault(tuple(differ), (doc, replicate, t))
+    assert len(kinds) >= 3
+    for (recent, snapkv), (doc, replicate, t) in kinds.items():
+        for action, own, other in (("recent-half", recent, snapkv), ("snapkv-half", snapkv, recent)):
+            tab = opened(tabs, path, f"{address(doc, action, replicate)}&compare=1&t={t}")
+            shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
+            assert shaded == [False, own, other]
+            tab.uncheck("#compare")
+            shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
+            assert shaded == [own, own]
 
 
 def test_choosing_keys_and_the_back_button(tabs: Tabs, path: Path, views: Views) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from fixtures.browser import Tabs, overflow
@@ -109,10 +109,38 @@ def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path:
 
 
 def test_what_scrolls_is_reached_by_keyboard(tabs: Tabs, page: Path) -> None:
-    box = tabs.open(page, width=390).locator(".scroll:has(#table-ranking)")
+    box = tabs.open(page, width=390).locator(".scroll:has(#table-decomposition)")
     box.press("ArrowRight")
     assert box.evaluate("one => one.scrollWidth > one.clientWidth && one.matches(':focus')")
     assert tabs.open(page).locator(".scroll:has(#table-ranking)").get_attribute("tabindex") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_verdicts_and_figures_whole(tabs: Tabs, page: Path, scheme: Literal["light", "dark"]) -> None:
+    """At 390 pixels nothing of the first two tables or of a figure is beyond the window's side."""
+    tab = tabs.open(page, width=390, scheme=scheme)
+    tab.evaluate(OPEN)
+    cells = tab.locator(":is(#table-glance, #table-ranking) :is(tbody th, td)")
+    boxes = cells.evaluate_all(
+        "all => all.map(one => [one.getBoundingClientRect().left, one.getBoundingClientRect().right])"
+    )
+    assert len(boxes) > 20
+    assert all(0 <= left < right <= 390 for left, right in boxes)
+    verdicts = tab.locator("#table-ranking td[data-head=verdict]")
+    assert verdicts.count() == tab.locator("#table-ranking tbody tr").count()
+    assert verdicts.first.is_visible()
+    figures = tab.locator("figure svg").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    assert len(figures) > 5
+    assert max(figures) <= 390
+
+
+def test_the_first_table_is_on_the_first_screen(tabs: Tabs, page: Path) -> None:
+    for width in (1280, 390):
+        tab = tabs.open(page, width=width, height=844)
+        rows = tab.locator("#table-glance tbody tr")
+        assert rows.count() == 2
+        assert rows.last.evaluate("one => one.getBoundingClientRect().bottom") < 844
+        assert tab.locator("main table").first.get_attribute("id") == "table-glance"
 
 
 def contrast(one: str, other: str) -> float:

@@ -495,6 +495,8 @@ def test_wrong_names_are_one_line_errors(undrawn_page: Page) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (fixed(100 * 0.9375, 1), "93.8"), (fixed(93.74999999999999, 1), "93.8"), (fixed(-93.25, 1), "−93.3"),
+        (fixed(93.7499, 1), "93.7"), (fixed(0.125, 2), "0.13"), (fixed(float("inf"), 1), "inf"),
         (fixed(-0.04, 1), "0.0"), (fixed(-1.26, 1), "−1.3"), (fixed(None, 1), MISSING), (fixed(12345.6, 0), "12,346"),
         (size(1536), "1.5 KiB"), (size(80), "80 B"), (duration(90), "90.0 s"), (duration(7200), "2.0 h"),
         (count_range([4, None, 9]), "4–9"), (count_range([]), MISSING), (visible("a\n"), "a↵"), (visible(""), "∅"),

@@ -203,7 +203,7 @@ def test_an_interval_beside_one_decides(low: float | None, high: float | None, e
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(52.71, "52.7"), (0.0123456, "0.0123"), (1234.5, "1,234"), (289.0, "289"), (1.0, "1.00"), (0.0, "0"),
+    [(52.71, "52.7"), (0.0123456, "0.0123"), (1234.5, "1,235"), (289.0, "289"), (1.0, "1.00"), (0.0, "0"),
      (-0.5, "−0.500"), (None, MISSING)],
 )  # fmt: skip
 def test_three_digits_over_orders_of_magnitude(value: float | None, text: str) -> None:

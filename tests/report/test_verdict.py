@@ -16,6 +16,7 @@ from report.parts.verdict.frontier import (
     policies_sentence,
     undominated,
 )
+from report.parts.verdict.glance import glance_table
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.reading.content import PageContent, read_content
@@ -63,6 +64,31 @@ def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
     assert "kvdrift confirm writes a study of documents that nobody has seen" in words
     few = said(make_views(documents_each=4))
     assert "This rests on only 4 documents in each of 3 strata." in few
+
+
+def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
+    """The numbers are those of the estimates; accuracy has a column only where answers are scored."""
+    views = make_views(THREE, documents_each=12)
+    rows = views.views["estimates"]
+    pooled = {
+        (row["action"], row["quantity"]): row for row in rows
+        if (row["stratum"], row["baseline"], row["x"]) == ("pooled", None, None)
+    }  # fmt: skip
+    content = content_of(views)
+    choice = choose(content)
+    table = glance_table(content, choice)
+    assert [column.head for column in table.columns] == ["action", "diverges at τ", "written tokens that differ"]
+    assert [(row.cells[0].text, row.cells[0].under) for row in table.rows] == [
+        ("snapkv-half", "recommended"), ("recent-half", "ruled out, by snapkv-half"), ("snapkv-10", "recommended"),
+    ]  # fmt: skip
+    for name, tau, written in (row.cells for row in table.rows):
+        assert float(tau.text) == pytest.approx(pooled[name.text, "mean_entry"]["estimate"], abs=0.0501)
+        assert float(written.text) == pytest.approx(100 * pooled[name.text, "mismatch_written"]["estimate"], abs=0.0501)
+    scored = [row | {"quantity": "score_gap", "estimate": -0.25, "low": -0.3, "high": -0.2} for row in pooled.values()
+              if row["quantity"] == "mismatch"]  # fmt: skip
+    views.views["estimates"] = rows + scored
+    (gap, *_) = (row.cells[-1] for row in glance_table(content_of(views), choice).rows)
+    assert (gap.text, gap.under) == ("−25.0", "[−30.0, −20.0]")
 
 
 def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_out() -> None:

@@ -27,6 +27,18 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert join("s3://bucket/store", "events", "a.parquet") == "s3://bucket/store/events/a.parquet"
 
 
+def test_two_dots_are_left_out_unless_a_link_gives_them_another_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    monkeypatch.chdir(tmp_path / "own")
+    assert absolute("../store") == f"{tmp_path}/store"
+    assert absolute("../link/../store") == f"{tmp_path}/own/../link/../store"
+    assert Path(absolute("../link/../store")).resolve() == tmp_path / "elsewhere" / "store"
+
+
 @pytest.mark.parametrize("location", ["", " ", "file://"])
 def test_no_location_is_refused(location: str) -> None:
     """It would be the working folder."""

@@ -65,7 +65,7 @@ def test_paths_begin_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.Mon
         'source = "jsonl"\npath = "../data/x.jsonl"\nexclude = "seen.json"',
     )
     part = load_study(write_study(folder, changes)).documents[0]
-    assert (part.path, part.exclude) == (f"{folder}/../data/x.jsonl", f"{folder}/seen.json")
+    assert (part.path, part.exclude) == (f"{tmp_path}/here/data/x.jsonl", f"{folder}/seen.json")
     changes = (changes[0], changes[1].replace("../data", "~").replace("seen.json", "/seen.json"))
     part = load_study(write_study(folder, changes)).documents[0]
     assert (part.path, part.exclude) == (str(Path("~/x.jsonl").expanduser()), "/seen.json")

@@ -239,7 +239,9 @@ def test_out_of_reach_takes_the_upper_bounds_and_says_so(development: ReplicateM
     got = plan(development, target=0.001)
     assert (got.replicates, got.documents_per_stratum, got.reachable) == (24, 400, False)
     assert got.seconds == 400 * 2 * (7.0 + 24 * 1.5)
-    assert "out of reach: upper bounds, K = 24, N = 400 per stratum" in got.reason
+    assert "targets out of reach: at the upper bounds, K = 24, N = 400 per stratum, the half-width of " in got.reason
+    assert f"is expected to be {max(got.half_widths):.3g} instead of {got.targets[0]:.3g}; intervals hold" in got.reason
+    assert "more evaluation documents would make them narrower" in got.reason
     assert all(width > 0.001 for width in got.half_widths)
     empty = dataclasses.replace(
         development, scalars={**development.scalars, "cohort": np.zeros_like(development.scalars["cohort"])}

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fixtures.house import PACKAGES, ROOT
 
+from website.notebook import executed
+from website.pages import notebook_page
+
+NUMBERS = json.loads((ROOT / "docs" / "pictures" / "numbers.json").read_text(encoding="utf-8"))
 NOTEBOOK = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
 
 
-def test_it_has_no_outputs_that_could_be_old() -> None:
+def test_its_outputs_are_those_of_the_quickstart() -> None:
+    """``website.notebook`` writes them: a table whose numbers ``docs/pictures`` has too, and a figure."""
     assert (NOTEBOOK["nbformat"], NOTEBOOK["metadata"]["kernelspec"]["name"]) == (4, "python3")
-    for cell in NOTEBOOK["cells"]:
-        assert cell["cell_type"] in {"markdown", "code"}
-        assert cell.get("outputs", []) == []
+    assert {cell["cell_type"] for cell in NOTEBOOK["cells"]} == {"markdown", "code"}
+    first, table, figure = (cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")
+    assert first == []
+    rows = [re.findall(r"[\w.-]+", line) for line in table[0]["text"] if "half" in line or "128" in line]
+    assert len(rows) == 3
+    for action, _, *values in rows:
+        expected = [NUMBERS[action][name] for name in ("mismatch", "mean_entry", "accuracy")]
+        assert [float(value) for value in values] == pytest.approx(expected, abs=1e-6)
+    assert base64.b64decode(figure[0]["data"]["image/png"]).startswith(b"\x89PNG")
+
+
+def test_outputs_are_written_of_any_store(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE", "")
+    made = executed(json.loads(json.dumps(NOTEBOOK)), str(finished))
+    first, table, figure = (cell["outputs"] for cell in made["cells"] if cell["cell_type"] == "code")
+    assert first == []
+    assert "recent-half" in "".join(table[0]["text"])
+    assert [output["output_type"] for output in figure] == ["display_data"]
+    assert figure[0]["data"]["image/png"] != NOTEBOOK["cells"][-2]["outputs"][0]["data"]["image/png"]
+    page = notebook_page(json.dumps(made))
+    assert "```text\n┌" in page
+    assert f"(data:image/png;base64,{figure[0]['data']['image/png']})" in page
 
 
 def test_it_runs_with_duckdb_alone(finished: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures.browser import Tabs
 from fixtures.house import ROOT
 
 from website.pages import PAGES, linked, notebook_page
@@ -68,3 +69,14 @@ def test_a_notebook_is_a_page() -> None:
         '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, {"cell_type": "code", "source": ["x = 1"]}]}'
     )
     assert notebook_page(cells) == "# A\nb\n\n```python\nx = 1\n```\n"
+
+
+def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
+    """Opened as a file: the worker's script runs in a frame, and finds the page that has the word in its title."""
+    tab = tabs.open(site / "gate.html")
+    tab.locator(".md-search__input").click()
+    tab.locator(".md-search__input").press_sequentially("cookbook")
+    found = tab.locator(".md-search-result__link").first
+    found.wait_for()
+    assert str(found.get_attribute("href")).startswith((site / "cookbook.html").as_uri())
+    assert tabs.complaints == []

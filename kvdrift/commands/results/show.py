@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import StoreArgument
-from schema.errors import InputError, printable
+from schema.errors import InputError, alike, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,8 +97,8 @@ def _nearest(asked: str | int, known: Sequence[Any]) -> str:
     """What there is that is like ``asked``, of which there may be thousands."""
     if isinstance(asked, int):
         return f"there are {known[0]} to {known[-1]}"
-    near = difflib.get_close_matches(asked, known)
-    return f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known[:5])}{', …' * (len(known) > 5)}"
+    near = alike(asked, known)
+    return f"did you mean '{near}'?" if near else f"there are {', '.join(known[:5])}{', …' * (len(known) > 5)}"
 
 
 def _summary(row: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The first section: what to take, the ranked table, and bytes against divergence."""
+"""The first section: a row an action, what to take, the ranked table, and bytes against divergence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from report.parts.verdict.frontier import (
     has_bytes,
     policies_sentence,
 )
+from report.parts.verdict.glance import glance_table
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.printing.section import Drawing, Section
 from report.reading.content import PageContent
 
 VERDICT = """
+{{ table(tables.glance) }}
 <p class="lead">{{ said.lead }}</p>
 {% for sentence in said.reasons %}
 <p class="detail">{{ sentence }}</p>
@@ -65,9 +67,9 @@ CONTRASTS = """
 
 
 def section(content: PageContent) -> Section:
-    """What to take, and the ranked actions."""
+    """Each action at a glance, what to take, and the ranked actions."""
     choice = choose(content)
-    tables = (ranked_table(content, choice),)
+    tables = (glance_table(content, choice), ranked_table(content, choice))
     words = "R of each action against the bytes of its cache"
     drawn = not content.facts.finite and has_bytes(content)
     drawings = (Drawing("bytes", words, partial(bytes_figure, content, choice)),) if drawn else ()

@@ -82,8 +82,11 @@ def test_a_folder_without(folder: Path, file: str, lack: str) -> None:
 
 def test_an_unknown_id() -> None:
     """Not a folder, not in the local cache, and the network is off in tests."""
-    for model_id in ("nobody/no-such-model", "a/b/c", "no such id"):
-        assert error_line(model_id).startswith(f"model.id = '{model_id}': cannot load its configuration: ")
+    assert error_line("nobody/no-such-model").startswith(
+        "model.id = 'nobody/no-such-model': cannot load its configuration: "
+    )
+    for model_id in ("a/b/c", "no such id"):
+        assert error_line(model_id).startswith(f"model.id = '{model_id}': no such folder in ")
 
 
 def test_an_unsupported_architecture(folder: Path) -> None:

@@ -1,0 +1,37 @@
+"""The page's first table: of each action when it diverges, how much of what is written differs, and what that costs."""
+
+from __future__ import annotations
+
+from report.parts.verdict.choice import Choice
+from report.parts.verdict.contrasts import whole_cache
+from report.parts.verdict.ranking import verdict_of
+from report.printing.estimate_tables import EstimateColumn, action_table
+from report.printing.tables import Cell, PrintedTable, TableRow
+from report.reading.content import PageContent
+
+
+def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
+    """One row an action, in the order of the ranked table, with its verdict below its name."""
+    order = [*choice.candidates, *content.facts.noise_floors]
+    columns = [
+        EstimateColumn("mean_entry", head="diverges at τ", meaning="mean of the first mismatch, where there is one"),
+        EstimateColumn(
+            "mismatch_written", head="written tokens that differ", meaning="of the tokens until both texts have ended"
+        ),
+    ]
+    costs = (
+        "" if not content.estimates.known("score_gap") else " Accuracy is that of the answers, less the full cache’s."
+    )
+    if costs:
+        columns.append(EstimateColumn("score_gap", head="accuracy, change", meaning="less the full cache’s"))
+    note = (
+        f"Against {whole_cache(content)}. τ is the mean token of the first mismatch, where there is one; written are "
+        f"the tokens until both texts have ended.{costs}"
+    )
+    table = action_table("glance", "At a glance", content.estimates, order, columns, note=note)
+    rows = tuple(TableRow((_named(content, choice, row.cells[0].text), *row.cells[1:])) for row in table.rows)
+    return PrintedTable(table.name, table.title, table.columns, rows, table.note, table.records)
+
+
+def _named(content: PageContent, choice: Choice, action: str) -> Cell:
+    return Cell(action, ", ".join(filter(None, verdict_of(content, choice, action))))

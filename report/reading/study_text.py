@@ -1,0 +1,77 @@
+"""A study file that asks for the events of a stored study: the report's page shows it, since stores keep no file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from report.reading.facts import DEVELOPMENT, EVALUATION, Facts
+from report.reading.source import ViewRow
+from schema.study.documents import DocumentsSection
+from schema.windows import Windows
+
+_OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have columns of their own
+_NO_PARAMETERS = {"tova": ("window",)}  # the last position, always
+_PLANNED = ("replicates", "target_half_width", "alpha", "interval", "variance")
+
+
+def study_text(facts: Facts) -> str | None:
+    """Write a study file of what the store knows; None of finite-state systems, and of another generator's events.
+
+    What decides the events is as it was: ``study_sha256`` is the same. ``[plan]`` has the K and N that were chosen.
+    """
+    if facts.settings is None or facts.finite:
+        return None
+    content = json.loads(facts.settings)
+    tables = [("[study]", content["study"]), ("[model]", content["model"])]
+    for section in content["documents"]:
+        stratum = section["stratum"] or DocumentsSection.model_validate(section).stratum_name
+        own = {split: facts.listed.get((stratum, split), 0) for split in (DEVELOPMENT, EVALUATION)}
+        tables.append(("[[documents]]", section | own))
+    tables += [("[[actions]]", _action(row)) for row in facts.actions if not row["control"]]
+    if facts.plan is not None:
+        tables.append(("[plan]", _plan(facts.plan.content)))
+    windows = asdict(facts.windows)
+    if (horizon := windows.pop("horizon")) and facts.windows != Windows.of(horizon):
+        tables.append(("[windows]", windows))
+    head = "# Written from the store, which keeps what a study file says and not the file.\n"
+    if any(not section.get("tasks") for section in content["documents"]):
+        head += "# Stores keep no paths either: give documents that were read from a file their path.\n"
+    return "\n".join([head, *(_table(title, values) for title, values in tables)])
+
+
+def _action(row: ViewRow) -> dict[str, Any]:
+    keep = int(row["keep"]) if str(row["keep"]).isdigit() else row["keep"]
+    action: dict[str, Any] = {"name": row["action"], "keep": keep}
+    if row["policy"]:
+        return action | {"policy": _named(row["policy"], row["policy_parameters"])}
+    columns = [name for name in _OWN_COLUMNS if row[name] and name not in _NO_PARAMETERS.get(row["selector"], ())]
+    own: dict[str, Any] = {name: row[name] for name in columns} | json.loads(row["parameters"] or "{}")
+    codec = {"codec": _named(row["codec"], row["codec_parameters"])} if row["codec"] else {}
+    return action | {"selector": row["selector"]} | own | codec
+
+
+def _named(name: str, parameters: str | None) -> str | dict[str, Any]:
+    return {"name": name, **json.loads(parameters)} if parameters else name
+
+
+def _plan(content: dict[str, Any]) -> dict[str, Any]:
+    primary = list(dict.fromkeys(row["quantity"] for row in content["primary_endpoints"]))
+    development = content.get("development", {}).get("replicates")
+    return {
+        "baseline": content["baseline"], "primary": primary, "documents": content["documents_per_stratum"],
+        "development_replicates": development, **{name: content.get(name) for name in _PLANNED},
+    }  # fmt: skip
+
+
+def _table(title: str, values: dict[str, Any]) -> str:
+    lines = [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]
+    return "\n".join([title, *lines]) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A value as TOML writes it: JSON's, and tables on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

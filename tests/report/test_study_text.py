@@ -1,0 +1,73 @@
+"""The study file on the page: read again, it asks for the events of the store that it was written from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from fixtures.report_views import MODEL, STUDY, make_views
+from fixtures.study_files import load_study
+
+from generator.actions import build_action
+from generator.codecs import CODECS
+from generator.selectors import SELECTORS
+from generator.selectors.policies import POLICIES
+from log.store import Store
+from report.reading.facts import read_facts
+from report.reading.source import StudyRows
+from report.reading.study_text import study_text
+from schema.study.actions import ActionSection
+from sql.catalog import open_views
+
+
+def test_it_has_the_settings_the_actions_and_the_plan_of_its_store(finished: Path, tmp_path: Path) -> None:
+    """And it stands on the page of the store, with the command that runs it."""
+    store = Store.open(finished)
+    with open_views(store) as views:
+        facts = read_facts(StudyRows(views, "small", "kvdrift/tiny"))
+    text = study_text(facts)
+    assert text is not None
+    (tmp_path / "small.toml").write_text(text)
+    study = load_study(tmp_path / "small.toml")
+    assert study.sha256 == facts.study_sha256
+    assert facts.plan is not None
+    assert (study.plan.replicates, study.plan.documents) == (
+        facts.plan.content["replicates"], facts.plan.content["documents_per_stratum"],
+    )  # fmt: skip
+    stored = {row["action"]: row for row in facts.actions}
+    for section in study.actions:
+        made = build_action(section).row("small", prespecified=stored[section.name]["prespecified"])
+        assert {name: made[name] for name in made} == {name: stored[section.name][name] for name in made}
+    listed = store.read("documents").to_pylist()
+    assert sum(part.development + part.evaluation for part in study.documents) == len(listed)
+    page = (finished / "report" / "small" / "index.html").read_text(encoding="utf-8")
+    assert unescape(re.findall(r"<pre><code>(# Written.*?)</code></pre>", page, re.DOTALL)[0]) == text
+    assert "<code>kvdrift run small.toml --store store</code>" in page
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        *({"selector": name, "keep": "all" if name in {"full", "numerics"} else 100} for name in SELECTORS),
+        *({"codec": name} for name in CODECS),
+        *({"policy": {"name": name}, "keep": 100} for name in POLICIES),
+        {"selector": "snapkv", "keep": "1/3", "window": 32, "codec": {"name": "int4", "residual": 32}},
+    ],
+    ids=str,
+)
+def test_every_action_is_written_as_it_was(section: dict[str, object]) -> None:
+    """Of each selector, codec and policy: the row in the store gives a section that gives the row."""
+    try:
+        row = build_action(ActionSection.model_validate({"name": "own"} | section)).row("s", prespecified=True)
+    except Exception as error:  # noqa: BLE001 - a library that is not installed
+        pytest.skip(str(error))
+    facts = read_facts(StudyRows(make_views(), STUDY, MODEL))
+    settings = '{"study": {"name": "s"}, "model": {"id": "m"}, "documents": []}'
+    text = study_text(replace(facts, actions=[row], settings=settings))
+    assert text is not None
+    (written,) = tomllib.loads(text)["actions"]
+    assert build_action(ActionSection.model_validate(written)).row("s", prespecified=True) == row

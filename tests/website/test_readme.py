@@ -1,0 +1,55 @@
+"""README is short, says what its words mean before it uses them, and has the numbers of the shipped studies."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from fixtures.house import ROOT
+
+from generator.transformer.local_folders import ARCHITECTURES
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXT = " ".join(README.split())
+NUMBERS = json.loads((ROOT / "docs" / "pictures" / "numbers.json").read_text(encoding="utf-8"))
+
+
+def test_it_has_at_most_900_words() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_r_and_e_are_said_before_a_number_and_pictures_are_there() -> None:
+    assert README.index("- **R** is") < README.index("- **E**") < re.search(r"\d%", README).start()  # type: ignore[union-attr]
+    assert "After both texts have ended, positions agree by construction" in TEXT
+    pictures = re.findall(r"!\[.{20,}\]\((\S+)\)", README)
+    assert pictures == ["docs/pictures/tokens.svg", "docs/frontier.png"]
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
+def test_it_names_what_is_supported_and_that_nothing_has_run_on_a_gpu() -> None:
+    models = re.search(r"- \*\*Models\*\*: the (.*?) architectures", TEXT)
+    assert models is not None
+    assert set(re.findall(r"\w+\d?", models[1])) - {"and"} == {
+        name.removesuffix("ForCausalLM") for name in ARCHITECTURES
+    }
+    assert "Nothing has run on a GPU yet" in TEXT
+
+
+def test_the_table_has_the_numbers_of_the_quickstart() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) \| ([\d.]+)% \| −([\d.]+) points \|", README, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["snapkv-half", "recent-half", "snapkv-128"]
+    for name, *values in rows:
+        own = NUMBERS[name]
+        expected = (own["mean_entry"], 100 * own["mismatch_written"], -100 * own["score_gap"])
+        assert [float(value) for value in values] == pytest.approx(expected, abs=0.0501)
+
+
+def test_the_sentences_have_the_numbers() -> None:
+    own = NUMBERS["snapkv-half"]
+    forced, both = (f"{100 * own[name]:.1f}%" for name in ("fixed_history_tv", "rollout_tv"))
+    assert f"a mean distance of {forced} on the reference's text, and of {both} when each model reads" in TEXT
+    strip = (ROOT / "docs" / "pictures" / "pair.svg").read_text(encoding="utf-8")
+    tau = re.search(r"They part at token (\d+)", TEXT)
+    assert tau is not None
+    assert f"τ = {tau[1]}" in strip
