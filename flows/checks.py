@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from flows.forecast import stored
 from flows.material import Material
 from flows.study_run import StudyRun
+from generator.engines.registry import engine_model
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.generation.events import library_versions
@@ -45,6 +46,8 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     if model.kind == FINITE_STATE:
         for system in finite_model(run.study).systems.values():
             exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
+    elif model.engine is not None:
+        engine_model(run.study)  # refuses settings and weights that cannot be used
     else:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)

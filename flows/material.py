@@ -11,10 +11,17 @@ from generator.actions import Action, build_actions
 from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
+from generator.engines.model import check_prompt as check_engine_prompt
+from generator.engines.registry import engine_model
 from generator.finite.study_systems import study_systems, system_document
 from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
-from generator.transformer.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.local_folders import (
+    local_configuration,
+    local_folder,
+    model_location,
+    tokenizer_location,
+)
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
@@ -74,7 +81,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
         @cache
         def tokenizer() -> Any:
-            return load_tokenizer(model_location(study.model), revision=study.model.revision)
+            return load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
 
         for section in study.documents:
             made = _nominal_documents(section, study, tokenizer, held) if offline else None
@@ -85,7 +92,11 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
     check_disjoint(material)
-    if study.model.kind != FINITE_STATE:
+    if study.model.engine is not None:
+        reference = engine_model(study).reference
+        for document in (document for split in SPLITS for document in material.of_split(split)):
+            check_engine_prompt(document, study.study.horizon, reference)
+    elif study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
 
@@ -136,6 +147,8 @@ def _nominal_documents(
     chosen = choose_candidates(section, study.study.seed, held)
     if not SOURCES[section.source].reads_text:
         return None
+    if study.model.engine is not None:
+        return None  # the tokenizer is in a file that is here
     location = model_location(study.model)
     local = local_folder(location) is not None
     if local or local_configuration(location, study.model.revision) is not None:

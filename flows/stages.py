@@ -29,7 +29,7 @@ from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.stored_material import record_identities, record_material
 from flows.study_run import StudyRun
-from generator.transformer.local_folders import model_location
+from generator.transformer.local_folders import tokenizer_location
 from generator.transformer.tokenizer import token_reader
 from log.store import Store
 from schema.frozen_text import with_measured
@@ -102,7 +102,7 @@ def score(run: StudyRun) -> int:
     model = run.study.model
     if model.kind == FINITE_STATE:
         return 0
-    store, study, place = run.store, run.study.name, model_location(model)
+    store, study, place = run.store, run.study.name, tokenizer_location(model)
     texts = record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     if done:
@@ -221,7 +221,7 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
     page = page_of(run)
     if not report_is_current(run.store, page.parent):
         model = run.study.model
-        text = None if model.kind == FINITE_STATE else token_reader(model_location(model), revision=model.revision)
+        text = None if model.kind == FINITE_STATE else token_reader(tokenizer_location(model), revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
             token_text=text, progress=run.own_progress, sides=run.sides(), beside=beside,

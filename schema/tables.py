@@ -23,7 +23,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
 # 10: revisions of documents, checksums of what is read with codecs and policies, written positions
-SCHEMA_VERSION = 10
+# 11: settings and weights of actions, what an engine says of itself
+SCHEMA_VERSION = 11
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -245,6 +246,14 @@ ACTIONS = _table(
         since=9,
     ),
     _column("policy_parameters", pa.string(), "its parameters, JSON object", null=True, since=9),
+    _column(
+        "settings",
+        pa.string(),
+        "settings of an engine, JSON object, those of the reference included; null without an engine",
+        null=True,
+        since=11,
+    ),
+    _column("weights", pa.string(), "weights of an engine's side; null: the reference's", null=True, since=11),
 )
 
 IDENTITIES = _table(
@@ -336,6 +345,13 @@ UNITS = _table(
         "per layer, checksum of the entries as a codec reads them back, or of what a policy does first; null without",
         null=True,
         since=10,
+    ),
+    _column(
+        "engine",
+        pa.string(),
+        "what an engine says of itself, JSON object: build, libraries, settings asked and read back; null without one",
+        null=True,
+        since=11,
     ),
 )
 

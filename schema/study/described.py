@@ -33,7 +33,9 @@ def described_action(row: Mapping[str, Any]) -> str:
         own = _named(policy, row.get("policy_parameters"))
         return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
     if row["control"]:
-        return "the full cache, as a control"
+        return "the full cache, as a control" if row.get("settings") is None else "the reference again, as a control"
+    if row.get("settings") is not None:
+        return _side(json.loads(row["settings"]), row.get("weights"))
     if row["selector"] == NUMERICS:
         return "the whole cache, computed in another way"
     if row["selector"] == FINITE_STATE or row["keep"] == "unknown":
@@ -42,6 +44,13 @@ def described_action(row: Mapping[str, Any]) -> str:
         return codec
     chosen = f"{row['selector']}, {_count(row['keep'])}"
     return f"{chosen}, then {codec}" if codec else chosen
+
+
+def _side(settings: Mapping[str, Any], weights: str | None) -> str:
+    """An engine's side: its weights, if they are others, and its settings."""
+    said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
+    named = [] if weights is None else [f"weights {weights.rpartition('/')[2]}"]
+    return ", ".join([*named, *said]) or "as the reference"
 
 
 def _count(keep: str) -> str:

@@ -23,6 +23,8 @@ from schema.windows import Windows
 
 POOLED = "pooled"
 
+_LATER_KEYS = ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer")
+
 
 class Study(Section):
     """A whole study file."""
@@ -56,7 +58,7 @@ class Study(Section):
     def _consistent(self) -> Self:
         self.study.check_law()
         self.model.check()
-        if self.study.horizon == 1 and not self.model.finite:
+        if self.study.horizon == 1 and not self.model.finite and self.model.engine is None:
             raise InputError(
                 "study.horizon = 1: the first token is drawn before anything is left out of a cache, so that nothing "
                 "can differ; write 2 or more"
@@ -93,7 +95,7 @@ class Study(Section):
 
     def _check_actions(self) -> None:
         for number, action in enumerate(self.actions):
-            action.check_kind(f"actions[{number}]", finite=self.model.finite)
+            action.check_kind(f"actions[{number}]", finite=self.model.finite, engine=self.model.engine)
         names = [action.name for action in self.actions]
         check_distinct("actions", names)
         if CONTROL_ACTION in names:
@@ -182,7 +184,7 @@ class Study(Section):
     @cached_property
     def settings(self) -> str:
         """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
-        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype"))
+        model = values_of(self.model, _LATER_KEYS)
         del model["mixed_gpus"]  # a permission: each unit says which GPU made it
         deciding = {
             "study": values_of(self.study, LAW_KEYS),
