@@ -182,7 +182,7 @@ def checked_actions(study: Study) -> list[Action]:
     contrasts = sum(PAIR_QUANTITIES[name].kind == "contrast" for name in primary)
     if contrasts and len(study.actions) == 1:
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
-    endpoints = len(primary) * len(study.actions) - contrasts
+    endpoints = len(primary) * len(study.estimated) - contrasts * (study.plan.baseline in study.estimated)
     if study.plan.family_size is not None and study.plan.family_size < endpoints:
         raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
     return actions

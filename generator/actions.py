@@ -267,8 +267,11 @@ def build_actions(study: Study) -> list[Action]:
     if study.model.engine is not None:  # an action is a side of the engine, and the control is the reference again
         reference = study.model.settings or {}
         sides = [
-            replace(control, name=one.name, settings=reference | (one.settings or {}), weights=one.weights)
+            replace(
+                control, name=one.name, selector_name=one.selector, settings=reference | (one.settings or {}),
+                weights=one.weights,
+            )
             for one in study.actions
-        ]
-        return [*sides, replace(control, settings=reference)]
+        ]  # fmt: skip
+        return sides if study.model.has_floor else [*sides, replace(control, settings=reference)]
     return [*(build_action(section, study.folder) for section in study.actions), control]

@@ -91,9 +91,6 @@ class Side(Protocol):
     def weights_sha256(self) -> str | None:
         """SHA-256 of the weights; None where the engine does not say."""
 
-    def apart(self) -> Side:
-        """The same side with each stream decoded by a call of its own: what the control is decoded by."""
-
     def open(self, entries: int) -> Session:
         """Open a cache with room for so many entries, the prompt's and those of all streams.
 

@@ -6,7 +6,7 @@ import functools
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,10 +82,6 @@ class LlamaCppSide:
     def weights_sha256(self) -> str:
         """SHA-256 of the GGUF file."""
         return file_sha256(self.file)
-
-    def apart(self) -> LlamaCppSide:
-        """The same side, each stream of which is decoded by a call of its own."""
-        return replace(self, settings=replace(self.settings, rows=1))
 
     def open(self, entries: int) -> Session:
         """Open a context; sides of one file share its weights.

@@ -1,8 +1,7 @@
 """An engine as the model of a study: the reference and each action is a side, in a cache of its own.
 
-The control is the reference's settings again, in a cache of its own, with each stream decoded by a call of its own: it
-shares nothing with the reference. It is exactly 0 if the adapter promises that rows depend on no other rows; else it
-measures the floor, what batches and the placement of entries do by themselves.
+The reference's settings again, in a cache of their own (``generator.engines.again``), are the control if the adapter
+promises that rows depend on no other rows: it must be exactly 0. Else they are the floor, an action like the others.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from generator.engines.again import Again
 from generator.engines.engine import Engine, Side
 from generator.engines.llama_cpp import LlamaCpp
 from generator.engines.model import EngineModel
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
 from schema.errors import InputError, nearest
-from schema.study import CONTROL_ACTION, Study
+from schema.study import CONTROL_ACTION, FLOOR_ACTION, Study
 
 ENGINES: Final[dict[str, Callable[[], Engine]]] = {"llama.cpp": LlamaCpp}
 
@@ -30,12 +31,17 @@ def engine_model(study: Study) -> EngineModel:
     asked = section.settings or {}
     reference = engine.side(file, asked, "model.settings")
     sides: dict[str, Side] = {}
-    for action in study.actions:
+    for action in (one for one in study.actions if one.name != FLOOR_ACTION):
         own = file if action.weights is None else gguf_file(action.weights, section.folder)
         side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
         _check_shared(action.name, reference, side)
         sides[action.name] = side
-    sides[CONTROL_ACTION] = reference.apart()
+    again = FLOOR_ACTION if section.has_floor else CONTROL_ACTION
+    if reference.capabilities.row_invariant == section.has_floor:
+        raise InputError(
+            f"model.settings: rows = 1 asks that no stream depends on those beside it, which {name} does not promise"
+        )
+    sides[again] = Again(reference)
     tokenizer = reference.facts.tokenizer_sha256
     if tokenizer_location(section) != model_location(section):
         tokenizer = tokenizer_sha256(tokenizer_location(section), section.revision)

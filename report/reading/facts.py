@@ -12,8 +12,8 @@ from typing import Any
 from report.reading.source import StudyRows, ViewRow
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE
-from schema.study.described import NUMERICS, described_action
+from schema.study import FINITE_STATE, NUMERICS
+from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 from schema.windows import Windows
 
@@ -147,6 +147,17 @@ class Facts:
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
 
     @property
+    def engine(self) -> bool:
+        """Whether an engine decoded, so that actions are its settings and weights."""
+        return any(row["settings"] is not None for row in self.actions)
+
+    @property
+    def whole_cache(self) -> str | None:
+        """The action whose bytes are those of the whole cache: the control, or with an engine its floor."""
+        floors = self.noise_floors if self.engine else []
+        return next((name for name in (*(control.action for control in self.controls), *floors)), None)
+
+    @property
     def policies(self) -> list[str]:
         """The actions that bound what a step reads; their bytes count what is generated."""
         return [row["action"] for row in self.actions if row["policy"] is not None]
@@ -182,6 +193,11 @@ class Facts:
             return None
         ratio = float(mine / theirs)
         return 1.0 if abs(ratio - 1) < _SAME else ratio
+
+    def same_weights(self, action: str, other: str) -> bool:
+        """Whether two actions have the same weights, so that bytes of the cache are all that they differ by."""
+        weights = {row["action"]: row["weights"] for row in self.actions}
+        return weights.get(action) == weights.get(other)
 
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""

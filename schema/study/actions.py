@@ -15,6 +15,9 @@ from schema.study.section import Name, Section, Value, meaning
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
+FLOOR_ACTION = "floor"
+"""With an engine whose rows depend on each other: the reference again, which shares nothing with the reference."""
+NUMERICS = "numerics"  # the selector of noise floors
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector
 
@@ -94,6 +97,8 @@ class ActionSection(Section):
         """Keep everything where a codec stands alone, at first where there is a policy, and with an engine."""
         if isinstance(values, dict) and not values.keys().isdisjoint({"settings", "weights"}):
             return _WHOLE | values
+        if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
+            return values | {"selector": NUMERICS, "keep": "all"}
         if isinstance(values, dict) and values.get("policy") is not None:
             return {"selector": CONTROL_ACTION} | values
         if not isinstance(values, dict) or values.get("codec") is None:
@@ -161,6 +166,10 @@ class ActionSection(Section):
 
     def _check_engine(self, where: str, engine: str) -> None:
         """Check that the action says how the engine decodes, and nothing of what kvdrift itself would do."""
+        if self.name == FLOOR_ACTION:
+            if self.selector != NUMERICS or self.model_fields_set - {"name", "selector", "keep"}:
+                raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
+            return
         other = {"selector": self.selector, "keep": self.keep} != _WHOLE and "keep"
         other = other or next((name for name in ("codec", "policy") if getattr(self, name) is not None), None)
         if self.settings is None and self.weights is None:

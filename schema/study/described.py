@@ -9,9 +9,9 @@ from typing import Any
 
 from schema.errors import InputError
 from schema.retention import Retention
+from schema.study.actions import NUMERICS
 from schema.study.model import FINITE_STATE
 
-NUMERICS = "numerics"  # the selector of noise floors
 _SHARES = {
     Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",
     Fraction(3, 4): "three quarters", Fraction(1, 8): "an eighth",
@@ -36,6 +36,8 @@ def described_action(row: Mapping[str, Any]) -> str:
         return "the full cache, as a control" if row.get("settings") is None else "the reference again, as a control"
     if row.get("settings") is not None:
         return _side(json.loads(row["settings"]), row.get("weights"))
+    if row["selector"] == NUMERICS and row.get("settings") is not None:
+        return "the reference again, in a cache and with streams of its own"
     if row["selector"] == NUMERICS:
         return "the whole cache, computed in another way"
     if row["selector"] == FINITE_STATE or row["keep"] == "unknown":

@@ -97,6 +97,11 @@ class ModelSection(Section):
         """Whether the laws are known for every history."""
         return self.kind == FINITE_STATE
 
+    @property
+    def has_floor(self) -> bool:
+        """Whether a study measures what batches do: with an engine, unless each stream is decoded by itself."""
+        return self.engine is not None and (self.settings or {}).get("rows") != 1
+
     def check(self) -> None:
         """Check that the keys go together.
 

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study.actions import CONTROL_ACTION, ActionSection
+from schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, ActionSection
 from schema.study.documents import DocumentsSection
 from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
 from schema.study.mistakes import missing
@@ -53,6 +53,13 @@ class Study(Section):
     _several_models: bool = PrivateAttr(default=False)
     _file_name: str | None = PrivateAttr(default=None)
     _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _with_floor(self) -> Self:
+        """Add the floor of an engine to the actions, which it is planned and estimated with."""
+        if self.model.has_floor and all(action.name != FLOOR_ACTION for action in self.actions):
+            self.actions.append(ActionSection.model_validate({"name": FLOOR_ACTION}))
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -143,6 +150,12 @@ class Study(Section):
     def law(self) -> SamplingLaw:
         """The law that tokens are drawn by, on both sides."""
         return self.study.law
+
+    @property
+    def estimated(self) -> list[str]:
+        """Names of the actions that primary endpoints are of: all but the floor of an engine."""
+        names = [action.name for action in self.actions]
+        return [name for name in names if not (self.model.has_floor and name == FLOOR_ACTION)]
 
     @property
     def several_models(self) -> bool:

@@ -1,7 +1,7 @@
 """Which of a study's actions can be recommended, decided by intervals of differences in R and by bytes.
 
 An action is ruled out if another one holds no more bytes and has surely less R: the interval of the difference lies
-below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
+below 0. With an engine only actions of the same weights are compared so, since bytes are those of the cache. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
 recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
 to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
 any bytes. Points decide nothing.
@@ -128,7 +128,7 @@ def _negative(value: float | None) -> float | None:
 
 
 def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
-    ratio = content.facts.times_bytes(action, other)
+    ratio = content.facts.times_bytes(action, other) if content.facts.same_weights(action, other) else None
     return ratio is not None and ratio <= 1
 
 
@@ -136,7 +136,10 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
     """Why nothing can be recommended, whatever the intervals say."""
     facts, estimates = content.facts, content.estimates
     moved = [control.action for control in facts.controls if not control.zero]
-    unknown = any(facts.times_bytes(one, other) is None for one, other in combinations(candidates, 2))
+    unknown = any(
+        facts.same_weights(one, other) and facts.times_bytes(one, other) is None
+        for one, other in combinations(candidates, 2)
+    )
     obstacles = (
         (facts.finite, "these are systems of known laws, and no action holds any bytes"),
         (not candidates, "nothing is left out or coded, so there is nothing to choose"),

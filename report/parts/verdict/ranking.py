@@ -73,8 +73,8 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
 
 def share_of_whole(content: PageContent, action: str) -> float | None:
     """The cache of an action as a share of the full prompt's; None where there is no control."""
-    controls = content.facts.controls
-    return content.facts.times_bytes(action, controls[0].action) if controls else None
+    whole = content.facts.whole_cache
+    return None if whole is None else content.facts.times_bytes(action, whole)
 
 
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
