@@ -44,7 +44,7 @@ class Action:
     most. A codec may code what is generated, too. With an engine it is the engine's settings and weights.
 
     Attributes:
-        settings: Of an engine, with those of the reference; None without an engine.
+        settings: Of an engine, where they differ from those of the reference; None without an engine.
         weights: What an engine's side has in place of the reference's weights, as the study file names it.
     """
 
@@ -265,13 +265,11 @@ def build_actions(study: Study) -> list[Action]:
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
     if study.model.engine is not None:  # an action is a side of the engine, and the control is the reference again
-        reference = study.model.settings or {}
         sides = [
             replace(
-                control, name=one.name, selector_name=one.selector, settings=reference | (one.settings or {}),
-                weights=one.weights,
+                control, name=one.name, selector_name=one.selector, settings=one.settings or {}, weights=one.weights
             )
             for one in study.actions
         ]  # fmt: skip
-        return sides if study.model.has_floor else [*sides, replace(control, settings=reference)]
+        return sides if study.model.has_floor else [*sides, replace(control, settings={})]
     return [*(build_action(section, study.folder) for section in study.actions), control]

@@ -249,7 +249,7 @@ ACTIONS = _table(
     _column(
         "settings",
         pa.string(),
-        "settings of an engine, JSON object, those of the reference included; null without an engine",
+        "settings of an engine that differ from those of the reference, JSON object; null without an engine",
         null=True,
         since=11,
     ),

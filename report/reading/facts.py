@@ -102,6 +102,7 @@ class Facts:
         libraries: versions that the units were generated with.
         branched: whether any unit is of residual branching.
         law: what tokens are drawn by; None where another generator made the events.
+        engines: what decoded, in words, with the reference's settings; empty where kvdrift did.
 
     """
 
@@ -120,6 +121,7 @@ class Facts:
     libraries: dict[str, str]
     branched: bool
     law: SamplingLaw | None
+    engines: list[str]
 
     @property
     def other_law(self) -> str:
@@ -196,8 +198,11 @@ class Facts:
 
     def same_weights(self, action: str, other: str) -> bool:
         """Whether two actions have the same weights, so that bytes of the cache are all that they differ by."""
-        weights = {row["action"]: row["weights"] for row in self.actions}
-        return weights.get(action) == weights.get(other)
+        return self.weights(action) == self.weights(other)
+
+    def weights(self, action: str) -> str | None:
+        """What an engine's side has in place of the reference's weights; None where it has those."""
+        return next((row["weights"] for row in self.actions if row["action"] == action), None)
 
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
@@ -249,6 +254,7 @@ def read_facts(source: StudyRows) -> Facts:
         libraries=_libraries(units),
         branched=any(unit["estimator"] == SWRB for unit in units),
         law=SamplingLaw.of(studies[0]) if studies else None,
+        engines=sorted({_engine(json.loads(text)) for text in {unit["engine"] for unit in units if unit["engine"]}}),
     )
 
 
@@ -316,6 +322,15 @@ def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
         documents, pairs, moved = (sum(row[name] for row in rows) for name in ("documents", "pairs", "moved_pairs"))
         controls.append(Control(action, documents, pairs, zero=not moved))
     return controls
+
+
+def _engine(said: dict[str, Any]) -> str:
+    """An engine in words: what it is called, the library, the settings of the reference, and what moves it."""
+    named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
+    settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
+    environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
+    parts = (named, settings and f"the reference with {settings}", environment and f"environment {environment}")
+    return "; ".join(filter(None, parts))
 
 
 def _plan(source: StudyRows) -> StoredPlan | None:

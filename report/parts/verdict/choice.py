@@ -1,10 +1,11 @@
 """Which of a study's actions can be recommended, decided by intervals of differences in R and by bytes.
 
 An action is ruled out if another one holds no more bytes and has surely less R: the interval of the difference lies
-below 0. With an engine only actions of the same weights are compared so, since bytes are those of the cache. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
+below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
 recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
 to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
-any bytes. Points decide nothing.
+any bytes. Points decide nothing. Bytes are those of the cache: with an engine, an action of other weights rules out
+none and is not recommended, since its bytes are not those that were counted.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ def choose(content: PageContent) -> Choice:
     }
     left = [action for action in candidates if action not in ruled_out]
     unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
-    settled = [action for action in left if not any(action in pair for pair in unsettled)]
+    settled = [
+        action
+        for action in left
+        if not any(action in pair for pair in unsettled) and facts.weights(action) is None
+    ]
     settled.sort(key=lambda action: -(facts.storage[action].mean_prompt_cache or 0.0))
     unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
     recommended = [action for action in settled if action not in unfit]

@@ -80,7 +80,9 @@ def share_of_whole(content: PageContent, action: str) -> float | None:
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
     """What is said of an action, in a word, and what is said of it further."""
     if action in content.facts.noise_floors:
-        return "leaves out nothing", ""
+        return ("the floor" if content.facts.engine else "leaves out nothing"), ""
+    if content.facts.weights(action) is not None:
+        return "other weights", ""
     if action in choice.recommended:
         return RECOMMENDED, ""
     if action in choice.unfit:
