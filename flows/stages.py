@@ -175,7 +175,9 @@ def check(run: StudyRun) -> None:
     """
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
-    run.say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
+    exact = "no control: the floor is measured" if run.study.model.has_floor else f"{controls} controls exactly 0"
+    exact = exact if run.study.model.engine is not None else f"{controls} full-retention controls exactly 0"
+    run.say(f"{exact}; {pairs} pairs of equal retention hold equal bytes")
 
 
 def look(run: StudyRun) -> bool:
