@@ -92,11 +92,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
     check_disjoint(material)
-    if study.model.engine is not None:
-        reference = engine_model(study).reference
-        for document in (document for split in SPLITS for document in material.of_split(split)):
-            check_engine_prompt(document, study.study.horizon, reference)
-    elif study.model.kind != FINITE_STATE:
+    if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
 
@@ -125,6 +121,11 @@ class SharedMaterial:
 
 def _check_with_model(material: Material, *, offline: bool) -> None:
     """Refuse heads that a codec cannot code, and prompts that the model cannot read or that an action cannot cut."""
+    if material.study.model.engine is not None:
+        reference = engine_model(material.study).reference
+        for document in (document for split in SPLITS for document in material.of_split(split)):
+            check_engine_prompt(document, material.study.study.horizon, reference)
+        return
     location, revision = model_location(material.study.model), material.study.model.revision
     limit = vocabulary = None
     if not offline or local_configuration(location, revision) is not None:

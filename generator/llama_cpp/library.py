@@ -45,7 +45,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParameters]),
     "llama_model_free": (None, [c_void_p]),
     "llama_model_get_vocab": (c_void_p, [c_void_p]),
-    "llama_model_n_layer": (c_int32, [c_void_p]),
     "llama_model_has_encoder": (c_bool, [c_void_p]),
     "llama_model_is_recurrent": (c_bool, [c_void_p]),
     "llama_model_is_hybrid": (c_bool, [c_void_p]),
@@ -145,9 +144,7 @@ def load(file: Path, installed: str) -> Library:
         InputError: The version is not known, or the library's defaults are not those of its known layout.
     """
     if installed not in KNOWN:
-        raise InputError(
-            f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}"
-        )
+        raise InputError(f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}")
     calls = ctypes.CDLL(str(file))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(calls, name, None)
@@ -191,5 +188,3 @@ def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -
 
 def _given(defaults: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if value is not None}
-
-

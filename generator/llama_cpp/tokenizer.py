@@ -36,7 +36,13 @@ class GgufTokenizer:
         while True:
             ids = (c_int32 * room)()
             count = self._calls.llama_tokenize(
-                self._weights.vocabulary, encoded, len(encoded), ids, room, add_special_tokens, True  # noqa: FBT003
+                self._weights.vocabulary,
+                encoded,
+                len(encoded),
+                ids,
+                room,
+                add_special_tokens,
+                True,  # noqa: FBT003
             )
             if count >= 0:
                 return {"input_ids": list(ids[:count])}
@@ -58,7 +64,13 @@ class GgufTokenizer:
         while True:
             text = ctypes.create_string_buffer(room)
             length = self._calls.llama_detokenize(
-                self._weights.vocabulary, ids, len(tokens), text, room, False, not skip_special_tokens  # noqa: FBT003
+                self._weights.vocabulary,
+                ids,
+                len(tokens),
+                text,
+                room,
+                False,
+                not skip_special_tokens,
             )
             if length >= 0:
                 return text.raw[:length].decode(errors="replace")

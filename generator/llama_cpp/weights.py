@@ -106,7 +106,7 @@ class Weights:
             eos = (int(stated),) if stated is not None and stated.isdigit() and int(stated) < tokens else ()
         return GgufFacts(
             architecture, tokens, number("context_length") or 0, number("attention.key_length") or size,
-            number("attention.value_length") or size, eos, calls.llama_model_n_layer(self.handle),
+            number("attention.value_length") or size, eos, number("block_count") or 0,
             number("attention.head_count_kv") or heads or 0, has_tokenizer, self._unsupported(),
         )  # fmt: skip
 

@@ -32,14 +32,12 @@ def described_action(row: Mapping[str, Any]) -> str:
     if policy := row.get("policy"):
         own = _named(policy, row.get("policy_parameters"))
         return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
+    if row.get("settings") is not None:
+        return _side(row)
     if row["control"]:
-        return "the full cache, as a control" if row.get("settings") is None else "the reference again, as a control"
-    if row["selector"] == NUMERICS and row.get("settings") is not None:
-        return "the reference again, in a cache and with streams of its own"
+        return "the full cache, as a control"
     if row["selector"] == NUMERICS:
         return "the whole cache, computed in another way"
-    if row.get("settings") is not None:
-        return _side(json.loads(row["settings"]), row.get("weights"))
     if row["selector"] == FINITE_STATE or row["keep"] == "unknown":
         return ""
     if codec and row["keep"] == "all":
@@ -48,8 +46,13 @@ def described_action(row: Mapping[str, Any]) -> str:
     return f"{chosen}, then {codec}" if codec else chosen
 
 
-def _side(settings: Mapping[str, Any], weights: str | None) -> str:
+def _side(row: Mapping[str, Any]) -> str:
     """An engine's side: its weights, if they are others, and the settings that it does not share with the reference."""
+    if row["control"]:
+        return "the reference again, as a control"
+    if row["selector"] == NUMERICS:
+        return "the reference again, in a cache and with streams of its own"
+    settings, weights = json.loads(row["settings"]), row.get("weights")
     said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
     named = [] if weights is None else [f"weights {weights.rpartition('/')[2]}"]
     return ", ".join([*named, *said]) or "as the reference"

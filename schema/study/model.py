@@ -45,18 +45,19 @@ class ModelSection(Section):
     engine: Annotated[
         str | None,
         meaning(
-            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file. Actions '
-            "are then other settings of the engine, or other weights."
+            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file. '
+            "Actions are then other settings of the engine, or other weights."
         ),
     ] = None
     settings: Annotated[
         dict[str, Value] | None,
-        meaning("The engine's settings of the reference, such as `{ type_k = \"f16\", threads = 2 }`."),
+        meaning('The engine\'s settings of the reference, such as `{ type_k = "f16", threads = 2 }`.'),
     ] = None
     tokenizer: Annotated[
         str | None,
         meaning(
-            "With an engine, a folder or Hugging Face id whose tokenizer prompts go through, in place of the weights' own."
+            "With an engine, a folder or Hugging Face id whose tokenizer prompts go through, in place of the weights' "
+            "own."
         ),
     ] = None
     device: Annotated[str, meaning('Where the model computes: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"

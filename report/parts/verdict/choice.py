@@ -74,9 +74,7 @@ def choose(content: PageContent) -> Choice:
     left = [action for action in candidates if action not in ruled_out]
     unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
     settled = [
-        action
-        for action in left
-        if not any(action in pair for pair in unsettled) and facts.weights(action) is None
+        action for action in left if not any(action in pair for pair in unsettled) and facts.weights(action) is None
     ]
     settled.sort(key=lambda action: -(facts.storage[action].mean_prompt_cache or 0.0))
     unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
