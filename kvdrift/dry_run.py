@@ -227,8 +227,7 @@ def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterat
     share = 1 / max(gpus, 1)
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
-    how = model.engine or model.dtype
-    yield f"  time of generation on {device} ({how}), an estimate: {', '.join(spans)}"
+    yield f"  time of generation on {device} ({model.engine or model.dtype}), an estimate: {', '.join(spans)}"
     horizon = material.study.study.horizon
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]

@@ -33,9 +33,8 @@ class EngineFootprint:
     @property
     def words(self) -> str:
         """All of it in words."""
-        weights, caches, available = (
-            f"{size / 2**20:,.1f} MiB" for size in (self.weights, self.caches, self.available)
-        )
+        sizes = (self.weights, self.caches, self.available)
+        weights, caches, available = (f"{size / 2**20:,.1f} MiB" for size in sizes)
         return (
             f"{weights} of weights and {caches} of caches for the longest prompt, up to {self.replicates_at_once} "
             f"replicates at once; {available} available{'' if self.fits else ', which is too little'}"

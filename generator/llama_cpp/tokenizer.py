@@ -52,9 +52,10 @@ class GgufTokenizer:
         """Write a conversation in the model's own form, by the file's template."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
+        render: Any = render_jinja_template
         options.pop("tokenize", None)
         special = {name: self._text(getattr(self._calls, f"llama_vocab_{name[:3]}")) for name in _SPECIAL}
-        rendered, _ = render_jinja_template([conversation], chat_template=self.chat_template, **special, **options)
+        rendered, _ = render([conversation], chat_template=self.chat_template, **special, **options)
         return str(rendered[0])
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
@@ -69,7 +70,7 @@ class GgufTokenizer:
                 len(tokens),
                 text,
                 room,
-                False,
+                False,  # noqa: FBT003 - a C function has no keywords
                 not skip_special_tokens,
             )
             if length >= 0:

@@ -91,7 +91,7 @@ def tokenizer_location(section: ModelSection) -> str:
 
 
 def tokenizer_of(location: str) -> str:
-    """Return where the tokenizer of a model is: with it, but of the embedded model's GGUF files with the model's own."""
+    """Return where the tokenizer of a model is: the model's own place, or the embedded model's for its GGUF files."""
     file = gguf_file(location) if location.endswith(GGUF) else None
     return EMBEDDED_ID if file is not None and file.parent == EMBEDDED_GGUF else location
 

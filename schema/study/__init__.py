@@ -14,5 +14,6 @@ from schema.study.whole import POOLED, Study
 
 __all__ = [
     "CONTROL_ACTION", "CONTROL_REPLICATES", "FINITE_STATE", "FIXED", "FLOOR_ACTION", "NUMERICS", "POOLED",
-    "TRANSFORMER", "ActionSection", "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
+    "TRANSFORMER", "ActionSection", "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies",
+    "values_of",
 ]  # fmt: skip

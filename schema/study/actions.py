@@ -170,14 +170,15 @@ class ActionSection(Section):
             if self.selector != NUMERICS or self.model_fields_set - {"name", "selector", "keep"}:
                 raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
             return
-        other = {"selector": self.selector, "keep": self.keep} != _WHOLE and "keep"
-        other = other or next((name for name in ("codec", "policy") if getattr(self, name) is not None), None)
+        whole = {"selector": self.selector, "keep": self.keep} == _WHOLE
+        given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
+        other = [*([] if whole else ["keep"]), *given, *self.parameters]
         if self.settings is None and self.weights is None:
             raise InputError(
                 f'{where}: says nothing of {engine}; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
             )
-        if key := (other or next(iter(self.parameters), None)):
-            raise InputError(f"{where}.{key}: {engine} decodes, and what it keeps are its settings and weights")
+        if other:
+            raise InputError(f"{where}.{other[0]}: {engine} decodes, and what it keeps are its settings and weights")
 
     def _check_policy(self, where: str) -> None:
         """Check that nothing else decides what is kept."""

@@ -36,10 +36,8 @@ def described_action(row: Mapping[str, Any]) -> str:
         return _side(row)
     if row["control"]:
         return "the full cache, as a control"
-    if row["selector"] == NUMERICS:
-        return "the whole cache, computed in another way"
-    if row["selector"] == FINITE_STATE or row["keep"] == "unknown":
-        return ""
+    if row["selector"] in {NUMERICS, FINITE_STATE} or row["keep"] == "unknown":
+        return "the whole cache, computed in another way" if row["selector"] == NUMERICS else ""
     if codec and row["keep"] == "all":
         return codec
     chosen = f"{row['selector']}, {_count(row['keep'])}"
