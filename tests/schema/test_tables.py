@@ -56,7 +56,7 @@ def test_what_later_versions_added() -> None:
             "parameters": None,
             **REVISION,
             "dropped": False,
-            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters")),
+            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters", "settings", "weights")),
         },
         "units": {
             "estimator": "plain",
@@ -72,6 +72,7 @@ def test_what_later_versions_added() -> None:
                     "prompt_sha256",
                     "scale_bytes",
                     "read_checksums",
+                    "engine",
                 )
             ),
         },
