@@ -13,7 +13,7 @@ from flows.analysis.estimation import replicate_moments
 from flows.analysis.looks import take_look
 from flows.analysis.parts import Runner, one_by_one
 from flows.analysis.stored import analyze_stored
-from flows.checks import check_controls, check_equal_bytes
+from flows.checks import check_controls, check_equal_bytes, floor_line
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
@@ -175,8 +175,7 @@ def check(run: StudyRun) -> None:
     """
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
-    exact = "no control: the floor is measured" if run.study.model.has_floor else f"{controls} controls exactly 0"
-    exact = exact if run.study.model.engine is not None else f"{controls} full-retention controls exactly 0"
+    exact = floor_line(run.store, run.study) or f"{controls} full-retention controls exactly 0"
     run.say(f"{exact}; {pairs} pairs of equal retention hold equal bytes")
 
 

@@ -264,12 +264,11 @@ def build_actions(study: Study) -> list[Action]:
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
-    if study.model.engine is not None:  # an action is a side of the engine, and the control is the reference again
-        sides = [
+    if study.model.engine is not None:  # an action is a side of the engine; the floor stands for the control
+        return [
             replace(
                 control, name=one.name, selector_name=one.selector, settings=one.settings or {}, weights=one.weights
             )
             for one in study.actions
-        ]  # fmt: skip
-        return sides if study.model.has_floor else [*sides, replace(control, settings={})]
+        ]
     return [*(build_action(section, study.folder) for section in study.actions), control]

@@ -9,10 +9,11 @@ are given to an engine as token ids. The committed files were made so.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
@@ -32,13 +33,14 @@ _OF_LAYER = {
 }
 
 
-def write_gguf(folder: Path, file: Path, quantization: str) -> None:
-    """Write the Qwen2 model of a folder as one GGUF file without a vocabulary.
+def write_gguf(folder: Path, file: Path, quantization: str, symbols: Sequence[str] | None = None) -> None:
+    """Write the Qwen2 model of a folder as one GGUF file, by default without a vocabulary.
 
     Args:
         folder: A model folder, as transformers writes it.
         file: The file to write.
         quantization: One of ``QUANTIZATIONS``; it applies to matrices. Vectors stay in float32.
+        symbols: The texts of tokens, for a server, which must write every token; prompts are token ids all the same.
     """
     network = AutoModelForCausalLM.from_pretrained(folder)
     config = network.config
@@ -54,7 +56,13 @@ def write_gguf(folder: Path, file: Path, quantization: str) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("no_vocab")
+    if symbols is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(list(symbols))
+        writer.add_token_scores([0.0] * len(symbols))
+        writer.add_token_types([TokenType.CONTROL if text.startswith("<") else TokenType.NORMAL for text in symbols])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     for name, tensor in network.state_dict().items():

@@ -1,4 +1,4 @@
-"""The reference once more, sharing nothing with it: the control of an engine, or its floor.
+"""The reference once more, sharing nothing with it: the floor of an engine, exactly 0 if the adapter promises that.
 
 A cache of its own alone would repeat the reference's calls row for row and differ in nothing. Each stream therefore has
 a double beside it, which is decoded and not looked at: calls have twice as many rows, as those of an action have whose

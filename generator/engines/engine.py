@@ -21,7 +21,7 @@ class Capabilities:
 
     Attributes:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
-            wherever its entries lie. The control must then be exactly 0; else it is the measured floor.
+            wherever its entries lie. The floor must then be exactly 0, or a run fails.
         most_streams: How many streams a session can have open at once.
     """
 

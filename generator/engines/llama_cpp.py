@@ -75,8 +75,8 @@ class LlamaCppSide:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Rows that are computed alone depend on no other one."""
-        return Capabilities(self.settings.row_invariant, MOST_STREAMS)
+        """Nothing is promised of rows: attention adds up a shared cache in the order in which entries lie there."""
+        return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)
 
     @property
     def weights_sha256(self) -> str:

@@ -1,7 +1,7 @@
 """An engine as the model of a study: the reference and each action is a side, in a cache of its own.
 
-The reference's settings again, in a cache of their own (``generator.engines.again``), are the control if the adapter
-promises that rows depend on no other rows: it must be exactly 0. Else they are the floor, an action like the others.
+The reference's settings again, in a cache of their own (``generator.engines.again``), are the floor: an action like the
+others. If the adapter promises that rows depend on no other rows, the floor must be exactly 0.
 """
 
 from __future__ import annotations

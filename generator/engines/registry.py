@@ -12,7 +12,7 @@ from generator.engines.model import EngineModel
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
 from schema.errors import InputError, nearest
-from schema.study import CONTROL_ACTION, FLOOR_ACTION, Study
+from schema.study import FLOOR_ACTION, Study
 
 ENGINES: Final[dict[str, Callable[[], Engine]]] = {"llama.cpp": LlamaCpp}
 
@@ -36,12 +36,7 @@ def engine_model(study: Study) -> EngineModel:
         side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
         _check_shared(action.name, reference, side)
         sides[action.name] = side
-    again = FLOOR_ACTION if section.has_floor else CONTROL_ACTION
-    if reference.capabilities.row_invariant == section.has_floor:
-        raise InputError(
-            f"model.settings: rows = 1 asks that no stream depends on those beside it, which {name} does not promise"
-        )
-    sides[again] = Again(reference)
+    sides[FLOOR_ACTION] = Again(reference)
     tokenizer = reference.facts.tokenizer_sha256
     if tokenizer_location(section) != model_location(section):
         tokenizer = tokenizer_sha256(tokenizer_location(section), section.revision)

@@ -46,7 +46,7 @@ class Context:
             n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
             flash_attn_type=int(settings.flash_attention), kv_unified=True,
         )  # fmt: skip
-        self._library.said.clear()
+        self._library.listen()
         self._handle: int | None = self._calls.llama_init_from_model(weights.handle, parameters)
         if not self._handle:
             raise InputError(f"{weights.file}: llama.cpp opens no context with {settings.words}: "

@@ -6,12 +6,13 @@ structures under the same names, and is refused.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
 from collections import deque
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -90,6 +91,7 @@ class Library:
         system: The processor features that the library was built with, in the library's words.
         calls: The C library; its functions are declared as ``_FUNCTIONS`` has them.
         said: The last lines of its log, each with its level.
+        callback: What the library calls with each line; it must live as long as the library.
     """
 
     file: Path
@@ -97,7 +99,7 @@ class Library:
     system: str
     calls: Any
     said: deque[tuple[int, str]]
-    _kept: list[Any] = field(default_factory=list)  # the log's callback, which must live as long as the library
+    callback: Any
 
     def model_parameters(self, **values: Any) -> ModelParameters:
         """Return the library's default parameters of a model, with these in place."""
@@ -106,6 +108,11 @@ class Library:
     def context_parameters(self, **values: Any) -> ContextParameters:
         """Return the library's default parameters of a context, with these in place."""
         return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
+
+    def listen(self) -> None:
+        """Have the log written here from now on; a server in this process takes it for itself."""
+        self.said.clear()
+        self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
 
     def last_words(self) -> str:
         """Return the last errors and warnings of the log, for an error line."""
@@ -166,10 +173,12 @@ def load(file: Path, installed: str) -> Library:
             said.append((level, line))
 
     callback = _LOG(note)
-    calls.llama_log_set(ctypes.cast(callback, c_void_p), None)
+    found = Library(file, installed, "", calls, said, callback)
+    found.listen()
+    atexit.register(calls.llama_log_set, None, None)  # what ends after Python does cannot call it
     calls.llama_backend_init()
     system = " ".join(calls.llama_print_system_info().decode().split())
-    return Library(file, installed, system, calls, said, [callback])
+    return replace(found, system=system)
 
 
 def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:

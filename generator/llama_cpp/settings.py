@@ -39,7 +39,7 @@ class ContextSettings:
         flash_attention: Whether attention is computed in one pass over the cache.
         ubatch: How many tokens are computed at once, at most: of a prompt, and of a step.
         threads: How many threads compute; 0 is one for each processor, which is what units record.
-        rows: How many streams one call advances, at most. With 1 a row does not depend on those beside it.
+        rows: How many streams one call advances, at most.
     """
 
     type_k: str = "f16"
@@ -86,11 +86,6 @@ class ContextSettings:
     def words(self) -> str:
         """The settings as an error line says them."""
         return ", ".join(f"{name} = {value}" for name, value in self.asked.items())
-
-    @property
-    def row_invariant(self) -> bool:
-        """Whether a row's logits depend on no other row: each is computed alone."""
-        return self.rows == 1
 
     def check_heads(self, key_size: int, value_size: int, where: str) -> None:
         """Refuse quantized types for heads that their blocks do not divide.

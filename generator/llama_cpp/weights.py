@@ -68,7 +68,7 @@ class Weights:
         check_is_gguf(file)
         self.library: Library = library()
         self.file = file
-        self.library.said.clear()
+        self.library.listen()
         parameters = self.library.model_parameters(n_gpu_layers=0, load_mode=_MMAP, vocab_only=vocabulary_only)
         self.handle: int | None = self.library.calls.llama_model_load_from_file(str(file).encode(), parameters)
         if not self.handle:

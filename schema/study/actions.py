@@ -16,7 +16,7 @@ from schema.study.section import Name, Section, Value, meaning
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
 FLOOR_ACTION = "floor"
-"""With an engine whose rows depend on each other: the reference again, which shares nothing with the reference."""
+"""With an engine: the reference again, which shares nothing with the reference."""
 NUMERICS = "numerics"  # the selector of noise floors
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector

@@ -46,8 +46,6 @@ def described_action(row: Mapping[str, Any]) -> str:
 
 def _side(row: Mapping[str, Any]) -> str:
     """An engine's side: its weights, if they are others, and the settings that it does not share with the reference."""
-    if row["control"]:
-        return "the reference again, as a control"
     if row["selector"] == NUMERICS:
         return "the reference again, in a cache and with streams of its own"
     settings, weights = json.loads(row["settings"]), row.get("weights")

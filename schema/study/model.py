@@ -100,8 +100,8 @@ class ModelSection(Section):
 
     @property
     def has_floor(self) -> bool:
-        """Whether a study measures what batches do: with an engine, unless each stream is decoded by itself."""
-        return self.engine is not None and (self.settings or {}).get("rows") != 1
+        """Whether a study measures what batches and the placement of entries do, in place of a control."""
+        return self.engine is not None
 
     def check(self) -> None:
         """Check that the keys go together.

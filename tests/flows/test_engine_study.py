@@ -14,6 +14,7 @@ from fixtures.study_files import load_study
 
 import kvdrift
 from flows import stages
+from flows.checks import floor_line
 from generator.engines import registry
 from log.store import Store
 from schema.errors import ControlError, InputError
@@ -100,12 +101,10 @@ def test_a_second_run_has_nothing_to_do_and_changes_are_refused(measured: Path) 
         stages.prepare(run_of(load_study(measured / "engine.toml"), store))
 
 
-def test_a_control_must_be_0_where_the_engine_promises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixtures.fake_engine._BESIDE", 0.0)
+def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
     finish(run)
-    with kvdrift.open(tmp_path / "store") as views:
-        assert views.sql("select pairs > 0, moved_pairs from controls").fetchall() == [(True, 0)] * 2
+    assert floor_line(run.store, run.study) == "floor: exactly 0"
 
 
 def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +113,7 @@ def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch:
         FakeSession, "_logits", lambda self, tokens, rows: logits(self, tokens, rows + len(self.streams))
     )
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
-    with pytest.raises(ControlError, match="control moved"):
+    with pytest.raises(ControlError, match="floor moved"):
         finish(run)
 
 

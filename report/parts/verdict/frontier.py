@@ -57,8 +57,9 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
     if whole is None:
         return f"{names}."
-    numbers = f" in {listed(dtypes)}" if dtypes else ""
-    return f"{names}. Shares are of the full cache, which holds {size(whole)} a document{numbers}."
+    numbers = f" in {listed(dtypes)}" if dtypes and not content.facts.engine else ""
+    cache = "the reference’s cache" if content.facts.engine else "the full cache"
+    return f"{names}. Shares are of {cache}, which holds {size(whole)} a document{numbers}."
 
 
 def policies_sentence(content: PageContent) -> str:

