@@ -111,6 +111,10 @@ class Engine(Protocol):
     def description(self) -> Mapping[str, Any]:
         """What the engine is: name, version, digests of its libraries, and the environment variables that move it."""
 
+    @property
+    def fewer_bits(self) -> Mapping[str, Any]:
+        """Settings with which a prompt takes fewer bytes than with the defaults."""
+
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> Side:
         """Make a side.
 

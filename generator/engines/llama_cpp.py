@@ -40,6 +40,11 @@ class LlamaCpp:
             "environment": environment(),
         }
 
+    @property
+    def fewer_bits(self) -> Mapping[str, Any]:
+        """Keys and values in 8 bits."""
+        return {"type_k": "q8_0", "type_v": "q8_0"}
+
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
         """Make a side of a GGUF file and settings of ``ContextSettings``.
 

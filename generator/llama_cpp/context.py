@@ -39,7 +39,7 @@ class Context:
         self.weights, self.settings = weights, settings
         self._library = weights.library
         self._calls = self._library.calls
-        room = -(-max(entries, 1) // _PADDING) * _PADDING
+        room = -(-max(entries, settings.ubatch) // _PADDING) * _PADDING  # a smaller cache has a smaller ubatch
         parameters = self._library.context_parameters(
             n_ctx=room, n_batch=max(settings.ubatch, MOST_STREAMS + 1), n_ubatch=settings.ubatch,
             n_seq_max=MOST_STREAMS + 1, n_outputs_max=MOST_STREAMS + 1, n_threads=settings.threads,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,15 @@ from generator.engines import registry
 from generator.engines.again import Again
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.engines.model import EngineModel
+from generator.engines.promises import PROMISES, Promise
 from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
 from log.store import Unit
-from schema.errors import InputError
+from schema.errors import InputError, OperationError
 from schema.sampling import FULL_SOFTMAX
 from schema.tables import SWRB
 
+FORK = FakeSession.fork
 NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
@@ -185,3 +188,32 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
         generate_units(model, "engine", replace(document, tokens=(1, 256)), pending, 12, 3)
     with pytest.raises(InputError, match="more than the model's 4096 positions"):
         generate_units(model, "engine", document, pending, 4000, 3)
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
+def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Promise) -> None:
+    write_engine_study(tmp_path)
+    assert promise.function(FakeEngine(), tmp_path / "weights.fake")
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "said"),
+    [
+        ("fork", lambda self, _=None: FORK(self, None), "part by"),
+        ("drop", lambda _, __: None, "no room"),
+        ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
+        ("read_back", property(lambda _: {"bits": 16}), "bits = 4 was asked for, and 16 is read back"),
+    ],
+)
+def test_broken_adapters_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: Any, said: str
+) -> None:
+    write_engine_study(tmp_path)
+    monkeypatch.setattr(FakeSession, name, broken)
+    failed = []
+    for promise in PROMISES:
+        try:
+            promise.function(FakeEngine(), tmp_path / "weights.fake")
+        except OperationError as error:
+            failed.append(str(error))
+    assert any(said in text for text in failed), failed

@@ -12,6 +12,8 @@ from fixtures.gguf_models import write_random_llama
 from transformers import AutoModelForCausalLM
 
 from generator.embedded.documents import make_document
+from generator.engines.llama_cpp import LlamaCpp
+from generator.engines.promises import PROMISES, Promise
 from generator.llama_cpp import library as libraries
 from generator.llama_cpp.context import Context
 from generator.llama_cpp.library import check_layout, library, load
@@ -197,3 +199,8 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
     (tmp_path / "torn.gguf").write_bytes(TINY.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"llama\.cpp cannot load it"):
         gguf_facts(tmp_path / "torn.gguf")
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
+def test_the_adapter_holds_what_adapters_promise(promise: Promise) -> None:
+    assert promise.function(LlamaCpp(), TINY)
