@@ -95,7 +95,7 @@ class ActionSection(Section):
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
         """Keep everything where a codec stands alone, at first where there is a policy, and with an engine."""
-        if isinstance(values, dict) and not values.keys().isdisjoint({"settings", "weights"}):
+        if isinstance(values, dict) and any(values.get(name) is not None for name in ("settings", "weights")):
             return _WHOLE | values
         if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
             return values | {"selector": NUMERICS, "keep": "all"}
@@ -167,7 +167,8 @@ class ActionSection(Section):
     def _check_engine(self, where: str, engine: str) -> None:
         """Check that the action says how the engine decodes, and nothing of what kvdrift itself would do."""
         if self.name == FLOOR_ACTION:
-            if self.selector != NUMERICS or self.model_fields_set - {"name", "selector", "keep"}:
+            others = (self.settings, self.weights, self.codec, self.policy)
+            if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
                 raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
             return
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE

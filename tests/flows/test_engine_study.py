@@ -18,6 +18,7 @@ from flows.checks import floor_line
 from generator.engines import registry
 from log.store import Store
 from schema.errors import ControlError, InputError
+from schema.study import Study
 from verification.whole_store import verify
 
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
@@ -144,3 +145,16 @@ def test_settings_need_an_engine(tmp_path: Path) -> None:
     text = ('engine = "fake"\nid = "weights.fake"\nsettings = { bits = 12 }', 'id = "kvdrift/tiny"')
     with pytest.raises(InputError, match=re.escape("actions[0].settings: belongs to an engine")):
         load_study(write_engine_study(tmp_path, text))
+
+
+def test_a_dumped_study_is_the_same_study(tmp_path: Path) -> None:
+    study = load_study(write_engine_study(tmp_path))
+    assert Study.model_validate(study.model_dump()).actions == study.actions
+
+
+@pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])
+def test_an_engine_decodes_in_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
+) -> None:
+    said = mistake(capsys, "run", write_engine_study(tmp_path), "--store", tmp_path / "store", *options)
+    assert "decodes in this process" in said
