@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +36,9 @@ FLOOR = 5e-3  # other rounds add entries up in another order: the floor's larges
 def study_with(folder: Path, settings: str) -> Study:
     """The study that is shipped, with other settings of the reference."""
     text = STUDY.read_text(encoding="utf-8")
-    assert "threads = 2" in text
+    assert "threads = 1" in text
     path = folder / f"{len(list(folder.iterdir()))}.toml"
-    path.write_text(text.replace("threads = 2", settings))
+    path.write_text(text.replace("threads = 1", settings))
     (study,) = load_studies(path)
     return study
 
@@ -76,10 +75,12 @@ def test_threads_and_rounds_move_no_more_than_the_floor(tmp_path: Path, monkeypa
 def test_the_study_that_is_shipped(tmp_path: Path) -> None:
     """Killed in the evaluation and gone on with, it has the events of one run, ordered as bits are."""
     text = STUDY.read_text(encoding="utf-8")
-    for old, new in (("horizon = 64", "horizon = 48"), ("evaluation = 10", "evaluation = 6")):
+    for old, new in (("horizon = 64", "horizon = 48"), ("evaluation = 10", "evaluation = 4")):
         text = text.replace(old, new)
     study = tmp_path / "llama_cpp.toml"
-    study.write_text(re.sub("replicates = 16", "replicates = 8", text))
+    study.write_text(
+        text.replace("replicates = 16", "replicates = 6").replace("documents_at_least = 6", "documents_at_least = 4")
+    )
     assert run_command("run", study, "--store", tmp_path / "whole")[0] == 0
     command = Command("run", study, "--store", tmp_path / "killed")
     while command.running and "evaluation documents" not in command.err():
