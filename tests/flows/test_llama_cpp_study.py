@@ -99,12 +99,11 @@ def test_the_study_that_is_shipped(tmp_path: Path) -> None:
         ).fetchall())  # fmt: skip
         ends = views.sql(
             "select count(*) from estimates where stratum = 'pooled' and quantity = 'mismatch' and low <= high"
-        ).fetchone()
+        ).fetchall()
     ordered = ["floor", "cache-q8_0", "cache-q5_1", "cache-q8_0-q4_0", "cache-q4_0"]
     assert [risk[name] for name in ordered] == sorted(risk[name] for name in ordered)
     assert risk["weights-Q8_0"] < risk["weights-Q4_0"]
-    assert ends is not None
-    assert ends[0] >= len(risk)
+    assert ends[0][0] >= len(risk) - 1  # the floor is no primary endpoint
     page = tmp_path / "whole" / "report" / "llama-cpp" / "index.html"
     assert "the reference once more with streams of its own" in page.read_text(encoding="utf-8")
     units = Store.open(str(tmp_path / "whole")).units("llama-cpp", "kvdrift/tiny-F32.gguf")
