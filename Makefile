@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults kvpress quantizers check docs site clean
+.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs site clean
 
 venv: $(STAMP)
 
@@ -52,6 +52,11 @@ kvpress: $(STAMP)
 quantizers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantizers]'
 	$(BIN)/python -m pytest -m quantizers
+
+# llama.cpp as an optional engine, in a compiled library that pip brings, and its checks: no compiler is needed.
+llama-cpp: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[llama-cpp]'
+	$(BIN)/python -m pytest -m llama_cpp
 
 check: $(STAMP)
 	$(BIN)/ruff check .

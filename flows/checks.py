@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from flows.forecast import stored
 from flows.material import Material
 from flows.study_run import StudyRun
+from generator.engines.registry import engine_model
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.generation.events import library_versions
@@ -19,7 +20,7 @@ from generator.transformer.local_folders import local_configuration, local_folde
 from generator.transformer.model_checks import check_model, check_placement
 from log.store import Store
 from schema.errors import ControlError, InputError, OperationError
-from schema.study import CONTROL_ACTION, FINITE_STATE
+from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import PLAIN
 from sql.catalog import open_views
 from stats.quantities.answers import ANSWER_QUANTITIES
@@ -45,6 +46,8 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     if model.kind == FINITE_STATE:
         for system in finite_model(run.study).systems.values():
             exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
+    elif model.engine is not None:
+        engine_model(run.study)  # refuses settings and weights that cannot be used
     else:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
@@ -184,3 +187,28 @@ def check_equal_bytes(store: Store, material: Material) -> int:
                         f"{first['kept_entries']} entries each, but {size} differ: {first[size]} and {other[size]}"
                     )
     return compared
+
+
+def floor_line(store: Store, study: Study) -> str:
+    """Return what is said of the floor; empty without an engine.
+
+    Raises:
+        ControlError: the engine promises that streams do not depend on each other, and the floor moved.
+
+    """
+    if not study.model.has_floor:
+        return ""
+    with open_views(store) as views:
+        rows = views.rows("trajectories", study=study.name, model=study.model.id, action=FLOOR_ACTION).to_pylist()
+    moved = [row for row in rows if row["sum_delta"] or row["sum_f"] or row["mismatches"]]
+    if moved and engine_model(study).reference.capabilities.row_invariant:
+        first = min(moved, key=lambda row: (row["doc"], row["replicate"]))
+        raise ControlError(
+            f"study '{study.name}': the floor moved in document '{first['doc']}', replicate {first['replicate']} (sum "
+            f"of delta {first['sum_delta']:.3g}); {study.model.engine} promises that no stream depends on those beside "
+            "it, so that it must be exactly 0"
+        )
+    positions = sum(row["horizon"] for row in rows)
+    mean = sum(row["sum_delta"] for row in rows) / max(positions, 1)
+    tokens = sum(row["mismatches"] for row in rows)
+    return f"floor: mean delta {mean:.2g}, {tokens} of {positions:,} tokens differ" if moved else "floor: exactly 0"

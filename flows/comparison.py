@@ -295,7 +295,11 @@ def _identity(
     named = {
         "weights_sha256": "reference laws" if finite else "model files (weights and configuration)",
         "tokenizer_sha256": "tokenizer",
-        "selector_sha256": "laws" if finite else f"source of {action.told}",
+        "selector_sha256": "laws"
+        if finite
+        else action.told
+        if action.settings is not None
+        else f"source of {action.told}",
         "numerics": "numerics",
     }
     present = run.identity(action)

@@ -28,7 +28,7 @@ from flows.scores import Scoring
 from flows.study_run import StudyRun
 from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
-from generator.transformer.local_folders import model_location
+from generator.transformer.local_folders import tokenizer_location
 from generator.transformer.tokenizer import text_decoder
 from log.store import Store
 from schema.errors import MissingStoreError
@@ -143,7 +143,7 @@ def _unscored(scoring: Scoring, run: StudyRun) -> int:
     """How many stored pairs can be scored and are not."""
     model = run.study.model
     pairs = scoring.unscored_pairs.total()
-    return pairs if pairs and text_decoder(model_location(model), revision=model.revision) is not None else 0
+    return pairs if pairs and text_decoder(tokenizer_location(model), revision=model.revision) is not None else 0
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:

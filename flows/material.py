@@ -11,10 +11,17 @@ from generator.actions import Action, build_actions
 from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
+from generator.engines.model import check_prompt as check_engine_prompt
+from generator.engines.registry import engine_model
 from generator.finite.study_systems import study_systems, system_document
 from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
-from generator.transformer.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.local_folders import (
+    local_configuration,
+    local_folder,
+    model_location,
+    tokenizer_location,
+)
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
@@ -74,7 +81,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
         @cache
         def tokenizer() -> Any:
-            return load_tokenizer(model_location(study.model), revision=study.model.revision)
+            return load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
 
         for section in study.documents:
             made = _nominal_documents(section, study, tokenizer, held) if offline else None
@@ -114,6 +121,11 @@ class SharedMaterial:
 
 def _check_with_model(material: Material, *, offline: bool) -> None:
     """Refuse heads that a codec cannot code, and prompts that the model cannot read or that an action cannot cut."""
+    if material.study.model.engine is not None:
+        reference = engine_model(material.study).reference
+        for document in (document for split in SPLITS for document in material.of_split(split)):
+            check_engine_prompt(document, material.study.study.horizon, reference)
+        return
     location, revision = model_location(material.study.model), material.study.model.revision
     limit = vocabulary = None
     if not offline or local_configuration(location, revision) is not None:
@@ -136,6 +148,8 @@ def _nominal_documents(
     chosen = choose_candidates(section, study.study.seed, held)
     if not SOURCES[section.source].reads_text:
         return None
+    if study.model.engine is not None:
+        return None  # the tokenizer is in a file that is here
     location = model_location(study.model)
     local = local_folder(location) is not None
     if local or local_configuration(location, study.model.revision) is not None:
@@ -169,7 +183,7 @@ def checked_actions(study: Study) -> list[Action]:
     contrasts = sum(PAIR_QUANTITIES[name].kind == "contrast" for name in primary)
     if contrasts and len(study.actions) == 1:
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
-    endpoints = len(primary) * len(study.actions) - contrasts
+    endpoints = len(primary) * len(study.estimated) - contrasts * (study.plan.baseline in study.estimated)
     if study.plan.family_size is not None and study.plan.family_size < endpoints:
         raise InputError(f"plan.family_size = {study.plan.family_size}: this model alone has {endpoints} endpoints")
     return actions

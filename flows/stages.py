@@ -13,7 +13,7 @@ from flows.analysis.estimation import replicate_moments
 from flows.analysis.looks import take_look
 from flows.analysis.parts import Runner, one_by_one
 from flows.analysis.stored import analyze_stored
-from flows.checks import check_controls, check_equal_bytes
+from flows.checks import check_controls, check_equal_bytes, floor_line
 from flows.comparison import check_agrees
 from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
@@ -29,7 +29,7 @@ from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.stored_material import record_identities, record_material
 from flows.study_run import StudyRun
-from generator.transformer.local_folders import model_location
+from generator.transformer.local_folders import tokenizer_location
 from generator.transformer.tokenizer import token_reader
 from log.checked_files import WEEK
 from log.store import Store
@@ -102,7 +102,7 @@ def score(run: StudyRun) -> int:
     model = run.study.model
     if model.kind == FINITE_STATE:
         return 0
-    store, study, place = run.store, run.study.name, model_location(model)
+    store, study, place = run.store, run.study.name, tokenizer_location(model)
     record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
     if done:
@@ -173,7 +173,8 @@ def check(run: StudyRun) -> None:
     """
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
-    run.say(f"{controls} full-retention controls exactly 0; {pairs} pairs of equal retention hold equal bytes")
+    exact = floor_line(run.store, run.study) or f"{controls} full-retention controls exactly 0"
+    run.say(f"{exact}; {pairs} pairs of equal retention hold equal bytes")
 
 
 def look(run: StudyRun) -> bool:
@@ -218,7 +219,7 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
     page = page_of(run)
     if not report_is_current(run.store, page.parent):
         model = run.study.model
-        text = None if model.kind == FINITE_STATE else token_reader(model_location(model), revision=model.revision)
+        text = None if model.kind == FINITE_STATE else token_reader(tokenizer_location(model), revision=model.revision)
         write_report(
             run.store, run.study.name, model.id, page.parent,
             token_text=text, progress=run.own_progress, sides=run.sides(), beside=beside,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -41,7 +41,11 @@ class Action:
     """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one.
 
     With a decode-time policy the selector keeps everything, and the retention says m: how many entries a step reads at
-    most. A codec may code what is generated, too.
+    most. A codec may code what is generated, too. With an engine it is the engine's settings and weights.
+
+    Attributes:
+        settings: Of an engine, where they differ from those of the reference; None without an engine.
+        weights: What an engine's side has in place of the reference's weights, as the study file names it.
     """
 
     name: str
@@ -53,6 +57,8 @@ class Action:
     policy_name: str | None = None
     policy: Policy | None = None
     generated: GeneratedEntries | None = None
+    settings: Mapping[str, Value] | None = None
+    weights: str | None = None
 
     @property
     def control(self) -> bool:
@@ -78,6 +84,8 @@ class Action:
         """Its parts, as error lines name them."""
         if self.policy is not None:
             return f"policy '{self.policy_name}'"
+        if self.settings is not None:
+            return "the engine's settings, weights, libraries and environment"
         codec = [] if self.codec_name is None else [f"codec '{self.codec_name}'"]
         return " and ".join([f"selector '{self.selector_name}'", *codec])
 
@@ -88,11 +96,13 @@ class Action:
             return self.codec
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
-    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Holding, tuple[int, ...]]:
+    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Holding | str | None, tuple[int, ...]]:
         """What the bytes of m kept entries of n follow from: how they are held, and with a codec m of each layer.
 
         A codec may leave a window of each layer exact, so that unlike budgets with the same sum take unlike bytes.
         """
+        if self.settings is not None:
+            return _as_json(dict(self.settings)), ()
         if self.codec is None:
             return self.holding, ()
         chooser = Full() if kept >= entries else self.chooser
@@ -191,6 +201,8 @@ class Action:
             "codec_parameters": _as_json(self.codec_parameters or {}),
             "policy": self.policy_name,
             "policy_parameters": None if self.policy is None else _as_json(self.policy.parameters),
+            "settings": None if self.settings is None else json.dumps(dict(self.settings), sort_keys=True),
+            "weights": self.weights,
             **identity,
         }  # fmt: skip
 
@@ -252,4 +264,11 @@ def build_actions(study: Study) -> list[Action]:
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]
+    if study.model.engine is not None:  # an action is a side of the engine; the floor stands for the control
+        return [
+            replace(
+                control, name=one.name, selector_name=one.selector, settings=one.settings or {}, weights=one.weights
+            )
+            for one in study.actions
+        ]
     return [*(build_action(section, study.folder) for section in study.actions), control]

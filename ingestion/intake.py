@@ -17,7 +17,7 @@ from ingestion.files import VALUES, EventRows
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions
 from schema.rows import Ints
-from schema.study import CONTROL_ACTION
+from schema.study import CONTROL_ACTION, FLOOR_ACTION, NUMERICS
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
 _UNITS_PER_COMMIT = 256
@@ -259,8 +259,9 @@ class Intake:
         if (study, action) not in self._controls:
             control = self.is_control(study, action)
             self._controls[study, action] = control
+            selector = NUMERICS if action == FLOOR_ACTION else "external"
             self._new_actions.append({
-                "study": study, "action": action, "selector": "external", "keep": "all" if control else "unknown",
+                "study": study, "action": action, "selector": selector, "keep": "all" if control else "unknown",
                 "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,
                 "prespecified": control or study not in self._planned or action in self._planned[study],
             })  # fmt: skip

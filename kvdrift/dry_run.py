@@ -15,6 +15,8 @@ from flows.material import Material, SharedMaterial
 from flows.revisions import begun_revisions
 from flows.study_file.remarks import remarks
 from flows.study_run import StudyRun
+from generator.engines.footprint import engine_footprint
+from generator.engines.registry import engine_model
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
@@ -160,6 +162,9 @@ def _extents(found: Forecast) -> dict[str, Extent]:
 
 def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
     model = material.study.model
+    if model.engine is not None:
+        yield from _engine_lines(material, found)
+        return
     location = model_location(model)
     footprint = local_footprint(location, model.dtype, model.revision)
     yield from _action_lines(material, footprint)
@@ -186,6 +191,16 @@ def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int)
     yield from _time_lines(material, found, memory, served=served, gpus=gpus)
 
 
+def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
+    """What an engine's study needs."""
+    for action in material.actions:
+        yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
+    need = engine_footprint(engine_model(material.study), _lengths(material), material.study.study.horizon)
+    yield f"  memory of generation: {need.words}"
+    if need.fits:
+        yield from _measured_lines(material, found, gpus=0)
+
+
 def _time_lines(
     material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool, gpus: int
 ) -> Iterator[str]:
@@ -199,6 +214,11 @@ def _time_lines(
     if not has_local_weights(model_location(model), model.revision):
         yield "  time: needs the model's weights, which are not on this machine"
         return
+    yield from _measured_lines(material, found, gpus=gpus)
+
+
+def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterator[str]:
+    model = material.study.model
     try:
         took = study_time(material, _extents(found), {name for split in found.splits for name in split.pending})
     except KvdriftError as error:
@@ -207,7 +227,7 @@ def _time_lines(
     share = 1 / max(gpus, 1)
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
-    yield f"  time of generation on {device} ({model.dtype}), an estimate: {', '.join(spans)}"
+    yield f"  time of generation on {device} ({model.engine or model.dtype}), an estimate: {', '.join(spans)}"
     horizon = material.study.study.horizon
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]

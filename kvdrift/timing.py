@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from flows.generation.local import load_transformer
 from flows.material import Material, replicates_of
 from generator.actions import Action
+from generator.engines.model import EngineModel
+from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
 from generator.generation.model import Model
 from schema.document import Document
@@ -105,7 +107,9 @@ def study_time(
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
 
     """
-    model = replace(load_transformer(material.study.model), law=material.study.law)
+    engine = material.study.model.engine is not None
+    loaded = engine_model(material.study) if engine else load_transformer(material.study.model)
+    model = replace(loaded, law=material.study.law)
     timed = _Timed(material, [action for action in material.actions if action.name in actions])
     began = time.perf_counter()
     most = max(extent.replicates[1] for extent in extents.values())
@@ -182,10 +186,10 @@ def _generate(
     return prefill, Seconds(decode - branched if study.plan.estimator == "hybrid" else decode, decode)
 
 
-def _first_document(stratum: str, material: Material, model: LoadedModel) -> Document:
+def _first_document(stratum: str, material: Material, model: LoadedModel | EngineModel) -> Document:
     """The stratum's first document; random tokens in place of those that cannot be made here."""
     document = material.documents["development"][stratum][0]
-    if stratum not in material.nominal:
+    if stratum not in material.nominal or isinstance(model, EngineModel):
         return document
     length = min(document.prompt_tokens, model.positions - material.study.study.horizon)
     uniforms = keyed_generator(f"generation time {stratum} {material.study.study.seed}").random(length)

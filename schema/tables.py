@@ -23,7 +23,7 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
 # 10: revisions of documents, checksums of what is read with codecs and policies, written positions
-# 11: every row says its unit
+# 11: every row says its unit; settings and weights of actions, what an engine says of itself
 SCHEMA_VERSION = 11
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
@@ -248,6 +248,14 @@ ACTIONS = _table(
         since=9,
     ),
     _column("policy_parameters", pa.string(), "its parameters, JSON object", null=True, since=9),
+    _column(
+        "settings",
+        pa.string(),
+        "settings of an engine that differ from those of the reference, JSON object; null without an engine",
+        null=True,
+        since=11,
+    ),
+    _column("weights", pa.string(), "weights of an engine's side; null: the reference's", null=True, since=11),
 )
 
 IDENTITIES = _table(
@@ -349,6 +357,12 @@ UNITS = _table(
     ),
     _column("event_rows", pa.int64(), "rows of the unit in events", "count", null=True, since=11),
     _column("events_sha256", pa.string(), "SHA-256 of these rows, in whatever files they are", null=True, since=11),
+        "engine",
+        pa.string(),
+        "what an engine says of itself, JSON object: build, libraries, settings asked and read back; null without one",
+        null=True,
+        since=11,
+    ),
 )
 
 TRAJECTORIES = _table(

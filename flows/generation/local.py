@@ -12,6 +12,8 @@ from flows.generation.named_work import Part
 from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
+from generator.engines.model import EngineModel
+from generator.engines.registry import engine_model
 from generator.finite.model import FiniteModel, finite_model
 from generator.generation import generate_documents, generate_together, together
 from generator.generation.model import Model
@@ -44,7 +46,7 @@ class LocalGenerator:
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
         self._say = say
         self._study: Study | None = None  # whose model is held
-        self._model: LoadedModel | FiniteModel | None = None
+        self._model: LoadedModel | FiniteModel | EngineModel | None = None
         self.sides: SideProcesses | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
@@ -105,6 +107,8 @@ class LocalGenerator:
         """
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
+        if study.model.engine is not None:
+            return engine_model(study).identity
         files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             return self.model(study).identity
@@ -117,16 +121,20 @@ class LocalGenerator:
             InputError: the model cannot be loaded.
 
         """
-        finite = study.model.kind == FINITE_STATE
-        held = self._study
-        # The documents of a study are its systems.
-        if self._model is None or held is None or held.model != study.model or (finite and held != study):
+        held, whole = self._study, study.model.finite or study.model.engine is not None
+        # The documents of a study of systems are its systems, and the actions of one with an engine its sides.
+        if self._model is None or held is None or held.model != study.model or (whole and held != study):
             self._model = None
-            self._model, self._study = finite_model(study) if finite else self._loaded(study.model), study
+            self._model, self._study = self._made(study), study
         model = self._model
         if not isinstance(model, FiniteModel) and model.law != study.law:
             self._model = model = replace(model, law=study.law)
         return model
+
+    def _made(self, study: Study) -> LoadedModel | FiniteModel | EngineModel:
+        if study.model.engine is not None:
+            return engine_model(study)
+        return finite_model(study) if study.model.finite else self._loaded(study.model)
 
     def _loaded(self, section: ModelSection) -> LoadedModel:
         model = load_transformer(section)
@@ -142,7 +150,7 @@ def _is_much(work: Work, study: Study) -> bool:
 def _is_small(study: Study) -> bool:
     """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
     model = study.model
-    if model.kind == FINITE_STATE or model.device != "cpu":
+    if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False
     folder = model_folder(model_location(model), model.revision)
     return folder is not None and sum(file.stat().st_size for file in weight_files(folder)) < _SMALL

@@ -156,9 +156,12 @@ def make_plan(
 
 
 def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
-    """One endpoint per primary quantity and action, by default all of the study's, contrasts against the baseline."""
+    """One endpoint per primary quantity and action, by default all of the study's, contrasts against the baseline.
+
+    The floor of an engine has none: nearly all of its documents are alike, and no number of them settles it.
+    """
     baseline = study.plan.baseline
-    names = [action.name for action in study.actions] if actions is None else actions
+    names = study.estimated if actions is None else [name for name in actions if name in study.estimated]
     endpoints = []
     for quantity in study.plan.primary:
         if PAIR_QUANTITIES[quantity].kind == "contrast":

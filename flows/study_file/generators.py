@@ -14,6 +14,7 @@ from flows.generation.side_processes import SideProcesses
 from flows.generation.storing import GenerateInto, Identify, storing
 from flows.study_run import StudyRun
 from generator.identity import GpuKinds
+from schema.errors import InputError
 from schema.progress import Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -53,7 +54,16 @@ def generators(
     cluster: ClusterAddress | None,
     progress: Progress,
 ) -> Iterator[Generators]:
-    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
+    """Give who does the work of the studies of one file: services, a cluster, or without both this process.
+
+    Raises:
+        InputError: An engine decodes in this process, and a service or a cluster is to generate.
+    """
+    engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
+    if engine is not None and (addresses or cluster is not None):
+        raise InputError(
+            f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
+        )
     if addresses:
         from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate
 

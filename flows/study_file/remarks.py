@@ -40,7 +40,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
 
 def _absent_eos_tokens(study: Study) -> Iterator[str]:
     """Name EOS tokens that a model's vocabulary lacks."""
-    if study.model.kind == FINITE_STATE:
+    if study.model.kind == FINITE_STATE or study.model.engine is not None:
         return
     absent, others = absent_eos_tokens(model_location(study.model), study.model.revision)
     if absent:

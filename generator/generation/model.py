@@ -38,8 +38,11 @@ class Model(Protocol):
         """The law that tokens are drawn by."""
 
     @property
-    def batch_deviation(self) -> float:
-        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+    def batch_deviation(self) -> float | None:
+        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all.
+
+        None if they do and nobody measured how much.
+        """
 
     @property
     def row_multiple(self) -> int:

@@ -50,6 +50,20 @@ def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
     return None if folder is None else _fingerprint(tokenizer_files(folder))
 
 
+def file_sha256(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal, remembered as those of a model's files are.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    known = _remembered()
+    digests = dict(known)
+    found = _digest(file, digests)
+    if digests != known:
+        _remember(_remembered() | digests)
+    return found
+
+
 def digests_path() -> Path | None:
     """Where digests are remembered: in XDG_CACHE_HOME, or else in ~/.cache; None where there is no home folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")

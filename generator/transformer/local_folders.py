@@ -17,9 +17,12 @@ from schema.errors import InputError, alike, reading
 from schema.study import ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
+EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Supported architectures, each with the ``model_type`` by which transformers chooses its code."""
+
+GGUF = ".gguf"
 
 _CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
 _WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}  # as looked for
@@ -50,6 +53,8 @@ def model_location(section: ModelSection) -> str:
         InputError: The working folder has a folder of this name, and the study file's folder has none; or there is no
             such folder, and no hub can have a model of this name.
     """
+    if section.engine is not None:
+        return str(gguf_file(section.id, section.folder))
     written, folder = section.id, section.folder
     if folder is None or written == EMBEDDED_ID or written.startswith(("/", "~")):
         return written
@@ -89,6 +94,33 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
     near = alike(Path(model_id).name, models)
     hint = f"; did you mean '{os.path.join(os.path.dirname(model_id) or '.', near)}'?" if near else ""  # noqa: PTH118, PTH120 - as it is written
     raise InputError(f"{key}'{model_id}': no such folder in {folder}, and no Hugging Face id, OWNER/NAME{hint}")
+
+
+def gguf_file(written: str, folder: Path | None = None) -> Path:
+    """Return the GGUF file that a study file names: one of the embedded model's, or a path from its folder on."""
+    embedded = EMBEDDED_GGUF / written.removeprefix("kvdrift/")
+    if written.startswith("kvdrift/") and embedded.is_file():
+        return embedded
+    return Path(os.path.normpath((folder or Path()) / Path(written).expanduser()))
+
+
+def tokenizer_location(section: ModelSection) -> str:
+    """Return where a study file's tokenizer is: where its model is, unless it names another place for an engine.
+
+    The embedded model's GGUF files have none, and go with its own.
+    """
+    if section.engine is None:
+        return model_location(section)
+    if section.tokenizer is not None:
+        beside = section.folder and section.folder / Path(section.tokenizer).expanduser()
+        return str(beside) if beside is not None and beside.is_dir() else section.tokenizer
+    return tokenizer_of(model_location(section))
+
+
+def tokenizer_of(location: str) -> str:
+    """Return where the tokenizer of a model is: the model's own place, or the embedded model's for its GGUF files."""
+    file = gguf_file(location) if location.endswith(GGUF) else None
+    return EMBEDDED_ID if file is not None and file.parent == EMBEDDED_GGUF else location
 
 
 def model_source(model_id: str) -> str:

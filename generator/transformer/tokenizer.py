@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import file_exists
 
+from generator.llama_cpp.tokenizer import load_gguf_tokenizer
 from generator.transformer.configuration import library, quiet, read_configuration
-from generator.transformer.local_folders import EMBEDDED_ID, local_folder, model_folder, model_source
+from generator.transformer.local_folders import (
+    EMBEDDED_ID,
+    GGUF,
+    local_folder,
+    model_folder,
+    model_source,
+    tokenizer_of,
+)
 from schema.errors import InputError
 
 
@@ -19,6 +28,11 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
     Raises:
         InputError: There is no such model, or it has no tokenizer for text.
     """
+    if model_id.endswith(GGUF):
+        found = load_gguf_tokenizer(Path(model_id))
+        if found is None:
+            raise InputError(f"{model_id}: has no tokenizer; name one by model.tokenizer, a folder or Hugging Face id")
+        return found
     if model_id == EMBEDDED_ID:
         raise InputError(f"model.id = '{model_id}': takes documents of the embedded source only, not text")
     read_configuration(model_id, revision)  # refuses an id that names no model
@@ -64,6 +78,12 @@ def text_decoder(
 
 
 def _known_tokenizer(model_id: str, revision: str | None) -> Any:
+    model_id = tokenizer_of(model_id)
+    if model_id.endswith(GGUF):
+        try:
+            return load_gguf_tokenizer(Path(model_id))
+        except InputError:
+            return None
     if (
         local_folder(model_id) is None
         and model_folder(model_id, revision) is None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -27,6 +28,9 @@ def check(
         list[str] | None,
         typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of it; repeat it for several."),
     ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="Of an engine, such as llama.cpp: its weights.")
+    ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -37,10 +41,14 @@ def check(
 ) -> None:
     """Check a selector, codec or policy on small models: what it keeps, stores or reads, and what is generated with it.
 
+    The name of an engine, such as llama.cpp, checks its adapter.
+
     A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
     """
-    from pathlib import Path
+    from generator.engines.registry import ENGINES
 
+    if name in ENGINES:
+        _check_engine(name, weights)
     from generator.checks.families import checks_of, tried_of
     from generator.checks.source_notes import source_notes
 
@@ -54,6 +62,27 @@ def check(
     for note in source_notes(type(tried.part)):
         typer.echo(f"note   {note}")
     typer.echo(f"{name}: {f'{failed} of {len(checks)} checks fail' if failed else f'all {len(checks)} checks hold'}")
+    raise typer.Exit(OperationError.exit_code if failed else 0)
+
+
+def _check_engine(name: str, weights: Path | None) -> NoReturn:
+    """Try what an engine's adapter must hold, and end with the exit code."""
+    from generator.engines.promises import PROMISES
+    from generator.engines.registry import ENGINES
+    from generator.transformer.local_folders import EMBEDDED_GGUF
+
+    engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
+    width, failed = max(len(one.name) for one in PROMISES), 0
+    for one in PROMISES:
+        try:
+            holds, found = True, one.function(engine, file)
+        except OperationError as error:
+            holds, found = False, str(error)
+        failed += not holds
+        typer.echo(f"{'holds' if holds else 'FAILS'}  {one.name:<{width}}  {one.tried}: {found}")
+    typer.echo(
+        f"{name}: {f'{failed} of {len(PROMISES)} checks fail' if failed else f'all {len(PROMISES)} checks hold'}"
+    )
     raise typer.Exit(OperationError.exit_code if failed else 0)
 
 

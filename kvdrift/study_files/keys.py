@@ -73,7 +73,9 @@ def keys_of(section: type[Section]) -> dict[str, Key]:
 
 
 def toml(value: Any) -> str:
-    """Write a plain value as TOML, which has JSON's texts, numbers, lists and truth values."""
+    """Write a plain value as TOML, which has JSON's texts, numbers, lists and truth values; a table in one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

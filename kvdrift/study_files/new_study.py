@@ -15,6 +15,7 @@ from generator.documents.files import read_rows
 from generator.documents.registry import SOURCES, check_source
 from generator.transformer.local_folders import EMBEDDED_ID, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
+from kvdrift.study_files.engine_study import EngineChoice
 from schema.document import split_of
 from schema.errors import InputError, nearest
 from schema.study import load_studies
@@ -39,6 +40,7 @@ def new_study(
     length: int | None,
     actions: Sequence[str],
     horizon: int | None,
+    engine: EngineChoice | None = None,
 ) -> str:
     """Return the text of a new study file, which the schema accepts.
 
@@ -50,27 +52,34 @@ def new_study(
         length: the most tokens of a prompt.
         actions: actions as NAME=SELECTOR:KEEP, the baseline first.
         horizon: H in tokens.
+        engine: what decodes in place of kvdrift, with its actions.
 
     Raises:
         InputError: two options do not go together, or one of them names nothing that is there.
 
     """
     folder = path.absolute().parent
-    embedded = model == EMBEDDED_ID
+    embedded = model == EMBEDDED_ID if engine is None else engine.embedded
+    if engine is not None and (model != EMBEDDED_ID or actions):
+        raise InputError(
+            f"--{'action' if actions else 'model'}: {engine.engine} has --gguf, --cache-types and --weights"
+        )
     if documents is not None:
         if tasks:
             raise InputError("--task: belongs to prompts that are made here; leave --documents out, or --task")
         if embedded:
-            raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too")
+            raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too, or --gguf")
         strata, remark = _file_strata(documents, folder, length), f"Of {documents.name}, as many as it has."
     else:
         strata, remark = _made_strata(tasks, length, embedded=embedded), ""
     return commented_study(
         Draft(
             study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0, "temperature": 1.0},
-            model=_model(model, folder, embedded=embedded),
+            model=_model(model, folder, embedded=embedded) if engine is None else engine.model(folder),
             documents=strata,
-            actions=[_action(text) for text in actions or DEFAULT_ACTIONS],
+            actions=[_action(text) for text in actions or DEFAULT_ACTIONS]
+            if engine is None
+            else engine.actions(folder),
             remarks={"documents": remark} if remark else {},
         ),
         path.name,

@@ -75,8 +75,13 @@ def _floor(content: PageContent) -> str:
         return f"{in_text(content.estimates.get('divergence_probability', action), Scale.PERCENT)} under {action}"
 
     still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
+    how = (
+        "the reference once more, in a cache and with streams of its own"
+        if content.facts.engine
+        else "nothing is left out or coded, and the whole cache is computed another way"
+    )
     said = (
-        "Noise floor: nothing is left out or coded, and the whole cache is computed another way. Of continuations, "
+        f"Noise floor: {how}. Of continuations, "
         f"{', '.join(map(parting, floors))} diverge within {content.windows.horizon} tokens by numerics alone"
     )
     others = [name for name in content.actions if name not in floors]

@@ -16,6 +16,8 @@ from schema.study.described import described_action
 TEMPLATE = """
 {% if facts.finite %}
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
+{% elif facts.engine %}
+<p>Each side, the reference and every action, is the engine with its own settings or weights, and decodes each document’s prompt once. The reference X continues with its cache, and the action’s side Y with its own. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if facts.noise_floors %} <b>{{ facts.noise_floors[0] }}</b> is the reference’s side once more, in a cache and with streams of its own: what differs there is what batches and the placement of entries do.{% endif %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% else %}
 <p>Each document’s prompt is prefilled once. The reference X continues with the full key–value cache, and the compressed model Y with what an action makes of it: fewer entries, entries in fewer bits, or both, or at most so many entries in every step. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% endif %}
@@ -137,7 +139,8 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         plan = f"{revision}frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
     rows = [
         ("Model", facts.model),
-        ("Device", "; ".join(facts.devices) or "not recorded"),
+        ("Engine", "; ".join(facts.engines)),
+        ("Device", "" if facts.engines else "; ".join(facts.devices) or "not recorded"),
         ("Documents", _documents(facts)),
         ("Horizon H", f"{facts.windows.horizon} tokens"),
         ("Law of tokens", "" if facts.law is None else facts.law.words),
@@ -145,7 +148,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),
         ("Equal bytes", _equal_bytes(facts, actions)),
-        ("Controls", "; ".join(_control(control) for control in facts.controls) or "none"),
+        ("Controls", "; ".join(_control(control) for control in facts.controls) or ("" if facts.engine else "none")),
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
         ("Intervals", _intervals(estimates)),

@@ -12,8 +12,8 @@ from typing import Any
 from report.reading.source import StudyRows, ViewRow
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE
-from schema.study.described import NUMERICS, described_action
+from schema.study import FINITE_STATE, NUMERICS
+from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 from schema.windows import Windows
 
@@ -104,6 +104,7 @@ class Facts:
         branched: whether any unit is of residual branching.
         law: what tokens are drawn by; None where another generator made the events.
         settings: what decides the events, as JSON; None where the store does not say.
+        engines: what decoded, in words, with the reference's settings; empty where kvdrift did.
 
     """
 
@@ -124,6 +125,7 @@ class Facts:
     branched: bool
     law: SamplingLaw | None
     settings: str | None
+    engines: list[str]
 
     @property
     def other_law(self) -> str:
@@ -149,6 +151,17 @@ class Facts:
     def noise_floors(self) -> list[str]:
         """The actions that leave out nothing and compute the whole cache another way: what numerics alone do."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
+
+    @property
+    def engine(self) -> bool:
+        """Whether an engine decoded, so that actions are its settings and weights."""
+        return any(row["settings"] is not None for row in self.actions)
+
+    @property
+    def whole_cache(self) -> str | None:
+        """The action whose bytes are those of the whole cache: the control, or with an engine its floor."""
+        floors = self.noise_floors if self.engine else []
+        return next((name for name in (*(control.action for control in self.controls), *floors)), None)
 
     @property
     def policies(self) -> list[str]:
@@ -186,6 +199,14 @@ class Facts:
             return None
         ratio = float(mine / theirs)
         return 1.0 if abs(ratio - 1) < _SAME else ratio
+
+    def same_weights(self, action: str, other: str) -> bool:
+        """Whether two actions have the same weights, so that bytes of the cache are all that they differ by."""
+        return self.weights(action) == self.weights(other)
+
+    def weights(self, action: str) -> str | None:
+        """What an engine's side has in place of the reference's weights; None where it has those."""
+        return next((row["weights"] for row in self.actions if row["action"] == action), None)
 
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
@@ -239,6 +260,7 @@ def read_facts(source: StudyRows) -> Facts:
         branched=any(unit["estimator"] == SWRB for unit in units),
         law=SamplingLaw.of(studies[0]) if studies else None,
         settings=stored["settings"],
+        engines=sorted({_engine(json.loads(text)) for text in {unit["engine"] for unit in units if unit["engine"]}}),
     )
 
 
@@ -306,6 +328,15 @@ def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
         documents, pairs, moved = (sum(row[name] for row in rows) for name in ("documents", "pairs", "moved_pairs"))
         controls.append(Control(action, documents, pairs, zero=not moved))
     return controls
+
+
+def _engine(said: dict[str, Any]) -> str:
+    """An engine in words: what it is called, the library, the settings of the reference, and what moves it."""
+    named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
+    settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
+    environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
+    parts = (named, settings and f"the reference with {settings}", environment and f"environment {environment}")
+    return "; ".join(filter(None, parts))
 
 
 def _plan(source: StudyRows) -> StoredPlan | None:

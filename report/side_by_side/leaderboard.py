@@ -72,8 +72,8 @@ def leaderboard(comparison: Comparison) -> list[Place]:
 
 def _place(entry: Entry, action: str) -> Place:
     facts = entry.content.facts
-    held, controls = facts.storage.get(action), [control.action for control in facts.controls]
-    share = facts.times_bytes(action, controls[0]) if controls else None
+    held, whole = facts.storage.get(action), facts.whole_cache
+    share = None if whole is None else facts.times_bytes(action, whole)
     return Place(entry, action, share, held.mean_prompt_cache if held else None)
 
 

@@ -4,7 +4,7 @@ One file a section, in which every key says what it means; ``whole`` has the che
 ``reading`` and ``mistakes`` read a file and say in a line what is wrong in it.
 """
 
-from schema.study.actions import CONTROL_ACTION, CONTROL_REPLICATES, ActionSection
+from schema.study.actions import CONTROL_ACTION, CONTROL_REPLICATES, FLOOR_ACTION, NUMERICS, ActionSection
 from schema.study.documents import DocumentsSection
 from schema.study.model import FINITE_STATE, TRANSFORMER, ModelSection
 from schema.study.plan import FIXED, PlanSection
@@ -13,6 +13,7 @@ from schema.study.section import values_of
 from schema.study.whole import POOLED, Study
 
 __all__ = [
-    "CONTROL_ACTION", "CONTROL_REPLICATES", "FINITE_STATE", "FIXED", "POOLED", "TRANSFORMER", "ActionSection",
-    "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
+    "CONTROL_ACTION", "CONTROL_REPLICATES", "FINITE_STATE", "FIXED", "FLOOR_ACTION", "NUMERICS", "POOLED",
+    "TRANSFORMER", "ActionSection", "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies",
+    "values_of",
 ]  # fmt: skip

@@ -11,15 +11,15 @@ from schema.errors import InputError
 from schema.retention import Retention
 from schema.study.mistakes import missing
 from schema.study.model import FINITE_STATE
-from schema.study.section import Name, Section, meaning
+from schema.study.section import Name, Section, Value, meaning
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
+FLOOR_ACTION = "floor"
+"""With an engine: the reference again, which shares nothing with the reference."""
+NUMERICS = "numerics"  # the selector of noise floors
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector
-
-Value = int | float | str | bool
-"""What a study file can set a parameter to."""
 
 Named = str | dict[str, Value]
 """What an action has beside its selector: a name, or a table of a name and parameters."""
@@ -77,10 +77,28 @@ class ActionSection(Section):
         ),
     ] = None
 
+    settings: Annotated[
+        dict[str, Value] | None,
+        meaning(
+            "With an engine, its settings that differ from those of the reference, such as "
+            '`{ type_k = "q8_0", type_v = "q4_0" }`.',
+            example={"type_k": "q8_0"},
+        ),
+    ] = None
+
+    weights: Annotated[
+        str | None,
+        meaning("With an engine, other weights of the same model and tokenizer.", example="model-Q4_K_M.gguf"),
+    ] = None
+
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Keep everything where a codec stands alone, and at first where there is a policy."""
+        """Keep everything where a codec stands alone, at first where there is a policy, and with an engine."""
+        if isinstance(values, dict) and any(values.get(name) is not None for name in ("settings", "weights")):
+            return _WHOLE | values
+        if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
+            return values | {"selector": NUMERICS, "keep": "all"}
         if isinstance(values, dict) and values.get("policy") is not None:
             return {"selector": CONTROL_ACTION} | values
         if not isinstance(values, dict) or values.get("codec") is None:
@@ -118,14 +136,22 @@ class ActionSection(Section):
         """The policy parameters that the study sets."""
         return {key: self.policy[key] for key in self.policy if key != "name"} if isinstance(self.policy, dict) else {}
 
-    def check_kind(self, where: str, *, finite: bool) -> None:
+    def check_kind(self, where: str, *, finite: bool, engine: str | None = None) -> None:
         """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
+
+        With an engine it has settings, weights or both.
 
         Raises:
             InputError: A key is missing or must not be there.
 
         """
         given = self.model_fields_set - {"name"}
+        if engine is not None:
+            self._check_engine(where, engine)
+            return
+        for name in ("settings", "weights"):
+            if getattr(self, name) is not None:
+                raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
         if finite and given:
             raise InputError(f"{where}.{min(given)}: unknown key; a finite-state system's actions are laws")
         for name in () if finite else ("selector", "keep"):
@@ -137,6 +163,23 @@ class ActionSection(Section):
             raise InputError(f'{where}.policy: has no name; write policy = {{ name = "sliding", sinks = 8 }}, say')
         if self.policy is not None:
             self._check_policy(where)
+
+    def _check_engine(self, where: str, engine: str) -> None:
+        """Check that the action says how the engine decodes, and nothing of what kvdrift itself would do."""
+        if self.name == FLOOR_ACTION:
+            others = (self.settings, self.weights, self.codec, self.policy)
+            if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
+                raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
+            return
+        whole = {"selector": self.selector, "keep": self.keep} == _WHOLE
+        given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
+        other = [*([] if whole else ["keep"]), *given, *self.parameters]
+        if self.settings is None and self.weights is None:
+            raise InputError(
+                f'{where}: says nothing of {engine}; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
+            )
+        if other:
+            raise InputError(f"{where}.{other[0]}: {engine} decodes, and what it keeps are its settings and weights")
 
     def _check_policy(self, where: str) -> None:
         """Check that nothing else decides what is kept."""

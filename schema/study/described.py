@@ -9,9 +9,9 @@ from typing import Any
 
 from schema.errors import InputError
 from schema.retention import Retention
+from schema.study.actions import NUMERICS
 from schema.study.model import FINITE_STATE
 
-NUMERICS = "numerics"  # the selector of noise floors
 _SHARES = {
     Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",
     Fraction(3, 4): "three quarters", Fraction(1, 8): "an eighth",
@@ -32,16 +32,26 @@ def described_action(row: Mapping[str, Any]) -> str:
     if policy := row.get("policy"):
         own = _named(policy, row.get("policy_parameters"))
         return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
+    if row.get("settings") is not None:
+        return _side(row)
     if row["control"]:
         return "the full cache, as a control"
-    if row["selector"] == NUMERICS:
-        return "the whole cache, computed in another way"
-    if row["selector"] == FINITE_STATE or row["keep"] == "unknown":
-        return ""
+    if row["selector"] in {NUMERICS, FINITE_STATE} or row["keep"] == "unknown":
+        return "the whole cache, computed in another way" if row["selector"] == NUMERICS else ""
     if codec and row["keep"] == "all":
         return codec
     chosen = f"{row['selector']}, {_count(row['keep'])}"
     return f"{chosen}, then {codec}" if codec else chosen
+
+
+def _side(row: Mapping[str, Any]) -> str:
+    """An engine's side: its weights, if they are others, and the settings that it does not share with the reference."""
+    if row["selector"] == NUMERICS:
+        return "the reference again, in a cache and with streams of its own"
+    settings, weights = json.loads(row["settings"]), row.get("weights")
+    said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
+    named = [] if weights is None else [f"weights {weights.rpartition('/')[2]}"]
+    return ", ".join([*named, *said]) or "as the reference"
 
 
 def _count(keep: str) -> str:

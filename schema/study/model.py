@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PrivateAttr
 
 from schema.errors import InputError
-from schema.study.section import Section, meaning
+from schema.study.section import Section, Value, meaning
 
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
@@ -41,6 +41,24 @@ class ModelSection(Section):
     ] = None
     tables: Annotated[
         str | None, meaning("A JSON file of finite-state systems, in place of `family` and `alphabet`.")
+    ] = None
+    engine: Annotated[
+        str | None,
+        meaning(
+            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file. '
+            "Actions are then other settings of the engine, or other weights."
+        ),
+    ] = None
+    settings: Annotated[
+        dict[str, Value] | None,
+        meaning('The engine\'s settings of the reference, such as `{ type_k = "f16", threads = 2 }`.'),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        meaning(
+            "With an engine, a folder or Hugging Face id whose tokenizer prompts go through, in place of the weights' "
+            "own."
+        ),
     ] = None
     device: Annotated[str, meaning('Where the model computes: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"
     device_map: Annotated[
@@ -80,6 +98,11 @@ class ModelSection(Section):
         """Whether the laws are known for every history."""
         return self.kind == FINITE_STATE
 
+    @property
+    def has_floor(self) -> bool:
+        """Whether a study measures what batches and the placement of entries do, in place of a control."""
+        return self.engine is not None
+
     def check(self) -> None:
         """Check that the keys go together.
 
@@ -94,5 +117,18 @@ class ModelSection(Section):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
         if self.finite and self.logits_dtype is not None:
             raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
+        if self.engine is None and (self.settings is not None or self.tokenizer is not None):
+            key = "settings" if self.settings is not None else "tokenizer"
+            raise InputError(f'model.{key}: belongs to an engine; write engine = "llama.cpp" with it')
+        if self.engine is not None:
+            self._check_engine()
         if self.device_map is not None and self.device != "cpu":
             raise InputError("model.device: device_map chooses the devices; write one of the two")
+
+    def _check_engine(self) -> None:
+        """Refuse keys that say how kvdrift itself computes."""
+        if self.finite:
+            raise InputError("model.engine: belongs to transformers; finite-state laws are looked up")
+        for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise InputError(f"model.{name}: says how kvdrift computes, and {self.engine} does; use model.settings")

@@ -15,6 +15,9 @@ PATTERNS: Final = {
 }
 """What a text that does not match should be, by pattern."""
 
+Value = int | float | str | bool
+"""What a study file can set a parameter or a setting to."""
+
 Name = Annotated[str, Field(pattern=_NAME, max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
 

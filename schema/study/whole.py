@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study.actions import CONTROL_ACTION, ActionSection
+from schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, ActionSection
 from schema.study.documents import DocumentsSection
 from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
 from schema.study.mistakes import missing
@@ -22,6 +22,8 @@ from schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Secti
 from schema.windows import Windows
 
 POOLED = "pooled"
+
+_LATER_KEYS = ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer")
 
 
 class Study(Section):
@@ -53,10 +55,17 @@ class Study(Section):
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
+    def _with_floor(self) -> Self:
+        """Add the floor of an engine to the actions, which it is planned and estimated with."""
+        if self.model.has_floor and all(action.name != FLOOR_ACTION for action in self.actions):
+            self.actions.append(ActionSection.model_validate({"name": FLOOR_ACTION}))
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.study.check_law()
         self.model.check()
-        if self.study.horizon == 1 and not self.model.finite:
+        if self.study.horizon == 1 and not self.model.finite and self.model.engine is None:
             raise InputError(
                 "study.horizon = 1: the first token is drawn before anything is left out of a cache, so that nothing "
                 "can differ; write 2 or more"
@@ -93,7 +102,7 @@ class Study(Section):
 
     def _check_actions(self) -> None:
         for number, action in enumerate(self.actions):
-            action.check_kind(f"actions[{number}]", finite=self.model.finite)
+            action.check_kind(f"actions[{number}]", finite=self.model.finite, engine=self.model.engine)
         names = [action.name for action in self.actions]
         check_distinct("actions", names)
         if CONTROL_ACTION in names:
@@ -143,6 +152,12 @@ class Study(Section):
         return self.study.law
 
     @property
+    def estimated(self) -> list[str]:
+        """Names of the actions that primary endpoints are of: all but the floor of an engine."""
+        names = [action.name for action in self.actions]
+        return [name for name in names if not (self.model.has_floor and name == FLOOR_ACTION)]
+
+    @property
     def several_models(self) -> bool:
         """Whether the file names several models, each with a ``Study`` of its own."""
         return self._several_models
@@ -182,7 +197,7 @@ class Study(Section):
     @cached_property
     def settings(self) -> str:
         """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
-        model = values_of(self.model, ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype"))
+        model = values_of(self.model, _LATER_KEYS)
         del model["mixed_gpus"]  # a permission: each unit says which GPU made it
         deciding = {
             "study": values_of(self.study, LAW_KEYS),

@@ -97,6 +97,13 @@ def test_an_action_that_a_frozen_plan_does_not_name_is_exploratory(tmp_path: Pat
     assert {row["action"]: row["prespecified"] for row in rows} == {"full": True, "half": True, "late": False}
 
 
+def test_an_action_called_floor_is_one_and_need_not_be_0(tmp_path: Path, run: Run) -> None:
+    assert run(make_log(actions=["full", "half", "floor"])).findings == []
+    rows = {row["action"]: row for row in Store.open(tmp_path / "store").read("actions").to_pylist()}
+    assert (rows["floor"]["selector"], rows["floor"]["control"]) == ("numerics", False)
+    assert rows["half"]["selector"] == "external"
+
+
 def test_an_action_that_is_known_keeps_its_row(tmp_path: Path, run: Run) -> None:
     row = {
         "study": "ext", "action": "half", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False,

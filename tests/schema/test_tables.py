@@ -56,7 +56,7 @@ def test_what_later_versions_added() -> None:
             "parameters": None,
             **REVISION,
             "dropped": False,
-            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters")),
+            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters", "settings", "weights")),
         },
         "units": {
             "estimator": "plain",
@@ -75,6 +75,7 @@ def test_what_later_versions_added() -> None:
                     "unit",
                     "event_rows",
                     "events_sha256",
+                    "engine",
                 )
             ),
         },

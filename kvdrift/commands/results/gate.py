@@ -30,21 +30,24 @@ def gate(
             autocompletion=completion.of_store("actions", "action"),
         ),
     ],
-    baseline: Annotated[
-        str,
-        typer.Option(
-            "--baseline",
-            metavar="NAME",
-            help="The action it is held against.",
-            autocompletion=completion.of_store("actions", "action"),
-        ),
-    ],
     margin: Annotated[
         float,
         typer.Option(
             "--margin", metavar="M", help="How much worse is still no worse: 0.02 is 2 percentage points; or tokens."
         ),
     ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="NAME",
+            help="The action it is held against.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ] = None,
+    over_floor: Annotated[
+        bool, typer.Option("--over-floor", help="Hold it against the floor of the study's engine.")
+    ] = False,
     level: Annotated[float, typer.Option("--level", metavar="L", help="How sure an answer must be.")] = 0.95,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
@@ -60,9 +63,14 @@ def gate(
     """
     from flows.analysis.gate import GateQuestion, gate_stored
     from log.store import Store
-    from schema.study import POOLED
+    from schema.errors import InputError
+    from schema.study import FLOOR_ACTION, POOLED
     from stats.endpoints import Decision
 
+    if (baseline is None) != over_floor:
+        wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
+        raise InputError(f"kvdrift gate: {wrong}: give one of the two, which an action is held against")
+    baseline = FLOOR_ACTION if baseline is None else baseline
     opened = Store.open(store)
     question = GateQuestion(
         quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum

@@ -36,14 +36,31 @@ def init(
     horizon: Annotated[
         int | None, typer.Option("--horizon", metavar="H", min=1, help="How many tokens are compared; 64 by default.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="What decodes in place of kvdrift: llama.cpp.")
+    ] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option("--gguf", metavar="FILE", help="The engine's weights; by default the embedded model's."),
+    ] = None,
+    cache_types: Annotated[
+        str | None,
+        typer.Option("--cache-types", metavar="TYPES", help="An action for each, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."),
+    ] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option("--weights", metavar="FILE", help="An action with other weights; repeat it for several."),
+    ] = None,
 ) -> None:
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
 
     Without options it compares two actions of the embedded model, which needs no download.
     """
+    from kvdrift.study_files.engine_study import engine_choice
     from kvdrift.study_files.new_study import new_study, write_study
 
-    write_study(study, new_study(study, model, documents, task or [], length, action or [], horizon))
+    chosen = engine_choice(engine, gguf, cache_types, weights or [])
+    write_study(study, new_study(study, model, documents, task or [], length, action or [], horizon, chosen))
     named = shlex.quote(str(study))
     typer.echo(f"wrote {study}")
     typer.echo(f"what it would do and take: kvdrift run {named} --dry-run")

@@ -4,7 +4,8 @@ An action is ruled out if another one holds no more bytes and has surely less R:
 below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
 recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
 to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
-any bytes. Points decide nothing.
+any bytes. Points decide nothing. Bytes are those of the cache: with an engine, an action of other weights rules out
+none and is not recommended, since its bytes are not those that were counted.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def choose(content: PageContent) -> Choice:
     }
     left = [action for action in candidates if action not in ruled_out]
     unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
-    settled = [action for action in left if not any(action in pair for pair in unsettled)]
+    settled = [
+        action for action in left if not any(action in pair for pair in unsettled) and facts.weights(action) is None
+    ]
     settled.sort(key=lambda action: -(facts.storage[action].mean_prompt_cache or 0.0))
     unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
     recommended = [action for action in settled if action not in unfit]
@@ -128,7 +131,7 @@ def _negative(value: float | None) -> float | None:
 
 
 def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
-    ratio = content.facts.times_bytes(action, other)
+    ratio = content.facts.times_bytes(action, other) if content.facts.same_weights(action, other) else None
     return ratio is not None and ratio <= 1
 
 
@@ -136,7 +139,10 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
     """Why nothing can be recommended, whatever the intervals say."""
     facts, estimates = content.facts, content.estimates
     moved = [control.action for control in facts.controls if not control.zero]
-    unknown = any(facts.times_bytes(one, other) is None for one, other in combinations(candidates, 2))
+    unknown = any(
+        facts.same_weights(one, other) and facts.times_bytes(one, other) is None
+        for one, other in combinations(candidates, 2)
+    )
     obstacles = (
         (facts.finite, "these are systems of known laws, and no action holds any bytes"),
         (not candidates, "nothing is left out or coded, so there is nothing to choose"),

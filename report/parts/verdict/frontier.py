@@ -57,8 +57,9 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
     if whole is None:
         return f"{names}."
-    numbers = f" in {listed(dtypes)}" if dtypes else ""
-    return f"{names}. Shares are of the full cache, which holds {size(whole)} a document{numbers}."
+    numbers = f" in {listed(dtypes)}" if dtypes and not content.facts.engine else ""
+    cache = "the reference’s cache" if content.facts.engine else "the full cache"
+    return f"{names}. Shares are of {cache}, which holds {size(whole)} a document{numbers}."
 
 
 def policies_sentence(content: PageContent) -> str:
@@ -119,8 +120,10 @@ def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, 
 
 def _whole(content: PageContent) -> float | None:
     """Mean bytes of the full cache; None without a control that is exactly 0."""
-    controls = [one.action for one in content.facts.controls[:1] if one.action in content.facts.storage and one.zero]
-    return content.facts.storage[controls[0]].mean_prompt_cache if controls else None
+    facts = content.facts
+    moved = any(not one.zero for one in facts.controls[:1])
+    whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
+    return None if whole is None else whole.mean_prompt_cache
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
@@ -146,7 +149,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         handles.append(
             legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
         )
-    if whole:
+    if whole and facts.controls:
         axes.plot([100], [0], linestyle="none", marker="o", markersize=8, color=INK, markerfacecolor="white",
                   clip_on=False, zorder=4)  # fmt: skip
         control = facts.controls[0].action

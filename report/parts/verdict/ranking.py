@@ -73,14 +73,16 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
 
 def share_of_whole(content: PageContent, action: str) -> float | None:
     """The cache of an action as a share of the full prompt's; None where there is no control."""
-    controls = content.facts.controls
-    return content.facts.times_bytes(action, controls[0].action) if controls else None
+    whole = content.facts.whole_cache
+    return None if whole is None else content.facts.times_bytes(action, whole)
 
 
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
     """What is said of an action, in a word, and what is said of it further."""
     if action in content.facts.noise_floors:
-        return "leaves out nothing", ""
+        return ("the floor" if content.facts.engine else "leaves out nothing"), ""
+    if content.facts.weights(action) is not None:
+        return "other weights", ""
     if action in choice.recommended:
         return RECOMMENDED, ""
     if action in choice.unfit:

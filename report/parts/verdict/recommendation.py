@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from report.parts.verdict.choice import Choice, difference, lacks_pairs
 from report.parts.verdict.contrasts import Sample, said_once, shown, whole_cache
 from report.printing.numbers import count, fixed, in_text, size
-from report.printing.wording import counted, listed
+from report.printing.wording import capital, counted, listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from report.reading.facts import EVALUATION
@@ -207,13 +207,29 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _floors(content: PageContent) -> list[str]:
-    """What numerics alone do, where a study has measured it."""
+    """What numerics alone do, where a study has measured it, and which actions are not told from that."""
+    if content.facts.engine:
+        return [text for name in content.facts.noise_floors for text in _engine_floor(content, name)]
     risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
     return [
         f"{name} leaves out nothing and computes in another way: it disagrees on {shown(risk, Scale.PERCENT)} of "
         "positions."
         for name, risk in risks if risk.estimate is not None
     ]  # fmt: skip
+
+
+def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
+    """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
+    distance = content.estimates.get("rollout_tv", floor)
+    if distance.estimate is not None:
+        yield (
+            f"{capital(floor)}, the reference once more with streams of its own, has a mean δ of "
+            f"{distance.estimate:.1e}: what batches and the placement of entries do."
+        )
+    others = [action for action in content.actions if action not in content.facts.noise_floors]
+    told = {action for action in others if difference(content.estimates, action, floor).excludes_zero()}
+    if content.estimates.have_intervals and (near := [action for action in others if action not in told]):
+        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:

@@ -1,5 +1,6 @@
 -- What a document's cache takes under every action, as it is stored for one sequence: kept keys and values, scales of
--- codecs, indices and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document.
+-- codecs, indices and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document,
+-- or with an engine the floor.
 with
 
 caches as (
@@ -13,7 +14,9 @@ caches as (
 full_caches as (
     select study, model, doc, max(cache_bytes) as full_cache_bytes
     from caches
-    semi join (select study, action from main.actions where control) as controls using (study, action)
+    semi join (
+        select study, action from main.actions where control or (settings is not null and selector = 'numerics')
+    ) as controls using (study, action)
     group by study, model, doc
 )
 

@@ -1,0 +1,1 @@
+"""Other engines as generators: what an adapter fills, and what kvdrift makes of it."""

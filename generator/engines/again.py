@@ -1,0 +1,93 @@
+"""The reference once more, sharing nothing with it: the floor of an engine, exactly 0 if the adapter promises that.
+
+A cache of its own alone would repeat the reference's calls row for row and differ in nothing. Each stream therefore has
+a double beside it, which is decoded and not looked at: calls have twice as many rows, as those of an action have whose
+pairs have parted, and entries lie elsewhere. What differs then is what batches and the placement of entries do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.engines.engine import Capabilities, Session, Side, SideFacts
+
+
+@dataclass(frozen=True)
+class Again:
+    """A side whose sessions have a double of every stream."""
+
+    side: Side
+
+    @property
+    def facts(self) -> SideFacts:
+        """Those of the side."""
+        return self.side.facts
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """Those of the side."""
+        return self.side.asked
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the side, with half as many streams."""
+        own = self.side.capabilities
+        return Capabilities(own.row_invariant, own.most_streams // 2)
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """That of the side."""
+        return self.side.weights_sha256
+
+    def open(self, entries: int) -> Session:
+        """Open a cache with room for the doubles, too."""
+        return _Doubled(self.side.open(2 * entries))
+
+    def cache_bytes(self, entries: int) -> int:
+        """What the cache takes, with the doubles."""
+        return self.side.cache_bytes(2 * entries)
+
+    def weight_bytes(self) -> int:
+        """Those of the side, which are in memory once."""
+        return self.side.weight_bytes()
+
+
+class _Doubled:
+    """A session in which every stream has a double; the double of stream s is opened before it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._double: dict[int, int] = {}
+
+    @property
+    def read_back(self) -> Mapping[str, Any]:
+        return self._session.read_back
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self._double = {}
+        return self._session.prefill(tokens)
+
+    def fork(self, stream: int | None = None) -> int:
+        double = self._session.fork(stream)
+        new = self._session.fork(stream)
+        self._double[new] = double
+        return new
+
+    def drop(self, stream: int) -> None:
+        self._session.drop(self._double.pop(stream))
+        self._session.drop(stream)
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        doubles = [self._double[stream] for stream in streams]
+        return self._session.step([*doubles, *streams], [*tokens, *tokens])[len(doubles) :]
+
+    def prompt_bytes(self) -> int:
+        return self._session.prompt_bytes()
+
+    def close(self) -> None:
+        self._session.close()

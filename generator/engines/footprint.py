@@ -1,0 +1,60 @@
+"""How much memory the sides of a study take, before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from generator.engines.model import EngineModel, streams_at_once
+from generator.transformer.memory import available_bytes
+
+
+@dataclass(frozen=True)
+class EngineFootprint:
+    """Bytes that generation takes.
+
+    Attributes:
+        weights: Of all files, each in memory once.
+        caches: Of the reference's cache and of each action's, all of which are open for one prompt.
+        replicates_at_once: How many replicates of a document are decoded together; the next ones go in rounds.
+        available: What is left of this machine's memory.
+    """
+
+    weights: int
+    caches: int
+    replicates_at_once: int
+    available: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether so much is available."""
+        return self.weights + self.caches <= self.available
+
+    @property
+    def words(self) -> str:
+        """All of it in words."""
+        sizes = (self.weights, self.caches, self.available)
+        weights, caches, available = (f"{size / 2**20:,.1f} MiB" for size in sizes)
+        return (
+            f"{weights} of weights and {caches} of caches for the longest prompt, up to {self.replicates_at_once} "
+            f"replicates at once; {available} available{'' if self.fits else ', which is too little'}"
+        )
+
+
+def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
+    """Return what the study's longest prompt takes.
+
+    Args:
+        model: The study's model.
+        lengths: Tokens of each prompt.
+        horizon: H.
+    """
+    longest, sides = max(lengths), [model.reference, *model.sides.values()]
+    weights = {side.weights_sha256: side.weight_bytes() for side in sides}
+    caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)
+    return EngineFootprint(
+        sum(weights.values()),
+        caches,
+        min(streams_at_once(side, longest, horizon) for side in sides) // 2,
+        available_bytes("cpu"),
+    )

@@ -1,0 +1,114 @@
+"""The adapter of llama.cpp in this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from generator.engines.engine import Capabilities, Session, SideFacts
+from generator.llama_cpp.context import MOST_STREAMS, Context
+from generator.llama_cpp.library import PACKAGE, library
+from generator.llama_cpp.settings import ContextSettings
+from generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
+from generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
+from generator.transformer.fingerprints import file_sha256
+from schema.errors import InputError
+
+NAME: Final = "llama.cpp"
+_ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
+
+_loaded: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
+
+
+class LlamaCpp:
+    """llama.cpp in this process, through the library of the package xllamacpp."""
+
+    def description(self) -> Mapping[str, Any]:
+        """What the engine is, with its library's digest and every variable of the environment that moves it."""
+        found = library()
+        return {
+            "engine": NAME,
+            "library": f"{PACKAGE} {found.version}",
+            "build": found.calls.llama_version().decode(),
+            "system": found.system,
+            "libraries": {found.file.name: file_sha256(found.file)},
+            "environment": environment(),
+        }
+
+    @property
+    def fewer_bits(self) -> Mapping[str, Any]:
+        """Keys and values in 8 bits."""
+        return {"type_k": "q8_0", "type_v": "q8_0"}
+
+    def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
+        """Make a side of a GGUF file and settings of ``ContextSettings``.
+
+        Raises:
+            InputError: The file is no model whose streams can be compared, or a setting is not one that it takes.
+        """
+        facts, own = gguf_facts(weights), ContextSettings.of(settings, where)
+        if facts.unsupported is not None:
+            raise InputError(f"{weights}: {facts.architecture}: {facts.unsupported}")
+        own.check_heads(facts.key_size, facts.value_size, where)
+        return LlamaCppSide(weights, own, facts)
+
+
+@dataclass(frozen=True)
+class LlamaCppSide:
+    """A GGUF file with settings."""
+
+    file: Path
+    settings: ContextSettings
+    gguf: GgufFacts
+
+    @functools.cached_property
+    def facts(self) -> SideFacts:
+        """What the file says of its model."""
+        gguf = self.gguf
+        tokenizer = gguf_tokenizer_sha256(self.file) if gguf.has_tokenizer else None
+        return SideFacts(gguf.vocabulary, gguf.positions, gguf.eos_tokens, tokenizer)
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """All settings by name."""
+        return self.settings.asked
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Nothing is promised of rows: attention adds up a shared cache in the order in which entries lie there."""
+        return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)
+
+    @property
+    def weights_sha256(self) -> str:
+        """SHA-256 of the GGUF file."""
+        return file_sha256(self.file)
+
+    def open(self, entries: int) -> Session:
+        """Open a context; sides of one file share its weights.
+
+        Raises:
+            InputError: The library refuses the settings, or has others than were asked for.
+        """
+        key = (self.file, self.weights_sha256)
+        weights = _loaded.get(key)
+        if weights is None:
+            weights = _loaded[key] = Weights(self.file)
+        return Context(weights, self.settings, entries)
+
+    def cache_bytes(self, entries: int) -> int:
+        """About how many bytes a cache with room for so many entries takes."""
+        return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * entries
+
+    def weight_bytes(self) -> int:
+        """About how many bytes the weights take in memory: those of the file."""
+        return self.file.stat().st_size
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of the environment that move llama.cpp, by name."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)}

@@ -1,0 +1,202 @@
+"""An engine as the model of a study: the reference and each action is a side, in a cache of its own.
+
+The reference's settings again, in a cache of their own (``generator.engines.again``), are the floor: an action like the
+others. If the adapter promises that rows depend on no other rows, the floor must be exactly 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from generator.actions import Action
+from generator.coupling.streams import Savings
+from generator.engines.engine import Engine, Side
+from generator.engines.kernels import EngineKernels, PromptSide
+from generator.identity import ActionIdentity
+from schema.document import Document
+from schema.errors import InputError
+from schema.sampling import SamplingLaw
+from schema.tables import SWRB
+
+_LEAST_ENTRIES = 4096  # beside a prompt's, for streams: more streams share a call, but every stream reads past all
+_STREAMS = 5  # of one replicate under residual branching, at most; a coupled rollout has 2 of a side
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """Sides of an engine, as a ``Model`` of ``generator.generation.model``.
+
+    Attributes:
+        engine: What decodes.
+        reference: The reference's side.
+        sides: Those of the actions by name, the control's among them.
+        tokenizer_sha256: SHA-256 of the tokenizer that prompts go through; None without one.
+        law: The law that tokens are drawn by.
+    """
+
+    id: str
+    engine: Engine
+    reference: Side
+    sides: Mapping[str, Side]
+    tokenizer_sha256: str | None
+    law: SamplingLaw
+    device: ClassVar[str] = "cpu"  # of the laws
+    logits_dtype: ClassVar[None] = None
+    row_multiple: ClassVar[int] = 1
+    pairs_at_once: ClassVar[int] = 0  # a side's streams share its cache, which has one prompt
+
+    @property
+    def dtype(self) -> str:
+        """The type of logits."""
+        return "float32"
+
+    @property
+    def batch_deviation(self) -> float | None:
+        """0 if rows depend on no other rows; else unknown here: the control measures what comes of it."""
+        return 0.0 if self.reference.capabilities.row_invariant else None
+
+    @functools.cached_property
+    def description(self) -> Mapping[str, Any]:
+        """What the engine says of itself."""
+        return self.engine.description()
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """What makes an action's units: both sides' weights and settings, and the engine with what moves it."""
+        side = self.sides[action.name]
+        said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
+        own = hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
+        return ActionIdentity(self.reference.weights_sha256, self.tokenizer_sha256, own)
+
+    def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
+        """The model itself: the engine has threads of its own."""
+        return [self] * count
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Leave the process as it is."""
+        return nullcontext()
+
+    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
+        """Decode the document's prompt on every side.
+
+        Raises:
+            InputError: The prompt has tokens that the vocabulary lacks, or is too long for the model.
+        """
+        check_prompt(document, horizon, self.reference)
+        prepared = [self._prefilled(side, document, horizon) for side in (self.reference, *self._sides(actions))]
+        return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
+
+    def _sides(self, actions: Sequence[Action]) -> list[Side]:
+        return [self.sides[action.name] for action in actions]
+
+    def _prefilled(self, side: Side, document: Document, horizon: int) -> _Prefilled:
+        began = time.perf_counter()
+        session = side.open(document.prompt_tokens + streams_at_once(side, document.prompt_tokens, horizon) * horizon)
+        logits = session.prefill(document.tokens)
+        return _Prefilled(side, PromptSide(session, logits), session.prompt_bytes(), time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Prefilled:
+    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took."""
+
+    side: Side
+    decoded: PromptSide
+    prompt_bytes: int
+    seconds: float
+
+
+class PreparedSides:
+    """A document whose prompt all sides have decoded, as a ``PreparedDocument`` of ``generator.generation.model``."""
+
+    def __init__(
+        self, model: EngineModel, document: Document, actions: tuple[Action, ...], horizon: int,
+        prepared: Sequence[_Prefilled], law: SamplingLaw,
+    ) -> None:  # fmt: skip
+        self._model, self._document, self._actions, self._horizon = model, document, actions, horizon
+        self._prepared, self._law = prepared, law
+        self._kernels: list[EngineKernels] = []  # the last ones, which laws of one document share
+
+    def evict(self) -> PreparedSides:
+        """Keep everything: what a side keeps is its engine's to say."""
+        return self
+
+    def kernels(
+        self,
+        streams: int,  # noqa: ARG002 - a session's room is fixed
+        savings: Savings,  # noqa: ARG002 - sides share no prompt
+        beside: Sequence[PreparedSides] = (),  # noqa: ARG002 - one document at a time
+        parked: int = 0,  # noqa: ARG002
+    ) -> EngineKernels:
+        """Make kernels of all sides, after the streams of the kernels before are closed."""
+        for before in self._kernels:
+            before.close()
+        made = EngineKernels([one.decoded for one in self._prepared], self._model.reference.facts.eos_tokens, self._law)
+        self._kernels[:] = [made]
+        return made
+
+    def under(self, law: SamplingLaw) -> PreparedSides:
+        """The same sides where tokens are drawn by another law than the model's."""
+        other = PreparedSides(
+            self._model, self._document, self._actions, self._horizon, self._prepared, law
+        )  # fmt: skip
+        other._kernels = self._kernels
+        return other
+
+    def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
+        """How many replicates each side has streams and room for; the next ones go in further rounds."""
+        entries = self._document.prompt_tokens
+        fewest = min(streams_at_once(one.side, entries, self._horizon) for one in self._prepared)
+        return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
+
+    def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - streams share what is prefilled
+        """Return what ``units`` says of side ``number``; bytes are those that the engine measures of the prompt."""
+        own, entries = self._prepared[number], self._document.prompt_tokens
+        reference = self._prepared[0]
+        share = reference.seconds / len(self._actions)
+        said = {
+            **self._model.description,
+            "asked": dict(own.side.asked),
+            "read_back": dict(own.decoded.session.read_back),
+            "reference": dict(reference.side.asked),
+            "weights_sha256": own.side.weights_sha256,
+            "row_invariant": self._model.reference.capabilities.row_invariant,
+        }
+        return {
+            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes, "scale_bytes": 0,
+            "index_bytes": 0, "metadata_bytes": 0, "resident_bytes": own.prompt_bytes,
+            "prefill_seconds": own.seconds + share, "engine": json.dumps(said, sort_keys=True),
+        }  # fmt: skip
+
+
+def streams_at_once(side: Side, entries: int, horizon: int) -> int:
+    """Return how many streams a session of a prompt of n ``entries`` has room for: at least those of one replicate.
+
+    It follows from the lengths alone, so that other memory makes no other rounds.
+    """
+    room = max(_LEAST_ENTRIES, 2 * entries) // horizon
+    return min(max(room, _STREAMS), side.capabilities.most_streams)
+
+
+def check_prompt(document: Document, horizon: int, reference: Side) -> None:
+    """Refuse a prompt that the weights cannot read.
+
+    Raises:
+        InputError: It has tokens beyond the vocabulary, or too many tokens.
+    """
+    facts, where = reference.facts, f"document '{document.doc}'"
+    if document.tokens and max(document.tokens) >= facts.vocabulary:
+        raise InputError(
+            f"{where}: token {max(document.tokens)} is none of the vocabulary, which has {facts.vocabulary}"
+        )
+    if facts.positions and document.prompt_tokens + horizon > facts.positions:
+        raise InputError(
+            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the model's "
+            f"{facts.positions} positions; ask for shorter prompts or a shorter horizon"
+        )

@@ -1,0 +1,138 @@
+"""What every adapter of an engine must hold, tried on one side: forks, drops, repetition, bytes, settings read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.engines.engine import Engine, Session, Side
+from schema.errors import OperationError
+
+_PROMPT, _STEPS, _SEED = 48, 6, 5
+_CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One thing that an adapter must hold.
+
+    Attributes:
+        name: A word or two.
+        tried: What is tried, in a line.
+        function: Tries it on an engine and weights; returns what was found, or raises an error with what is wrong.
+    """
+
+    name: str
+    tried: str
+    function: Callable[[Engine, Path], str]
+
+
+def _tokens(side: Side, count: int) -> list[int]:
+    drawn = np.random.default_rng(_SEED).integers(0, side.facts.vocabulary, count)
+    return [int(token) for token in drawn]
+
+
+@contextmanager
+def _opened(side: Side, streams: int = 8) -> Iterator[tuple[Session, Logits]]:
+    """A session with a prompt and room for some streams, and the logits after the prompt."""
+    session = side.open(_PROMPT + streams * _STEPS)
+    try:
+        yield session, session.prefill(_tokens(side, _PROMPT))
+    finally:
+        session.close()
+
+
+def _written(session: Session, side: Side, streams: Sequence[int], first: int = 0) -> Logits:
+    """Logits after some steps in which all streams get the same tokens."""
+    for token in _tokens(side, _PROMPT)[first : first + _STEPS // 2]:
+        logits = session.step(streams, [token] * len(streams))
+    return logits
+
+
+def _side(engine: Engine, weights: Path) -> Side:
+    return engine.side(weights, {}, "check")
+
+
+def _check_logits(engine: Engine, weights: Path) -> str:
+    side = _side(engine, weights)
+    with _opened(side) as (session, first):
+        rows = session.step([session.fork(), session.fork()], _tokens(side, 2))
+        if first.shape != (side.facts.vocabulary,) or rows.shape != (2, side.facts.vocabulary):
+            raise OperationError(f"logits have the shapes {first.shape} and {rows.shape}")
+        if not (np.isfinite(first).all() and np.isfinite(rows).all()):
+            raise OperationError("some logits are no numbers")
+    return f"{side.facts.vocabulary} numbers a stream"
+
+
+def _check_fork(engine: Engine, weights: Path) -> str:
+    side = _side(engine, weights)
+    with _opened(side) as (session, _):
+        first = session.fork()
+        _written(session, side, [first])
+        both = _written(session, side, [first, session.fork(first)], _STEPS)
+        apart = float(np.abs(both[0] - both[1]).max() / np.abs(both).max())
+        if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
+            raise OperationError(f"two streams of one history part by {apart:.2g} of the largest logit")
+        other = session.step([first, session.fork(first)], _tokens(side, 2))
+        if np.array_equal(other[0], other[1]):
+            raise OperationError("two streams that got unlike tokens have the same logits")
+    return f"copies part by {apart:.1g} of the largest logit"
+
+
+def _check_drop(engine: Engine, weights: Path) -> str:
+    side = _side(engine, weights)
+    most = min(side.capabilities.most_streams, 16)
+    with _opened(side, most) as (session, _):
+        for _ in range(12):
+            streams = [session.fork() for _ in range(most)]
+            _written(session, side, streams)
+            for stream in streams:
+                session.drop(stream)
+    return f"12 times {most} streams in the room of {2 * most}"
+
+
+def _check_repetition(engine: Engine, weights: Path) -> str:
+    side, found = _side(engine, weights), []
+    for _ in range(2):
+        with _opened(side) as (session, first):
+            found.append((first, _written(session, side, [session.fork() for _ in range(3)])))
+    if not all(np.array_equal(one, other) for one, other in zip(*found, strict=True)):
+        raise OperationError("the same calls gave other logits the second time")
+    return "the same bits twice"
+
+
+def _check_bytes(engine: Engine, weights: Path) -> str:
+    sizes = []
+    for settings in ({}, engine.fewer_bits):
+        with _opened(engine.side(weights, settings, "check")) as (session, _):
+            sizes.append(session.prompt_bytes())
+    if not 0 < sizes[1] < sizes[0]:
+        raise OperationError(f"{dict(engine.fewer_bits)} holds {sizes[1]:,} bytes, and the defaults {sizes[0]:,}")
+    return f"{sizes[1]:,} bytes instead of {sizes[0]:,}"
+
+
+def _check_read_back(engine: Engine, weights: Path) -> str:
+    side = engine.side(weights, engine.fewer_bits, "check")
+    with _opened(side) as (session, _):
+        said = {name: value for name, value in session.read_back.items() if name in side.asked}
+    for name in engine.fewer_bits:
+        if said.get(name) != side.asked[name]:
+            raise OperationError(f"{name} = {side.asked[name]} was asked for, and {said.get(name)} is read back")
+    return ", ".join(f"{name} {value}" for name, value in said.items())
+
+
+PROMISES = (
+    Promise("logits", "a prompt and two streams", _check_logits),
+    Promise("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
+    Promise("drop", "many more streams than there is room for, one lot after the other", _check_drop),
+    Promise("repetition", "the same calls in two sessions", _check_repetition),
+    Promise("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
+    Promise("read back", "settings as the engine says them", _check_read_back),
+)

@@ -1,0 +1,179 @@
+"""A context of llama.cpp: a prompt decoded once, and streams that go on from it."""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import re
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_int8, c_int32
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
+from generator.llama_cpp.structures import Batch
+from generator.llama_cpp.weights import Weights, check_decoded
+from schema.errors import InputError, OperationError
+
+MOST_STREAMS = 255  # of one context: the library has 256 sequences, and one is the prompt's
+_PROMPT = 0  # the prompt's sequence
+_PADDING = 256  # of the number of entries, by the library
+
+
+class Context:
+    """One side's cache, with its settings: sequence 0 is the prompt, the others are streams.
+
+    Args:
+        weights: The side's model, which may be shared by several contexts.
+        settings: What the side asks for.
+        entries: How many entries the cache has room for: the prompt's and those of all streams.
+
+    Raises:
+        InputError: The library refuses the settings, or has others than were asked for.
+    """
+
+    def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:
+        self.weights, self.settings = weights, settings
+        self._library = weights.library
+        self._calls = self._library.calls
+        room = -(-max(entries, settings.ubatch) // _PADDING) * _PADDING  # a smaller cache has a smaller ubatch
+        parameters = self._library.context_parameters(
+            n_ctx=room, n_batch=max(settings.ubatch, MOST_STREAMS + 1), n_ubatch=settings.ubatch,
+            n_seq_max=MOST_STREAMS + 1, n_outputs_max=MOST_STREAMS + 1, n_threads=settings.threads,
+            n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
+            flash_attn_type=int(settings.flash_attention), kv_unified=True,
+        )  # fmt: skip
+        self._library.listen()
+        self._handle: int | None = self._calls.llama_init_from_model(weights.handle, parameters)
+        if not self._handle:
+            raise InputError(f"{weights.file}: llama.cpp opens no context with {settings.words}: "
+                             f"{self._library.last_words()}")  # fmt: skip
+        self._freed = weakref.finalize(self, _free, self._calls, self._handle, weights)
+        self.read_back = self._read_back()
+        self._check_read_back(room)
+        self._memory = self._calls.llama_get_memory(self._handle)
+        self._vocabulary = weights.facts.vocabulary
+        self._lengths: dict[int, int] = {}  # tokens of each open sequence
+        self._idle = list(range(1, MOST_STREAMS + 1))
+
+    def close(self) -> None:
+        """Free the cache; the weights stay."""
+        self._freed()
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Decode a prompt, in place of the one before, and return the logits after it, float32 [V]."""
+        self._calls.llama_memory_clear(self._memory, True)  # noqa: FBT003 - a C function has no keywords
+        self._lengths, self._idle = {_PROMPT: len(tokens)}, list(range(1, MOST_STREAMS + 1))
+        at_once = self.settings.ubatch
+        for start in range(0, len(tokens), at_once):
+            part = tokens[start : start + at_once]
+            last = start + len(part) == len(tokens)
+            self._decode(
+                part, range(start, start + len(part)), [_PROMPT] * len(part), [0] * (len(part) - 1) + [int(last)],
+                "a prompt",
+            )  # fmt: skip
+        return self._logits(len(part) - 1)
+
+    def fork(self, stream: int | None = None) -> int:
+        """Open a stream that goes on from another one, or from the prompt; they share what they have in common.
+
+        Raises:
+            OperationError: As many streams are open as a context can have.
+        """
+        if not self._idle:
+            raise OperationError(f"llama.cpp: a context has at most {MOST_STREAMS} streams")
+        source = _PROMPT if stream is None else stream
+        new = heapq.heappop(self._idle)
+        self._calls.llama_memory_seq_cp(self._memory, source, new, -1, -1)
+        self._lengths[new] = self._lengths[source]
+        return new
+
+    def drop(self, stream: int) -> None:
+        """Close a stream; entries that no other stream has are free again."""
+        if not self._calls.llama_memory_seq_rm(self._memory, stream, -1, -1):
+            raise OperationError(f"llama.cpp: a stream cannot be closed: {self._library.last_words()}")
+        del self._lengths[stream]
+        heapq.heappush(self._idle, stream)
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append one token to each of some streams, and return the next logits, float32 [streams, V]."""
+        laws = np.empty((len(streams), self._vocabulary), dtype=np.float32)
+        at_once = self.settings.rows
+        for start in range(0, len(streams), at_once):
+            own = streams[start : start + at_once]
+            positions = [self._lengths[stream] for stream in own]
+            self._decode(tokens[start : start + at_once], positions, own, [1] * len(own), "a step")
+            for row, stream in enumerate(own):
+                laws[start + row] = self._logits(row)
+                self._lengths[stream] += 1
+        return laws
+
+    def prompt_bytes(self) -> int:
+        """Return how many bytes the prompt's state takes, as the library stores it."""
+        return int(self._calls.llama_state_seq_get_size(self._handle, _PROMPT))
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        return len(self._lengths) - 1
+
+    def _decode(
+        self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
+    ) -> None:
+        count = len(tokens)
+        each = (c_int32 * count)(*streams)
+        own = (POINTER(c_int32) * count)(
+            *(ctypes.cast(ctypes.byref(each, 4 * row), POINTER(c_int32)) for row in range(count))
+        )
+        batch = Batch(
+            count, (c_int32 * count)(*tokens), None, (c_int32 * count)(*positions), (c_int32 * count)(*[1] * count),
+            own, (c_int8 * count)(*wanted),
+        )  # fmt: skip
+        self._library.said.clear()
+        check_decoded(self._calls.llama_decode(self._handle, batch), what, self._library)
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        """Copy the logits of a row of the last call, float32 [V]."""
+        found = self._calls.llama_get_logits_ith(self._handle, row)
+        if not found:
+            raise OperationError(f"llama.cpp: a step has no logits: {self._library.last_words()}")
+        return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(found)).copy()
+
+    def _read_back(self) -> dict[str, Any]:
+        """What the library says of the context, by its functions and by what it logs when it opens one."""
+        log, calls = self._library.told(), self._calls
+        kinds = re.search(r"K \((\w+)\):.*V \((\w+)\):", log)
+        flash = re.search(r"flash_attn\s*= (\w+)", log)
+        unified = re.search(r"kv_unified\s*= (\w+)", log)
+        rotated = {side: re.search(rf"n_rot_{side} = (\d+)", log) for side in "kv"}
+        return {
+            "type_k": kinds and kinds[1],
+            "type_v": kinds and kinds[2],
+            "flash_attention": flash and flash[1] == "enabled",
+            "unified": unified and unified[1] == "true",
+            "ubatch": calls.llama_n_ubatch(self._handle),
+            "threads": calls.llama_n_threads(self._handle),
+            "threads_prefill": calls.llama_n_threads_batch(self._handle),
+            **{f"rotated_{side}": found and int(found[1]) for side, found in rotated.items()},
+        }
+
+    def _check_read_back(self, room: int) -> None:
+        """Refuse a context that is not the one that was asked for.
+
+        Raises:
+            InputError: Names the setting.
+        """
+        asked = {**self.settings.asked, "unified": True, "threads_prefill": self.settings.threads}
+        asked.pop("rows")  # by how many calls are made, which the library does not know
+        for name, value in asked.items():
+            if (found := self.read_back[name]) != value:
+                raise InputError(f"{self.weights.file}: llama.cpp has {name} = {found}, and {value} was asked for")
+        if (entries := self._calls.llama_n_ctx(self._handle)) < room:
+            raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
+
+
+def _free(calls: Any, handle: int, _weights: Weights) -> None:  # the weights outlive their contexts
+    calls.llama_free(handle)

@@ -1,0 +1,199 @@
+"""The compiled library of llama.cpp: found, held against what is known of it, and its functions declared.
+
+It is that of the package xllamacpp, which exports the C interface. Another package, or another version, may have other
+structures under the same names, and is refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import importlib.util
+from collections import deque
+from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from generator.llama_cpp.structures import (
+    CONTEXT_DEFAULTS,
+    MODEL_DEFAULTS,
+    Batch,
+    ContextParameters,
+    ModelParameters,
+    expected_defaults,
+    written_defaults,
+)
+from schema.errors import InputError, OperationError
+
+PACKAGE: Final = "xllamacpp"
+KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
+"""Versions of the package whose structures are those of ``structures``, each with what the library calls itself."""
+INSTALL: Final = "pip install 'kvdrift[llama-cpp]'"
+
+_INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
+_LINES = 200  # of the log that are kept: what a context says of itself, and the last errors
+
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
+
+_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [c_void_p, c_void_p]),
+    "llama_print_system_info": (c_char_p, []),
+    "llama_version": (c_char_p, []),
+    "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParameters]),
+    "llama_model_free": (None, [c_void_p]),
+    "llama_model_get_vocab": (c_void_p, [c_void_p]),
+    "llama_model_has_encoder": (c_bool, [c_void_p]),
+    "llama_model_is_recurrent": (c_bool, [c_void_p]),
+    "llama_model_is_hybrid": (c_bool, [c_void_p]),
+    "llama_model_n_ctx_train": (c_int32, [c_void_p]),
+    "llama_model_n_swa": (c_int32, [c_void_p]),
+    "llama_model_meta_val_str": (c_int32, [c_void_p, c_char_p, c_char_p, c_size_t]),
+    "llama_model_chat_template": (c_char_p, [c_void_p, c_char_p]),
+    "llama_vocab_type": (c_int32, [c_void_p]),
+    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_vocab_is_eog": (c_bool, [c_void_p, c_int32]),
+    "llama_vocab_is_control": (c_bool, [c_void_p, c_int32]),
+    "llama_vocab_eos": (c_int32, [c_void_p]),
+    "llama_vocab_bos": (c_int32, [c_void_p]),
+    "llama_vocab_get_text": (c_char_p, [c_void_p, c_int32]),
+    "llama_tokenize": (c_int32, [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool]),
+    "llama_detokenize": (c_int32, [c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool]),
+    "llama_init_from_model": (c_void_p, [c_void_p, ContextParameters]),
+    "llama_free": (None, [c_void_p]),
+    "llama_n_ctx": (c_uint32, [c_void_p]),
+    "llama_n_batch": (c_uint32, [c_void_p]),
+    "llama_n_ubatch": (c_uint32, [c_void_p]),
+    "llama_n_seq_max": (c_uint32, [c_void_p]),
+    "llama_n_threads": (c_int32, [c_void_p]),
+    "llama_n_threads_batch": (c_int32, [c_void_p]),
+    "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_memory_clear": (None, [c_void_p, c_bool]),
+    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
+    "llama_decode": (c_int32, [c_void_p, Batch]),
+    "llama_get_logits_ith": (c_void_p, [c_void_p, c_int32]),
+    "llama_state_seq_get_size": (c_size_t, [c_void_p, c_int32]),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of a library whose layout is known.
+
+    Attributes:
+        file: The compiled library.
+        version: Of the package that brought it.
+        system: The processor features that the library was built with, in the library's words.
+        calls: The C library; its functions are declared as ``_FUNCTIONS`` has them.
+        said: The last lines of its log, each with its level.
+        callback: What the library calls with each line; it must live as long as the library.
+    """
+
+    file: Path
+    version: str
+    system: str
+    calls: Any
+    said: deque[tuple[int, str]]
+    callback: Any
+
+    def model_parameters(self, **values: Any) -> ModelParameters:
+        """Return the library's default parameters of a model, with these in place."""
+        return ModelParameters(**{**_given(MODEL_DEFAULTS), **values})
+
+    def context_parameters(self, **values: Any) -> ContextParameters:
+        """Return the library's default parameters of a context, with these in place."""
+        return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
+
+    def listen(self) -> None:
+        """Have the log written here from now on; a server in this process takes it for itself."""
+        self.said.clear()
+        self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
+
+    def last_words(self) -> str:
+        """Return the last errors and warnings of the log, for an error line."""
+        serious = [text for level, text in self.said if level >= _WARNING]
+        return "; ".join(serious[-3:]) or "the library does not say why"
+
+    def told(self) -> str:
+        """Return the lines of the log since it was last cleared."""
+        return "\n".join(text for _, text in self.said)
+
+
+@functools.cache
+def library() -> Library:
+    """Load the library, once in a process.
+
+    Raises:
+        InputError: It is not installed, or is not one whose structures are known.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    try:
+        installed = version(PACKAGE)
+    except PackageNotFoundError:
+        found, installed = None, ""
+    if found is None or found.origin is None:
+        raise InputError(f'engine = "llama.cpp": needs the package {PACKAGE}: {INSTALL}')
+    files = sorted(Path(found.origin).parent.glob(f"{PACKAGE}*.so"))
+    if len(files) != 1:
+        raise OperationError(f"{Path(found.origin).parent}: has no library {PACKAGE}*.so: {INSTALL}")
+    return load(files[0], installed)
+
+
+def load(file: Path, installed: str) -> Library:
+    """Load the library of a file, of a package's version, and hold its layout against what is known.
+
+    Raises:
+        InputError: The version is not known, or the library's defaults are not those of its known layout.
+    """
+    if installed not in KNOWN:
+        raise InputError(f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}")
+    calls = ctypes.CDLL(str(file))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(calls, name, None)
+        if function is None:
+            raise InputError(f"{file}: has no function {name}; {PACKAGE} {', '.join(KNOWN)} has: {INSTALL}")
+        function.restype, function.argtypes = result, arguments
+    called = calls.llama_version().decode()
+    if called != KNOWN[installed]:
+        raise InputError(f"{file}: calls itself {called}, and {PACKAGE} {installed} has {KNOWN[installed]}: {INSTALL}")
+    for name, kind, defaults in (
+        ("llama_model_default_params", ModelParameters, MODEL_DEFAULTS),
+        ("llama_context_default_params", ContextParameters, CONTEXT_DEFAULTS),
+    ):
+        check_layout(name, expected_defaults(kind, defaults), written_defaults(getattr(calls, name)))
+    said: deque[tuple[int, str]] = deque(maxlen=_LINES)
+
+    def note(level: int, text: bytes, _: Any) -> None:
+        if _INFO <= level <= _ERROR and (line := text.decode(errors="replace").strip()):
+            said.append((level, line))
+
+    callback = _LOG(note)
+    found = Library(file, installed, "", calls, said, callback)
+    found.listen()
+    atexit.register(calls.llama_log_set, None, None)  # what ends after Python does cannot call it
+    calls.llama_backend_init()
+    system = " ".join(calls.llama_print_system_info().decode().split())
+    return replace(found, system=system)
+
+
+def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:
+    """Refuse a library that writes other defaults than those known, by offset.
+
+    Raises:
+        InputError: Names the first byte that differs.
+    """
+    for place in sorted(expected.keys() | written.keys()):
+        if expected.get(place) != written.get(place):
+            raise InputError(
+                f"{PACKAGE}: {name} writes {written.get(place, 'nothing')} at byte {place}, where the known layout has "
+                f"{expected.get(place, 'nothing')}: this build has other structures: {INSTALL}"
+            )
+
+
+def _given(defaults: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in defaults.items() if value is not None}

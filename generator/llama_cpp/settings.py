@@ -1,0 +1,101 @@
+"""The settings of a side that kvdrift hands to llama.cpp, and what must hold of them for a model.
+
+What the library does not check is checked here: without flash attention it takes keys in blocks of 32 values for heads
+that 32 does not divide, and computes something else without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from schema.errors import InputError, nearest
+
+CACHE_TYPES: Final = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
+}  # fmt: skip
+"""What llama.cpp stores keys and values as, with its number for each type."""
+
+BYTES: Final = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+"""Bytes of a value, with its share of its block's scales."""
+
+_EXACT: Final = ("f32", "f16", "bf16")
+_BLOCK = 32  # values that a quantized type has one scale for
+_MOST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """Settings of one side.
+
+    Attributes:
+        type_k: How keys are stored, a key of ``CACHE_TYPES``.
+        type_v: How values are stored.
+        flash_attention: Whether attention is computed in one pass over the cache.
+        ubatch: How many tokens are computed at once, at most: of a prompt, and of a step.
+        threads: How many threads compute; 0 is one for each processor, which is what units record.
+        rows: How many streams one call advances, at most.
+    """
+
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: bool = True
+    ubatch: int = 512
+    threads: int = 0
+    rows: int = _MOST_ROWS
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:
+        """Return the settings with those that a study file gives.
+
+        Args:
+            given: By name; the others keep their defaults.
+            where: What an error line names, such as an action.
+
+        Raises:
+            InputError: An unknown setting, or a value that it does not take.
+        """
+        known = {field.name: field.default for field in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise InputError(f"{where}: unknown setting '{name}' of llama.cpp; {nearest(name, known)}")
+            if type(value) is not type(known[name]):
+                raise InputError(f"{where}: {name} = {value!r}: write a value like {known[name]!r}")
+        made = cls(**given)
+        for name in ("type_k", "type_v"):
+            if (kind := getattr(made, name)) not in CACHE_TYPES:
+                raise InputError(f"{where}: {name} = '{kind}': {nearest(kind, CACHE_TYPES)}")
+        for name, least, most in (("ubatch", 1, 1 << 16), ("threads", 0, 512), ("rows", 1, _MOST_ROWS)):
+            if not least <= getattr(made, name) <= most:
+                raise InputError(f"{where}: {name} = {getattr(made, name)}: write {least} to {most}")
+        if made.type_v not in _EXACT and not made.flash_attention:
+            raise InputError(f"{where}: type_v = '{made.type_v}': quantized values need flash_attention = true")
+        return cls(**{**asdict(made), "threads": made.threads or len(os.sched_getaffinity(0))})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings by name."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """The settings as an error line says them."""
+        return ", ".join(f"{name} = {value}" for name, value in self.asked.items())
+
+    def check_heads(self, key_size: int, value_size: int, where: str) -> None:
+        """Refuse quantized types for heads that their blocks do not divide.
+
+        Raises:
+            InputError: Names the type and the size.
+        """
+        for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
+            if kind not in _EXACT and size % _BLOCK:
+                raise InputError(
+                    f"{where}: {name} = '{kind}': stores blocks of {_BLOCK} values, and the model's heads have "
+                    f"{size}; llama.cpp would compute something else without a word; choose {', '.join(_EXACT)}"
+                )

@@ -1,0 +1,124 @@
+"""The tokenizer of a GGUF file, by llama.cpp itself."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from ctypes import c_int32
+from pathlib import Path
+from typing import Any
+
+from generator.llama_cpp.weights import Weights, check_is_gguf
+from schema.errors import InputError
+
+_TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs more says how much
+
+
+class GgufTokenizer:
+    """The tokenizer of a GGUF file, with the methods of a transformers tokenizer that documents and pages use.
+
+    Args:
+        weights: The file, of which the vocabulary is enough.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._calls = weights, weights.library.calls
+        template = self._calls.llama_model_chat_template(weights.handle, None)
+        self.chat_template: str | None = None if template is None else template.decode()
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, **_: bool) -> Mapping[str, list[int]]:
+        """Tokenize a text; the token ids are under ``input_ids``. Special tokens in the text are read as such."""
+        encoded = text.encode()
+        room = len(encoded) + 8
+        while True:
+            ids = (c_int32 * room)()
+            count = self._calls.llama_tokenize(
+                self._weights.vocabulary,
+                encoded,
+                len(encoded),
+                ids,
+                room,
+                add_special_tokens,
+                True,  # noqa: FBT003
+            )
+            if count >= 0:
+                return {"input_ids": list(ids[:count])}
+            room = -count
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+        """Write a conversation in the model's own form, by the file's template."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
+
+        render: Any = render_jinja_template
+        options.pop("tokenize", None)
+        special = {name: self._text(getattr(self._calls, f"llama_vocab_{name[:3]}")) for name in _SPECIAL}
+        rendered, _ = render([conversation], chat_template=self.chat_template, **special, **options)
+        return str(rendered[0])
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
+        """Return the text of some tokens."""
+        ids = (c_int32 * len(tokens))(*tokens)
+        room = _TOKEN_BYTES * len(tokens) + 1
+        while True:
+            text = ctypes.create_string_buffer(room)
+            length = self._calls.llama_detokenize(
+                self._weights.vocabulary,
+                ids,
+                len(tokens),
+                text,
+                room,
+                False,  # noqa: FBT003 - a C function has no keywords
+                not skip_special_tokens,
+            )
+            if length >= 0:
+                return text.raw[:length].decode(errors="replace")
+            room = -length
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the tokens by what the file calls them; of tokens of one name, the last."""
+        return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
+
+    def names(self) -> list[bytes]:
+        """Return what the file calls each token, in the order of ids."""
+        vocabulary = self._weights.vocabulary
+        count = self._calls.llama_vocab_n_tokens(vocabulary)
+        return [self._calls.llama_vocab_get_text(vocabulary, token) or b"" for token in range(count)]
+
+    def _text(self, which: Any) -> str:
+        token = which(self._weights.vocabulary)
+        return "" if token < 0 else (self._calls.llama_vocab_get_text(self._weights.vocabulary, token) or b"").decode()
+
+
+_SPECIAL = ("bos_token", "eos_token")
+
+
+def load_gguf_tokenizer(file: Path) -> GgufTokenizer | None:
+    """Load the tokenizer of a GGUF file; None where the file has none.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    check_is_gguf(file)
+    return _loaded(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(file: Path, _modified: int) -> GgufTokenizer | None:
+    weights = Weights(file, vocabulary_only=True)
+    return GgufTokenizer(weights) if weights.facts.has_tokenizer else None
+
+
+def gguf_tokenizer_sha256(file: Path) -> str:
+    """SHA-256, in hexadecimal, of the names of a GGUF file's tokens and of its chat template.
+
+    Raises:
+        InputError: The file has no tokenizer.
+    """
+    tokenizer = load_gguf_tokenizer(file)
+    if tokenizer is None:
+        raise InputError(f"{file}: has no tokenizer")
+    said = [[name.hex() for name in tokenizer.names()], tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""A GGUF file: what it says of its model, and its weights in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generator.llama_cpp.library import Library, library
+from generator.llama_cpp.settings import BYTES
+from schema.errors import InputError, OperationError
+
+_TEXT = 1 << 16  # bytes of a value of the file's metadata; a chat template may be long
+_NO_VOCABULARY = 0
+_MAGIC = b"GGUF"
+_MMAP = 1
+
+
+@dataclass(frozen=True)
+class GgufFacts:
+    """What a GGUF file says of its model.
+
+    Attributes:
+        architecture: As llama.cpp calls it.
+        vocabulary: V, how many tokens there are.
+        positions: The largest number of tokens, prompt and generated ones, that the model was made for.
+        key_size: Channels of a head's keys.
+        value_size: Channels of a head's values.
+        eos_tokens: The tokens that end a text, ascending.
+        layers: How many layers keep keys and values.
+        kv_heads: How many heads of keys and values a layer has.
+        has_tokenizer: Whether the file has a tokenizer.
+        unsupported: Why streams of this model cannot be forked and compared, None where they can.
+    """
+
+    architecture: str
+    vocabulary: int
+    positions: int
+    key_size: int
+    value_size: int
+    eos_tokens: tuple[int, ...]
+    layers: int
+    kv_heads: int
+    has_tokenizer: bool
+    unsupported: str | None
+
+    def entry_bytes(self, type_k: str, type_v: str) -> int:
+        """About how many bytes the keys and values of one token take in all layers."""
+        sizes = ((self.key_size, type_k), (self.value_size, type_v))
+        return round(sum(self.layers * self.kv_heads * size * BYTES[kind] for size, kind in sizes))
+
+
+class Weights:
+    """The model of a GGUF file, in memory until nobody refers to it.
+
+    Args:
+        file: The GGUF file.
+        vocabulary_only: Whether the metadata and the vocabulary are read alone, which takes milliseconds.
+
+    Raises:
+        InputError: The file is no GGUF file, or llama.cpp cannot load it.
+    """
+
+    def __init__(self, file: Path, *, vocabulary_only: bool = False) -> None:
+        check_is_gguf(file)
+        self.library: Library = library()
+        self.file = file
+        self.library.listen()
+        parameters = self.library.model_parameters(n_gpu_layers=0, load_mode=_MMAP, vocab_only=vocabulary_only)
+        self.handle: int | None = self.library.calls.llama_model_load_from_file(str(file).encode(), parameters)
+        if not self.handle:
+            raise InputError(f"{file}: llama.cpp cannot load it: {self.library.last_words()}")
+        weakref.finalize(self, self.library.calls.llama_model_free, self.handle)
+
+    @property
+    def vocabulary(self) -> Any:
+        """The handle of the vocabulary, for calls of the library."""
+        return self.library.calls.llama_model_get_vocab(self.handle)
+
+    def metadata(self, key: str) -> str | None:
+        """Return a value of the file's metadata as text; None where it has none of this name."""
+        room = ctypes.create_string_buffer(_TEXT)
+        length = self.library.calls.llama_model_meta_val_str(self.handle, key.encode(), room, _TEXT)
+        return None if length < 0 else room.value.decode(errors="replace")
+
+    @functools.cached_property
+    def facts(self) -> GgufFacts:
+        """What the file says of its model."""
+        calls, architecture = self.library.calls, self.metadata("general.architecture") or "unknown"
+
+        def number(name: str) -> int | None:
+            text = self.metadata(f"{architecture}.{name}")
+            return int(text) if text is not None and text.isdigit() else None
+
+        heads, width = number("attention.head_count"), number("embedding_length")
+        size = width // heads if heads and width else 0
+        tokens = calls.llama_vocab_n_tokens(self.vocabulary)
+        has_tokenizer = calls.llama_vocab_type(self.vocabulary) != _NO_VOCABULARY
+        if has_tokenizer:
+            eos = tuple(token for token in range(tokens) if calls.llama_vocab_is_eog(self.vocabulary, token))
+        else:
+            stated = self.metadata("tokenizer.ggml.eos_token_id")
+            eos = (int(stated),) if stated is not None and stated.isdigit() and int(stated) < tokens else ()
+        return GgufFacts(
+            architecture, tokens, number("context_length") or 0, number("attention.key_length") or size,
+            number("attention.value_length") or size, eos, number("block_count") or 0,
+            number("attention.head_count_kv") or heads or 0, has_tokenizer, self._unsupported(),
+        )  # fmt: skip
+
+    def _unsupported(self) -> str | None:
+        calls = self.library.calls
+        if calls.llama_model_has_encoder(self.handle):
+            return "models with an encoder have no streams to compare"
+        if calls.llama_model_is_recurrent(self.handle) or calls.llama_model_is_hybrid(self.handle):
+            return "recurrent models keep no cache of the prompt's entries"
+        if calls.llama_model_n_swa(self.handle) > 0:
+            return "sliding-window attention is not supported"
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _facts(file: Path, size: int, modified: int) -> GgufFacts:  # noqa: ARG001 - what tells two contents of a path apart
+    return Weights(file, vocabulary_only=True).facts
+
+
+def gguf_facts(file: Path) -> GgufFacts:
+    """Return what a GGUF file says of its model, without reading its weights.
+
+    Raises:
+        InputError: The file is no GGUF file, or llama.cpp cannot load it.
+    """
+    check_is_gguf(file)
+    state = file.stat()
+    return _facts(file, state.st_size, state.st_mtime_ns)
+
+
+def check_is_gguf(file: Path) -> None:
+    """Refuse what is no GGUF file, before the library sees it.
+
+    Raises:
+        InputError: There is no such file, or it is of another kind.
+    """
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_MAGIC))
+    except IsADirectoryError:
+        raise InputError(f"{file}: is a folder; name the GGUF file in it") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    if start != _MAGIC:
+        raise InputError(f"{file}: is no GGUF file; llama.cpp's convert_hf_to_gguf.py makes one of a model's folder")
+
+
+def check_decoded(result: int, what: str, said: Library) -> None:
+    """Check what ``llama_decode`` returned.
+
+    Raises:
+        OperationError: It failed; 1 is a cache without room.
+    """
+    if result:
+        why = "its cache has no room" if result == 1 else said.last_words()
+        raise OperationError(f"llama.cpp: {what} failed ({result}): {why}")

@@ -1,0 +1,77 @@
+"""What a new study file says of an engine: a GGUF file, and an action for each cache type and for other weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.transformer.local_folders import EMBEDDED_GGUF, gguf_file
+from kvdrift.study_files.commented import Table
+from schema.errors import InputError
+
+_EMBEDDED = "kvdrift/tiny-F32.gguf"
+_CACHE_TYPES = ("q8_0", "q4_0")
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine and what is asked of it.
+
+    Attributes:
+        engine: The engine's name.
+        gguf: The file of the reference's weights; None for the embedded model's.
+        cache_types: The type of keys and values of an action each; ``K/V`` names two.
+        weights: The file of an action's weights each.
+    """
+
+    engine: str
+    gguf: Path | None
+    cache_types: Sequence[str]
+    weights: Sequence[Path]
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the weights are the embedded model's, which reads no text."""
+        return self.gguf is None
+
+    def model(self, folder: Path) -> Table:
+        """Values of ``[model]`` of a study file in a folder."""
+        file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, "--gguf")
+        return {"engine": self.engine, "id": file, "settings": {"type_k": "f16", "type_v": "f16"}}
+
+    def actions(self, folder: Path) -> list[Table]:
+        """Values of each action: cache types first, then weights."""
+        made: list[Table] = []
+        for kind in self.cache_types or ([] if self.weights else _CACHE_TYPES):
+            keys, _, values = kind.partition("/")
+            settings = {"type_k": keys, "type_v": values or keys}
+            made.append({"name": "cache-" + kind.replace("/", "-"), "settings": settings})
+        return [*made, *({"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights)]
+
+
+def engine_choice(
+    engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
+) -> EngineChoice | None:
+    """Return what the options of ``kvdrift init`` choose; None without an engine.
+
+    Raises:
+        InputError: An option belongs to an engine, and none is named.
+    """
+    given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
+    if engine is None:
+        if option := next((name for name, there in given.items() if there), None):
+            raise InputError(f"{option}: belongs to an engine; add --engine llama.cpp")
+        return None
+    kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
+    return EngineChoice(engine, gguf, kinds, weights)
+
+
+def _named(file: Path, folder: Path, option: str) -> str:
+    """How a study file in a folder names a file: from the folder on."""
+    if gguf_file(str(file)).parent == EMBEDDED_GGUF:
+        return str(file)
+    if not file.expanduser().is_file():
+        raise InputError(f"{option} {file}: no such file")
+    return os.path.relpath(file.expanduser().absolute(), folder)

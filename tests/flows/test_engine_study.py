@@ -1,0 +1,160 @@
+"""A study with a fake engine through its stages: floor and control, page, gate, verification, refused changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.engine_study import write_engine_study
+from fixtures.fake_engine import FakeEngine, FakeSession
+from fixtures.small_study import finish, run_of
+from fixtures.study_files import load_study
+
+import kvdrift
+from flows import stages
+from flows.checks import floor_line
+from generator.engines import registry
+from log.store import Store
+from schema.errors import ControlError, InputError
+from schema.study import Study
+from verification.whole_store import verify
+
+ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fake() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.ENGINES, "fake", FakeEngine)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    run = run_of(load_study(write_engine_study(folder)), folder / "store")
+    finish(run)
+    stages.report(run)
+    return folder
+
+
+def test_the_floor_is_an_action_and_the_whole_cache(measured: Path) -> None:
+    with kvdrift.open(measured / "store") as views:
+        actions = views.sql(
+            "select action, control, selector, settings, weights from actions order by action"
+        ).fetchall()
+        shares = dict(
+            views.sql(
+                "select action, cache_share from frontier where split = 'evaluation' and stratum = 'pooled'"
+            ).fetchall()
+        )
+        risk = dict(views.sql(
+            "select action, rollout_tv from decomposition where split = 'evaluation' and stratum = 'pooled'"
+        ).fetchall())  # fmt: skip
+    assert actions == [
+        ("bits-1", False, "full", '{"bits": 1}', None),
+        ("bits-4", False, "full", '{"bits": 4}', None),
+        ("floor", False, "numerics", "{}", None),
+        ("other-weights", False, "full", "{}", "more.fake"),
+    ]
+    assert shares == pytest.approx({"bits-1": 1 / 12, "bits-4": 1 / 3, "floor": 1.0, "other-weights": 1.0})
+    assert 0 < risk["floor"] < risk["bits-4"] < risk["bits-1"] < risk["other-weights"]
+
+
+def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> None:
+    page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
+    for word in ("evict", "full cache", "compressed model’s continuation", "retention", "left out or coded"):
+        assert word not in text, word
+    for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
+        assert words in text, words
+
+
+def test_the_store_is_sound(measured: Path) -> None:
+    faults = {check.what: check.faults for check in verify(Store.open(str(measured / "store"))) if check.faults}
+    assert faults == {}
+
+
+def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("gate", measured / "store", "--quantity", "rollout_tv", "--action", "bits-1", "--margin", "0.0")
+    code, out, _ = call(capsys, *asked, "--over-floor")
+    assert code in {1, 3}
+    assert "bits-1 less floor" in out
+    assert "give one of the two" in mistake(capsys, *asked)
+    assert "give one of the two" in mistake(capsys, *asked, "--over-floor", "--baseline", "bits-4")
+
+
+def test_a_second_run_has_nothing_to_do_and_changes_are_refused(measured: Path) -> None:
+    store = measured / "store"
+    assert stages.is_finished(run_of(load_study(write_engine_study(measured)), store))
+    for change, what in (
+        (("{ bits = 4 }", "{ bits = 5 }"), "settings of action 'bits-4'"),
+        (("settings = { bits = 12 }", "settings = { bits = 11 }"), "study"),
+    ):
+        changed = run_of(load_study(write_engine_study(measured, change)), store)
+        with pytest.raises(InputError, match=what):
+            stages.prepare(changed)
+    write_engine_study(measured)
+    (measured / "more.fake").write_bytes(b"edited")
+    with pytest.raises(InputError, match="action 'other-weights'"):
+        stages.prepare(run_of(load_study(measured / "engine.toml"), store))
+
+
+def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
+    run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
+    finish(run)
+    assert floor_line(run.store, run.study) == "floor: exactly 0"
+
+
+def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = FakeSession._logits
+    monkeypatch.setattr(
+        FakeSession, "_logits", lambda self, tokens, rows: logits(self, tokens, rows + len(self.streams))
+    )
+    run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
+    with pytest.raises(ControlError, match="floor moved"):
+        finish(run)
+
+
+def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "run", write_engine_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
+    assert code == 0
+    assert "action bits-4: bits 4" in out
+    assert re.search(r"memory of generation: [\d.]+ MiB of weights and [\d.]+ MiB of caches", out)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('engine = "fake"\n', ""), "model.settings: belongs to an engine"),
+        (("settings = { bits = 4 }", 'selector = "recent"\nkeep = "1/2"'), "actions[0]"),
+        (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: fake decodes"),
+        (("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'), "actions[0].codec: fake decodes"),
+        (("settings = { bits = 12 }", 'dtype = "bfloat16"'), "model.dtype: says how kvdrift computes"),
+        (('name = "bits-4"\nsettings = { bits = 4 }', 'name = "floor"\nsettings = { bits = 4 }'), "'floor'"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_study(write_engine_study(tmp_path, change))
+
+
+def test_settings_need_an_engine(tmp_path: Path) -> None:
+    text = ('engine = "fake"\nid = "weights.fake"\nsettings = { bits = 12 }', 'id = "kvdrift/tiny"')
+    with pytest.raises(InputError, match=re.escape("actions[0].settings: belongs to an engine")):
+        load_study(write_engine_study(tmp_path, text))
+
+
+def test_a_dumped_study_is_the_same_study(tmp_path: Path) -> None:
+    study = load_study(write_engine_study(tmp_path))
+    assert Study.model_validate(study.model_dump()).actions == study.actions
+
+
+@pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])
+def test_an_engine_decodes_in_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
+) -> None:
+    said = mistake(capsys, "run", write_engine_study(tmp_path), "--store", tmp_path / "store", *options)
+    assert "decodes in this process" in said

@@ -1,0 +1,135 @@
+"""Studies on llama.cpp: events in one thread and two, at once and in rounds, killed and gone on with; greedy tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from fixtures.house import ROOT
+from fixtures.llama_server import llama_server
+from fixtures.processes import Command, run_command
+
+import kvdrift
+from generator.actions import build_actions
+from generator.embedded.documents import make_document
+from generator.embedded.vocabulary import SYMBOLS
+from generator.engines.registry import engine_model
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.local_folders import EMBEDDED_FOLDER
+from log.store import Store, Unit
+from schema.sampling import SamplingLaw
+from schema.study import Study, load_studies
+from training.gguf_files import write_gguf
+
+pytestmark = pytest.mark.llama_cpp
+
+STUDY = ROOT / "studies" / "llama_cpp.toml"
+CLOSE = 1e-6
+FLOOR = 5e-3  # other rounds add entries up in another order: the floor's largest delta is about as large
+
+
+def study_with(folder: Path, settings: str) -> Study:
+    """The study that is shipped, with other settings of the reference."""
+    text = STUDY.read_text(encoding="utf-8")
+    assert "threads = 1" in text
+    path = folder / f"{len(list(folder.iterdir()))}.toml"
+    path.write_text(text.replace("threads = 1", settings))
+    (study,) = load_studies(path)
+    return study
+
+
+def generated(study: Study, replicates: int = 8, horizon: int = 32) -> dict[str, Unit]:
+    model = engine_model(study)
+    chosen = [one for one in build_actions(study) if one.name in {"cache-q8_0", "cache-q4_0", "floor"}]
+    pending = [PendingUnit(action, 0, replicates) for action in chosen]
+    units = generate_units(model, "engine", make_document("needle", 384, 0, 7), pending, horizon, 7)
+    return {unit.record["action"]: unit for unit in units}
+
+
+def differences(some: dict[str, Unit], others: dict[str, Unit]) -> dict[str, tuple[int, float]]:
+    """Of each action, how many tokens differ, and the largest difference of delta and f."""
+    found = {}
+    for action, unit in some.items():
+        one, other = unit.events, others[action].events
+        tokens = sum(int((np.array(one[name]) != np.array(other[name])).sum()) for name in ("x_token", "y_token"))
+        moved = max(float(np.abs(np.array(one[name]) - np.array(other[name])).max()) for name in ("delta", "f"))
+        found[action] = (tokens, moved)
+    return found
+
+
+def test_threads_and_rounds_move_no_more_than_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = generated(study_with(tmp_path, "threads = 1"))
+    threads = differences(whole, generated(study_with(tmp_path, "threads = 2")))
+    monkeypatch.setattr("generator.engines.model.streams_at_once", lambda *_: 8)
+    rounds = differences(whole, generated(study_with(tmp_path, "threads = 1")))
+    assert all(tokens == 0 and moved <= CLOSE for tokens, moved in threads.values())
+    assert all(tokens == 0 and moved <= FLOOR for tokens, moved in rounds.values())
+    assert max(whole["floor"].events["delta"].to_pylist()) <= FLOOR
+
+
+def test_the_study_that_is_shipped(tmp_path: Path) -> None:
+    """Killed in the evaluation and gone on with, it has the events of one run, ordered as bits are."""
+    text = STUDY.read_text(encoding="utf-8")
+    for old, new in (("horizon = 64", "horizon = 48"), ("evaluation = 10", "evaluation = 4")):
+        text = text.replace(old, new)
+    study = tmp_path / "llama_cpp.toml"
+    study.write_text(
+        text.replace("replicates = 16", "replicates = 6").replace("documents_at_least = 6", "documents_at_least = 4")
+    )
+    assert run_command("run", study, "--store", tmp_path / "whole")[0] == 0
+    command = Command("run", study, "--store", tmp_path / "killed")
+    while command.running and "evaluation documents" not in command.err():
+        time.sleep(0.1)
+    command.kill()
+    assert run_command("run", study, "--store", tmp_path / "killed")[0] == 0
+    rows = []
+    for name in ("whole", "killed"):
+        with kvdrift.open(tmp_path / name) as views:
+            rows.append(views.sql("select * from events order by doc, action, replicate, t").fetchnumpy())
+    assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("x_token", "y_token"))
+    assert max(np.abs(rows[0][name] - rows[1][name]).max() for name in ("delta", "f")) <= CLOSE
+    with kvdrift.open(tmp_path / "whole") as views:
+        risk = dict(views.sql(
+            "select action, rollout_tv from decomposition where split = 'evaluation' and stratum = 'pooled'"
+        ).fetchall())  # fmt: skip
+        ends = views.sql(
+            "select count(*) from estimates where stratum = 'pooled' and quantity = 'mismatch' and low <= high"
+        ).fetchall()
+    ordered = ["floor", "cache-q8_0", "cache-q5_1", "cache-q8_0-q4_0", "cache-q4_0"]
+    assert [risk[name] for name in ordered] == sorted(risk[name] for name in ordered)
+    assert risk["weights-Q8_0"] < risk["weights-Q4_0"]
+    assert ends[0][0] >= len(risk) - 1  # the floor is no primary endpoint
+    page = tmp_path / "whole" / "report" / "llama-cpp" / "index.html"
+    assert "the reference once more with streams of its own" in page.read_text(encoding="utf-8")
+    units = Store.open(str(tmp_path / "whole")).units("llama-cpp", "kvdrift/tiny-F32.gguf")
+    said = json.loads(units["engine"][0].as_py())
+    assert said["libraries"].keys() == {"xllamacpp.abi3.so"}
+    assert said["read_back"]["flash_attention"] is True
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_0"])
+def test_greedy_tokens_are_those_of_llama_server(tmp_path: Path, kind: str) -> None:
+    study = study_with(tmp_path, "threads = 1")
+    actions = [one for one in study.actions if one.name in {"cache-q4_0", "floor"}]
+    greedy = study.model_copy(update={"actions": actions})
+    model = replace(engine_model(greedy), law=SamplingLaw(temperature=0.0))
+    write_gguf(EMBEDDED_FOLDER, tmp_path / "served.gguf", "F32", SYMBOLS)
+    with llama_server(tmp_path / "served.gguf", kind) as address:
+        for number in range(12):
+            document = make_document(("needle", "variable_tracking")[number % 2], 384, number, 7)
+            pending = [PendingUnit(action, 0, 1) for action in build_actions(greedy)]
+            units = {one.record["action"]: one for one in generate_units(model, "engine", document, pending, 48, 7)}
+            ours = np.array(units["cache-q4_0"].events["x_token" if kind == "f16" else "y_token"]).tolist()
+            body = {
+                "prompt": list(document.tokens), "n_predict": 48, "temperature": 0.0, "samplers": ["temperature"],
+                "return_tokens": True, "cache_prompt": False,
+            }  # fmt: skip
+            answer = httpx.post(f"{address}/completion", json=body, timeout=60)
+            theirs = answer.raise_for_status().json()["tokens"]
+            end = ours.index(2) + 1 if 2 in ours else len(ours)
+            assert theirs[:end] in (ours[:end], ours[: end - 1]), number

@@ -1,0 +1,219 @@
+"""The seam of engines with a fake one: streams, sides, the floor, identities, bytes, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.engine_study import write_engine_study
+from fixtures.fake_engine import FakeEngine, FakeSession
+from fixtures.study_files import load_study
+
+from generator.actions import build_actions
+from generator.coupling.streams import Savings
+from generator.embedded.documents import make_document
+from generator.engines import registry
+from generator.engines.again import Again
+from generator.engines.kernels import EngineKernels, PromptSide
+from generator.engines.model import EngineModel
+from generator.engines.promises import PROMISES, Promise
+from generator.engines.registry import engine_model
+from generator.generation import PendingUnit, generate_units
+from log.store import Unit
+from schema.errors import InputError, OperationError
+from schema.sampling import FULL_SOFTMAX
+from schema.tables import SWRB
+
+FORK = FakeSession.fork
+NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
+ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ENGINES, "fake", FakeEngine)
+
+
+def model_of(folder: Path, *changes: tuple[str, str]) -> tuple[EngineModel, list[PendingUnit]]:
+    study = load_study(write_engine_study(folder, *changes))
+    return engine_model(study), [PendingUnit(action, 0, 6) for action in build_actions(study)]
+
+
+def units_of(folder: Path, *changes: tuple[str, str], savings: Savings | None = None) -> dict[str, Unit]:
+    model, pending = model_of(folder, *changes)
+    document = make_document("needle", 384, 0, 3)
+    units = generate_units(model, "engine", document, pending, 12, 3, *([] if savings is None else [savings]))
+    return {unit.record["action"]: unit for unit in units}
+
+
+def events(unit: Unit) -> dict[str, np.ndarray]:
+    return {name: np.array(unit.events[name]) for name in ("x_token", "y_token", "delta", "f")}
+
+
+def test_what_is_shared_changes_no_event_where_rows_are_invariant(tmp_path: Path) -> None:
+    shared, apart = units_of(tmp_path, ONE_BY_ONE), units_of(tmp_path, ONE_BY_ONE, savings=NONE_SHARED)
+    for action, unit in shared.items():
+        for name, values in events(unit).items():
+            np.testing.assert_array_equal(values, events(apart[action])[name], err_msg=f"{action} {name}")
+
+
+def test_the_floor_is_exactly_0_where_rows_are_invariant(tmp_path: Path) -> None:
+    units = units_of(tmp_path, ONE_BY_ONE)
+    assert all(not events(units["floor"])[name].any() for name in ("delta", "f"))
+    assert units["floor"].record["batch_invariant"] is True
+
+
+def test_the_floor_is_what_batches_do_and_no_more(tmp_path: Path) -> None:
+    units = units_of(tmp_path)
+    assert set(units) == {"bits-4", "bits-1", "other-weights", "floor"}
+    floor = events(units["floor"])["delta"]
+    assert 0 < floor.max() < 1e-3
+    assert floor.mean() < 0.05 * events(units["bits-4"])["delta"].mean()
+    record = units["floor"].record
+    assert (record["batch_invariant"], record["batch_deviation"]) == (False, None)
+
+
+def test_sides_may_differ_at_the_first_position(tmp_path: Path) -> None:
+    unit = units_of(tmp_path)["other-weights"]
+    first = np.array(unit.events["t"]) == 1
+    assert (events(unit)["delta"][first] > 0).all()
+    np.testing.assert_array_equal(events(unit)["delta"][first], events(unit)["f"][first])
+
+
+def test_replicates_in_rounds_are_those_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = units_of(tmp_path, ONE_BY_ONE)
+    monkeypatch.setattr("generator.engines.model._LEAST_ENTRIES", 60)  # room for 5 streams: two replicates
+    monkeypatch.setattr("generator.engines.model.streams_at_once", lambda *_: 5)
+    rounds = units_of(tmp_path, ONE_BY_ONE)
+    for action, unit in whole.items():
+        assert unit.events.equals(rounds[action].events), action
+
+
+def test_residual_branching_runs_on_an_engine(tmp_path: Path) -> None:
+    model, pending = model_of(tmp_path, ONE_BY_ONE)
+    swrb = [PendingUnit(item.action, 0, 3, SWRB) for item in pending if item.action.name == "bits-1"]
+    (unit,) = generate_units(model, "engine", make_document("needle", 384, 0, 3), swrb, 12, 3)
+    assert unit.record["estimator"] == SWRB
+    assert set(unit.events["kind"].to_pylist()) <= {"scan", "branch"}
+
+
+def test_units_say_what_the_engine_is_and_measured_bytes(tmp_path: Path) -> None:
+    units = units_of(tmp_path)
+    tokens = make_document("needle", 384, 0, 3).prompt_tokens
+    assert {name: unit.record["payload_bytes"] for name, unit in units.items()} == {
+        "bits-4": 4 * tokens, "bits-1": tokens, "other-weights": 12 * tokens, "floor": 12 * tokens,
+    }  # fmt: skip
+    said = json.loads(units["bits-1"].record["engine"])
+    assert (said["engine"], said["asked"]["bits"], said["read_back"]["bits"], said["reference"]["bits"]) == (
+        "fake", 1, 1, 12,
+    )  # fmt: skip
+
+
+def test_identities_follow_both_sides_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hashes(*changes: tuple[str, str]) -> dict[str, str | None]:
+        model, pending = model_of(tmp_path, *changes)
+        return {item.action.name: model.identity(item.action).selector_sha256 for item in pending}
+
+    plain = hashes()
+    assert len(set(plain.values())) == len(plain)
+    assert hashes() == plain
+    changed = hashes(("{ bits = 4 }", "{ bits = 5 }"))
+    assert {name for name in plain if changed[name] != plain[name]} == {"bits-4"}
+    assert not plain.items() & hashes(("settings = { bits = 12 }", "settings = { bits = 13 }")).items()
+    said = {**FakeEngine().description(), "environment": {"FAKE_ROTATE": "0"}}
+    monkeypatch.setattr(FakeEngine, "description", lambda _: said)
+    assert not plain.items() & hashes().items()
+
+
+def test_a_double_is_decoded_beside_every_stream(tmp_path: Path) -> None:
+    write_engine_study(tmp_path)
+    side = FakeEngine().side(tmp_path / "weights.fake", {}, "")
+    doubled = Again(side).open(100)
+    doubled.prefill([1, 3])
+    streams = [doubled.fork(), doubled.fork()]
+    doubled.step(streams, [5, 6])
+    own = doubled._session  # type: ignore[attr-defined]
+    assert isinstance(own, FakeSession)
+    assert own.calls == [4]
+    for stream in streams:
+        doubled.drop(stream)
+    assert own.streams == {}
+
+
+def test_streams_fork_park_and_close(tmp_path: Path) -> None:
+    write_engine_study(tmp_path)
+    session = FakeEngine().side(tmp_path / "weights.fake", {"rows": 1}, "").open(1000)
+    kernels = EngineKernels([PromptSide(session, session.prefill([1, 3]))], (2,), FULL_SOFTMAX)
+    kernels.open([0])
+    laws = kernels.advance(torch.tensor([7]))
+    kernels.park(torch.tensor([0]), torch.tensor([0]))
+    kernels.select(torch.tensor([0, 0]))
+    both = kernels.advance(torch.tensor([8, 9]))
+    assert sorted(session.streams.values()) == [(1, 3, 7), (1, 3, 7, 8), (1, 3, 7, 9)]
+    assert not torch.equal(both[0], both[1])
+    kernels.rewind()
+    assert list(session.streams.values()) == [(1, 3, 7)]
+    kernels.select(torch.tensor([0]))  # the parked one, which stays
+    again = kernels.advance(torch.tensor([8]))
+    torch.testing.assert_close(again[0], both[0], rtol=0, atol=0)
+    kernels.close()
+    assert session.streams == {}
+    np.testing.assert_allclose(laws.sum(-1), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('engine = "fake"', 'engine = "fakir"'), "model.engine = 'fakir'"),
+        (("{ bits = 4 }", "{ bit = 4 }"), "action 'bits-4': unknown setting 'bit'"),
+        (('"more.fake"', '"none.fake"'), "none.fake: no such file"),
+        (('"more.fake"', '"unlike.other"'), "action 'other-weights': its weights have a vocabulary of 257"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    study = load_study(write_engine_study(tmp_path, change))
+    with pytest.raises(InputError, match=said):
+        engine_model(study)
+
+
+def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> None:
+    model, pending = model_of(tmp_path)
+    document = make_document("needle", 384, 0, 3)
+    with pytest.raises(InputError, match="token 256 is none of the vocabulary"):
+        generate_units(model, "engine", replace(document, tokens=(1, 256)), pending, 12, 3)
+    with pytest.raises(InputError, match="more than the model's 4096 positions"):
+        generate_units(model, "engine", document, pending, 4000, 3)
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
+def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Promise) -> None:
+    write_engine_study(tmp_path)
+    assert promise.function(FakeEngine(), tmp_path / "weights.fake")
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "said"),
+    [
+        ("fork", lambda self, _=None: FORK(self, None), "part by"),
+        ("drop", lambda _, __: None, "no room"),
+        ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
+        ("read_back", property(lambda _: {"bits": 16}), "bits = 4 was asked for, and 16 is read back"),
+    ],
+)
+def test_broken_adapters_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: Any, said: str
+) -> None:
+    write_engine_study(tmp_path)
+    monkeypatch.setattr(FakeSession, name, broken)
+    failed = []
+    for promise in PROMISES:
+        try:
+            promise.function(FakeEngine(), tmp_path / "weights.fake")
+        except OperationError as error:
+            failed.append(str(error))
+    assert any(said in text for text in failed), failed
