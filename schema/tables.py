@@ -357,6 +357,7 @@ UNITS = _table(
     ),
     _column("event_rows", pa.int64(), "rows of the unit in events", "count", null=True, since=11),
     _column("events_sha256", pa.string(), "SHA-256 of these rows, in whatever files they are", null=True, since=11),
+    _column(
         "engine",
         pa.string(),
         "what an engine says of itself, JSON object: build, libraries, settings asked and read back; null without one",

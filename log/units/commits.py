@@ -57,12 +57,12 @@ class UnitCommits:
             self.reconcile()
         new: list[dict[str, Any]] = []
         written: dict[tuple[int, ...], StoredFile] = {}
-        units = self._folder.load("units")
+        before = self._folder.load("units")
 
         def attempt(events: Snapshot) -> Commit | None:
-            nonlocal units
+            nonlocal before
             # Rows that are older than the events that are looked at: what they have is in events.
-            known, units = units, self._folder.load("units")
+            known, before = before, self._folder.load("units")
             stored, taken = self._stored(known, events, [record for record, _ in given.values()])
             new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
             _check_overlaps(stored, [record for record, _ in given.values()])
