@@ -24,7 +24,6 @@ from generator.transformer.local_folders import EMBEDDED_FOLDER
 from log.store import Store, Unit
 from schema.sampling import SamplingLaw
 from schema.study import Study, load_studies
-from training.gguf_files import write_gguf
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -114,6 +113,8 @@ def test_the_study_that_is_shipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_greedy_tokens_are_those_of_llama_server(tmp_path: Path, kind: str) -> None:
+    from training.gguf_files import write_gguf  # noqa: PLC0415 - needs the extra llama-cpp
+
     study = study_with(tmp_path, "threads = 1")
     actions = [one for one in study.actions if one.name in {"cache-q4_0", "floor"}]
     greedy = study.model_copy(update={"actions": actions})
