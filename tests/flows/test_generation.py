@@ -38,7 +38,7 @@ class Weights:
 
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "one"\n\n[[model]]\nid = "other"')
+    several = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "own/one"\n\n[[model]]\nid = "own/other"')
     one, other = load_studies(write_study(tmp_path, several))
     loaded: list[weakref.ref[Weights]] = []
 
