@@ -28,6 +28,7 @@ from flows.planning.plan import make_plan
 from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.stored_material import record_identities, record_material
+from flows.stored_prompts import record_prompts
 from flows.study_run import StudyRun
 from generator.transformer.local_folders import tokenizer_location
 from generator.transformer.tokenizer import token_reader
@@ -60,6 +61,8 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
     plan = find_plan(store, run.study.name, run.study.model.id)
     record_material(store, run.material, None if plan is None or run.replan else plan.actions)
     record_identities(store, run.material, run.whole_identity)
+    if run.study.study.store_prompts and run.study.model.kind != FINITE_STATE:
+        record_prompts(store, run.material)
 
 
 def develop(*runs: StudyRun) -> int:

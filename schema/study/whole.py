@@ -199,8 +199,10 @@ class Study(Section):
         """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
         model = values_of(self.model, _LATER_KEYS)
         del model["mixed_gpus"]  # a permission: each unit says which GPU made it
+        study = values_of(self.study, LAW_KEYS)
+        del study["store_prompts"]  # no event depends on it
         deciding = {
-            "study": values_of(self.study, LAW_KEYS),
+            "study": study,
             "model": model,
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [
