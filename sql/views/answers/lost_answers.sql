@@ -3,10 +3,10 @@
 with
 
 pairs as (
-    select study, model, split, stratum, doc, action, replicate, score_x, score_y
+    select study, model, split, stratum, doc, action, replicate
     from main.analyzed_trajectories
     inner join main.scores using (study, model, doc, action, replicate)
-    where score_x > score_y or (score_x > 0 and score_y < 1)
+    where score_x > 0 and score_y < 1
 ),
 
 answers as (
@@ -17,21 +17,28 @@ answers as (
     from main.documents
 ),
 
+tokens as (
+    select study, model, token, regexp_replace(lower(text), '\s', '', 'g') as text from main.tokens
+),
+
 texts as (
     select
-        study, model, doc, action, replicate,
-        regexp_replace(lower(x_text), '\s', '', 'g') as x_text,
-        regexp_replace(lower(y_text), '\s', '', 'g') as y_text
-    from main.trajectory_text
-    semi join pairs using (study, model, doc, action, replicate)
+        study, model, pairs.split, pairs.stratum, doc, action, replicate,
+        string_agg(x.text, '' order by events.t) filter (where not events.x_eos) as x_text,
+        string_agg(y.text, '' order by events.t) filter (where not events.y_eos) as y_text
+    from main.events as events
+    inner join pairs using (study, model, doc, action, replicate)
+    left join tokens as x on events.study = x.study and events.model = x.model and events.x_token = x.token
+    left join tokens as y on events.study = y.study and events.model = y.model and events.y_token = y.token
+    where events.kind = 'coupled'
+    group by study, model, pairs.split, pairs.stratum, doc, action, replicate
 )
 
 select
     study, model, split, stratum, doc, action, replicate,
     cast(answer as integer) as answer,
     records.kept
-from pairs
-inner join texts using (study, model, doc, action, replicate)
+from texts
 inner join answers using (study, model, doc)
 left join main.answer_records as records using (study, model, split, stratum, doc, action, answer)
-where contains(x_text, wanted) and not contains(y_text, wanted)
+where contains(x_text, wanted) and not contains(coalesce(y_text, ''), wanted)
