@@ -19,6 +19,7 @@ from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
 from flows.generation.laws import of_all_laws
 from flows.generation.pending import Work, pending_development, pending_evaluation
+from flows.generation.prompts import record_prompts
 from flows.generation.storing import generate
 from flows.generation.tokens import record_tokens
 from flows.looks import LooksTaken, look_line
@@ -28,7 +29,6 @@ from flows.planning.plan import make_plan
 from flows.planning.size import evaluated_size
 from flows.scores import score_stored
 from flows.stored_material import record_identities, record_material
-from flows.stored_prompts import record_prompts
 from flows.study_run import StudyRun
 from generator.transformer.local_folders import tokenizer_location
 from generator.transformer.tokenizer import token_reader

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from report.parts.records import records_sentence, records_table
+from report.parts.answers.records import records_sentence, records_table
 from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import count, fixed, in_text
@@ -40,7 +40,7 @@ TEMPLATE = """
 {{ table(tables.answers_when) }}
 {% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
 {% endif %}
-{% if tables.lost_records is defined %}<p><b>{{ records }}</b></p>
+{% if tables.lost_records is defined %}<p>{{ records }}</p>
 <p class="how">The record of an answer is where the prompt states it. An answer that the prompt states in several pieces needs all of them, and the piece counts of which least is kept; of several places of a piece the best one counts. Every lost answer counts once a pair, over all strata alike. The trajectory explorer shows the records in the prompt.</p>
 {{ table(tables.lost_records) }}
 {% endif %}
