@@ -323,7 +323,7 @@ class Explorer {
     const codes = doc.answers.flatMap((answer, at) => {
       const kept = this.prompt.recordWords(at);
       return [at ? ", " : " ", make("code", {}, visible(answer)),
-        kept ? make("span", { class: kept === "0%" ? "wrong" : "quiet" }, ` (record ${kept === "0%" ? "gone" : kept === "100%" ? "kept" : `${kept} kept`})`) : null];
+        kept ? make("span", { class: kept === "0%" ? "record-gone" : "quiet" }, ` (record ${kept === "0%" ? "gone" : kept === "100%" ? "kept" : `${kept} kept`})`) : null];
     });
     answers.replaceChildren(doc.answers.length > 1 ? "Answers:" : "Answer:", ...codes.filter((part) => part !== null), ".");
     if (own.score_x !== null) {

@@ -99,3 +99,17 @@ def test_events_that_are_not_derived(tmp_path: Path, capsys: pytest.CaptureFixtu
     made = Store.create(tmp_path / "store")
     made.append_units([make_unit()])
     assert "holds no study yet" in mistake(capsys, "show", made.location, "d0", "snapkv")
+
+
+def test_the_line_that_was_lost_is_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the small study: the records that recent entries do not have, each with its place in the prompt."""
+    _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half", "--json")
+    shown = json.loads(out)
+    assert len(shown["records"]) == len(shown["answers"]) == 5
+    gone = [record for record in shown["records"] if record["kept"] == 0]
+    assert gone
+    _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half")
+    for record in gone:
+        (place,) = record["places"]
+        assert f"record of '{record['text']}': is gone\n  at {place['first']}–{place['last']}: … " in out
+        assert f"REC {record['text']} ;" in place["line"]
