@@ -107,9 +107,12 @@ def test_the_line_that_was_lost_is_printed(finished: Path, capsys: pytest.Captur
     shown = json.loads(out)
     assert len(shown["records"]) == len(shown["answers"]) == 5
     gone = [record for record in shown["records"] if record["kept"] == 0]
+    rows = Store.open(finished).read("prompts").to_pylist()
+    (prompt,) = [row for row in rows if (row["doc"], row["action"]) == ("needle-384-00002", None)]
     assert gone
     _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half")
     for record in gone:
         (place,) = record["places"]
         assert f"record of '{record['text']}': is gone\n  at {place['first']}–{place['last']}: … " in out
-        assert f"REC {record['text']} ;" in place["line"]
+        stated = prompt["tokens"][place["first"] - 2 : place["last"] + 1]  # REC before it, and what ends it
+        assert "".join(f"w{token}" for token in stated) in place["line"]

@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
     outcomes = read_outcomes(content)
     sample = choose(outcomes)
     monkeypatch.setattr(prompts, "MOST_SHARES", 800)
-    monkeypatch.setattr(prompts, "MOST_BYTES", 6000)
+    monkeypatch.setattr(prompts, "MOST_BYTES", 3000)
     found = prompts.read_prompts(content.source, outcomes, sample)
     first_jump = int(outcomes.doc[sample.jumps[0].rows[0]])
     assert found[0].place == first_jump
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
     tokens = np.unique(np.concatenate([prompt.tokens for prompt in found]))
     said, texts = prompts.pack_prompts(found, tokens)
     assert 0 < len(said) == len(texts) < len(found)
-    assert sum(map(len, texts)) <= 6000
+    assert sum(map(len, texts)) <= 3000
     data = gzip.decompress(base64.b64decode(texts[0]))
     n = said[0]["entries"]
     planes = np.frombuffer(data, np.uint8, 2 * n).reshape(2, n).astype(int)
