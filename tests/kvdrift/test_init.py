@@ -142,11 +142,12 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     for folder in ("llama-tiny", "models/sub/small", "llama-tonic"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "mine" / "other").mkdir(parents=True)
     for folder in ("llama-tiny", "models/sub/small"):
         (tmp_path / folder / "config.json").write_text("{}")
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"id": f"p{n}", "prompt": "w"}) + "\n" for n in range(9)))
     known = {"llama-tony": "; did you mean './llama-tiny'?", "models/sub/smal": "; did you mean 'models/sub/small'?",
-             "unlike": ""}  # fmt: skip
+             "unlike": "", "models/x": "", "mine/x": ""}  # fmt: skip
     for name, hint in known.items():
         line = mistake(capsys, "init", "mine.toml", "--model", name, "--documents", "mine.jsonl")
         said = f"'{name}': no such folder in {tmp_path}, and no Hugging Face id, OWNER/NAME{hint}\n"

@@ -11,7 +11,7 @@ from stats.bootstrap import observed_errors, resample
 from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments
 from stats.quantities import SIMULTANEOUS_GAP
-from stats.simultaneous import simultaneous_gaps
+from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 
 def study(values: np.ndarray) -> DocumentMoments:
@@ -71,3 +71,22 @@ def test_identical_actions_are_told_apart_in_at_most_one_of_twenty_studies(actio
     """Of 600 studies, 5% have a standard error of 0.9%. Intervals one at a time exclude 0 in 6.4% to 71.7%."""
     excluded = [excludes_any(alike_actions(actions, seed), 400, seed) for seed in range(600)]
     assert np.mean(excluded) < 0.072
+
+
+def test_the_largest_distance_of_all_members_decides() -> None:
+    """The band of a curve: theta +- c SE with the quantile of the largest |t*| of any member; others do not count."""
+    moments = alike_actions(5, seed=1)
+    members = moments.actions[:4]
+    found = simultaneous_members(moments, "mismatch", members, draws=1000, seed=2)
+    own = moments.of_actions(members)
+    sample = resample(own, ["mismatch"], seed=2, first=0, last=1000, pairs=[], studentized=True)
+    constant = np.quantile(np.abs(sample.distances["mismatch"][:, 0, :, 0]).max(axis=1), 0.95)
+    errors = observed_errors(own, ["mismatch"], [])["mismatch"][0, :, 0]
+    for member, error in zip(members, errors, strict=True):
+        row = found.row(Endpoint("mismatch_simultaneous", member))
+        assert row["interval"] == "simultaneous"
+        assert [row["low"], row["high"]] == pytest.approx(
+            [row["estimate"] - constant * error, row["estimate"] + constant * error]
+        )
+        assert row["baseline"] is None
+    assert len(found) == 4

@@ -85,7 +85,7 @@ def test_an_unknown_id() -> None:
     assert error_line("nobody/no-such-model").startswith(
         "model.id = 'nobody/no-such-model': cannot load its configuration: "
     )
-    for model_id in ("a/b/c", "no such id"):
+    for model_id in ("a/b/c", "no such id", "models/x", "datasets/x"):
         assert error_line(model_id).startswith(f"model.id = '{model_id}': no such folder in ")
 
 
