@@ -88,7 +88,7 @@ def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
               if row["quantity"] == "mismatch"]  # fmt: skip
     views.views["estimates"] = rows + scored
     (gap, *_) = (row.cells[-1] for row in glance_table(content_of(views), choice).rows)
-    assert (gap.text, gap.under) == ("−25.0", "[−30.0, −20.0]")
+    assert (gap.text, gap.under) == ("−25.0", "[−30, −20]")
 
 
 def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_out() -> None:

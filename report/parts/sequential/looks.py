@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import groupby
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import new_figure
-from report.printing.numbers import count, fixed, level
+from report.printing.numbers import count, fixed, level, sure_decimals
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
@@ -17,6 +18,7 @@ from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import Scale
+from stats.sequential.repeated import STUDENT
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
 
 if TYPE_CHECKING:
@@ -75,8 +77,7 @@ def sequence_table(rows: list[ViewRow]) -> PrintedTable:
     lines = []
     for row in rows:
         scale = _scale(row)
-        ends = [_number(row[name], scale) for name in ("low", "high")]
-        interval = "no interval yet" if row["low"] is None else f"{ends[0]} to {ends[1]}"
+        interval = "no interval yet" if row["low"] is None else _between(row, scale)
         lines.append(
             table_row(
                 count(row["look"]), count(row["documents"]), count(row["clusters"]),
@@ -181,6 +182,14 @@ def _label(row: ViewRow, between: str = ": ") -> str:
 def _scale(row: ViewRow) -> Scale:
     known = ALL_QUANTITIES.get(row["quantity"])
     return known.scale if known else Scale.PERCENT
+
+
+def _between(row: ViewRow, scale: Scale) -> str:
+    """The ends of a look's interval, with the decimals that its draws are sure of."""
+    low, high = row["low"] * scale.factor, row["high"] * scale.factor
+    draws = 0 if row["interval"] == STUDENT else row["draws"]
+    decimals = sure_decimals(low, high, 1 - 2 * NormalDist().cdf(-row["constant"]), draws, 2)
+    return f"{fixed(low, decimals)} to {fixed(high, decimals)}"
 
 
 def _number(value: float | None, scale: Scale) -> str:
