@@ -123,12 +123,15 @@ def test_points_alone_decide_nothing() -> None:
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
 
 
+ALL_PAIRS = " (95% over all pairs, exploratory)"
+
+
 def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> None:
     """Whatever the intervals leave open; what is named in them is in the paragraphs below, and in the table."""
     views = gaps(make_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
     content = content_of(views)
     words = recommendation(content, choose(content))
-    assert words.lead == "No action can be recommended: 66 pairs of 12 actions are not told apart in R."
+    assert words.lead == f"No action can be recommended: 66 pairs of 12 actions are not told apart in R{ALL_PAIRS}."
     assert len(words.reasons) == 3
     (margin,) = words.settles
     assert margin.startswith("Where a small difference does not matter, kvdrift gate says ")
@@ -143,9 +146,11 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
             row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
     content = content_of(bytes_of(views, "snapkv-90", 1.5))
     words = recommendation(content, choose(content))
-    assert words.lead == "Take snapkv-90 at 890 KiB of prompt cache; 11 others are not settled."
+    assert words.lead == f"Take snapkv-90 at 890 KiB of prompt cache; 11 others are not settled{ALL_PAIRS}."
     (open_ones,) = [reason for reason in words.reasons if reason.startswith("Not settled are ")]
-    assert open_ones.endswith(" and 5 more: 55 intervals of differences in R between two of them include 0.")
+    assert open_ones.endswith(
+        " and 5 more: 55 intervals of differences in R between two of them include 0" + f"{ALL_PAIRS}."
+    )
 
     for row in views.views["estimates"]:  # all are told apart, those of more bytes have less R
         if row["quantity"] in GAPS:
@@ -157,7 +162,7 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     words = recommendation(content, choose(content))
     assert re.fullmatch(
         r"The choice is one of bytes: 12 actions can be recommended, from snapkv-90 at [\d.]+ KiB down to knorm-25 at "
-        r"[\d.]+ KiB of prompt cache\.",
+        r"[\d.]+ KiB of prompt cache \(95% over all pairs, exploratory\)\.",
         words.lead,
     )
 
@@ -166,7 +171,8 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     content = content_of(views)
     words = recommendation(content, choose(content))
     assert words.lead == (
-        "Take snapkv-90: each of the other 11 actions holds at least as many bytes and disagrees more with the full cache."
+        "Take snapkv-90: each of the other 11 actions holds at least as many bytes and disagrees more with the full "
+        f"cache{ALL_PAIRS}."
     )
     (told,) = [
         reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
@@ -216,6 +222,16 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     assert words.startswith(
         "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses "
     )
+    assert "The plan named" not in words
+    assert "This rests on 3 intervals, all exploratory. Those over all pairs of actions hold together. " in words
+    assert "Those of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
+    for row in views.views["estimates"]:
+        if row["quantity"] in GAPS and row["stratum"] == "pooled":
+            row |= {"status": "prespecified", "family": "primary"}
+    assert "This rests on 3 intervals, 2 prespecified and 1 exploratory. " in said(views)
+    ranked = {row.cells[0].text: row.cells[-1].under for row in ranked_table(content_of(views), choice).rows}
+    assert ranked["snapkv-10"] == "loses right answers, 95%, exploratory"
+    assert ranked["recent-half"] == "by snapkv-half, 95% over all pairs, prespecified"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +271,7 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     assert (cells["full"]["R (token)"].text, cells["full"]["R (token)"].under) == ("0", "exactly")
     assert (cells["recent-half"]["verdict"].text, cells["recent-half"]["verdict"].under) == (
         "ruled out",
-        "by snapkv-half, exploratory",
+        "by snapkv-half, 95% over all pairs, exploratory",
     )
     assert cells["snapkv-half"]["verdict"].under == "", "R has its status in the note"
     assert (
@@ -273,7 +289,7 @@ def test_the_status_below_a_verdict_is_that_of_the_interval_that_decides() -> No
             row |= {"status": "prespecified", "family": "primary"}
     content = content_of(views)
     (out,) = [row for row in ranked_table(content, choose(content)).rows if row.cells[0].text == "recent-half"]
-    assert out.cells[-1].under == "by snapkv-half, prespecified"
+    assert out.cells[-1].under == "by snapkv-half, 95%, prespecified"
 
 
 def test_numerics_alone_are_named_beside_what_actions_cost() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from report.parts.verdict.choice import Choice, difference, lacks_pairs
-from report.parts.verdict.contrasts import Sample, said_once, shown, whole_cache
+from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown, whole_cache
 from report.printing.numbers import count, fixed, in_text, size
 from report.printing.wording import capital, counted, listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from report.reading.facts import EVALUATION
-from stats.intervals import PRESPECIFIED, SEEN
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
@@ -74,7 +75,8 @@ def _lead(content: PageContent, choice: Choice) -> str:
     whole = whole_cache(content)
     if len(others) > 1:
         rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes"
-        return f"Take {only}: {rest} and disagrees more with {whole}."
+        rests_on = grounds_of(difference(content.estimates, other, only) for other in others)
+        return f"Take {only}: {rest} and disagrees more with {whole}{rests_on}."
     (other,) = others
     more = shown(difference(content.estimates, other, only), Scale.POINTS)
     holding = _holding(content, other, only)
@@ -84,18 +86,22 @@ def _lead(content: PageContent, choice: Choice) -> str:
 def _several(content: PageContent, choice: Choice) -> str:
     """What is recommended where several actions are, or where something is open besides."""
     taken, also_open = choice.recommended, f"; {_left(choice)}" if choice.unsettled else ""
+    rests_on = grounds_of(
+        difference(content.estimates, one, other)
+        for one, other in combinations([*taken, *choice.unfit, *_of_pairs(choice)], 2)
+    )
     if len(taken) > _MOST:
         ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
         return (
             f"The choice is one of bytes: {counted(len(taken), 'action')} can be recommended, "
-            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}."
+            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}{rests_on}."
         )
     if choice.unsettled:
         at = listed([f"{action} at {_bytes(content, action)} of {content.facts.cache}" for action in taken])
-        return f"Take {at}{also_open}."
+        return f"Take {at}{also_open}{rests_on}."
     first = [f"{action} where {_bytes(content, action)} of {content.facts.cache} fit" for action in taken[:-1]]
     last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
-    return f"The choice is one of bytes: take {listed([*first, last])}."
+    return f"The choice is one of bytes: take {listed([*first, last])}{rests_on}."
 
 
 def _unfit(content: PageContent, choice: Choice) -> list[str]:
@@ -145,7 +151,8 @@ def _not_settled(content: PageContent, choice: Choice) -> list[str]:
         return [f"{_pair(content, *pairs[0])}."]
     intervals = counted(len(pairs), "interval")
     names = _some(_of_pairs(choice), _MOST_OPEN)
-    return [f"Not settled are {names}: {intervals} of differences in R between two of them include 0."]
+    rests_on = grounds_of(difference(content.estimates, *pair) for pair in pairs)
+    return [f"Not settled are {names}: {intervals} of differences in R between two of them include 0{rests_on}."]
 
 
 def _open(content: PageContent, choice: Choice) -> str:
@@ -156,7 +163,10 @@ def _open(content: PageContent, choice: Choice) -> str:
     left = _of_pairs(choice)
     others = len(choice.ruled_out)
     ruled_out = f", and {counted(others, 'other')} {'is' if others == 1 else 'are'} ruled out" if others else ""
-    return f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}"
+    rests_on = grounds_of(difference(content.estimates, *pair) for pair in [*pairs, *choice.ruled_out.items()])
+    return (
+        f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}{rests_on}"
+    )
 
 
 def _pairs(content: PageContent, choice: Choice) -> list[str]:
@@ -229,7 +239,8 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     told = {action for action in others if difference(content.estimates, action, floor).excludes_zero()}
     if content.estimates.have_intervals and (near := [action for action in others if action not in told]):
-        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}."
+        rests_on = grounds_of(difference(content.estimates, action, floor) for action in near)
+        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}{rests_on}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
@@ -241,7 +252,8 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
         for action, better in choice.ruled_out.items():
             by.setdefault(better, []).append(action)
         told = "; ".join(f"{listed(actions)} by {better}" for better, actions in by.items())
-        return [f"Ruled out, each by one that holds no more bytes and has surely less R: {told}."]
+        rests_on = grounds_of(difference(content.estimates, *pair) for pair in choice.ruled_out.items())
+        return [f"Ruled out, each by one that holds no more bytes and has surely less R{rests_on}: {told}."]
     return [
         f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
         f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
@@ -286,33 +298,42 @@ def _documents(gap: Estimate, one: str, other: str) -> str:
     )
 
 
-def _standings(content: PageContent, choice: Choice) -> set[str]:
-    """The standings of the intervals behind a recommendation, of lost answers too; none without a recommendation."""
-    pairs = [*choice.ruled_out.items()]
-    pairs += [(b, a) for a in choice.recommended for b in choice.recommended if a < b]
+def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
+    """The intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
+    if not choice.recommended:
+        return []
+    left = [*choice.recommended, *choice.unfit]
+    pairs = [*choice.ruled_out.items(), *combinations(left, 2)]
     rows = [difference(content.estimates, *pair) for pair in pairs]
-    rows += [content.estimates.get("lost_share", action) for action in choice.unfit]
-    return {row.standing for row in rows} if choice.recommended else set()
+    return rows + [content.estimates.get("lost_share", action) for action in choice.unfit]
 
 
 def _planned(content: PageContent, choice: Choice) -> list[str]:
     """What a recommendation is worth that rests on what the plan named."""
-    if _standings(content, choice) != {PRESPECIFIED}:
+    if {row.standing for row in _resting(content, choice)} != {PRESPECIFIED}:
         return []
     return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
 
 
 def _fresh(content: PageContent, choice: Choice) -> list[str]:
     """How a recommendation would be confirmed that rests on anything else."""
-    standings = _standings(content, choice)
-    if not standings or standings == {PRESPECIFIED}:
+    rows = _resting(content, choice)
+    standings = [row.standing for row in rows]
+    if set(standings) <= {PRESPECIFIED}:
         return []
     fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
-    if standings <= {PRESPECIFIED, SEEN}:
+    if set(standings) == {SEEN}:
         return [f"The plan named these differences when outcomes were known. {fresh}"]
-    if content.estimates.pairs > 1:
-        return [f"Intervals over all pairs hold together; the plan named no such difference. {fresh}"]
-    return [f"Exploratory intervals hold for one difference at a time. {fresh}"]
+    answers = " Those of lost answers hold for one action at a time." if choice.unfit else ""
+    together = content.estimates.pairs > 1
+    if set(standings) == {EXPLORATORY} and not answers:
+        alone = "Exploratory intervals hold for one difference at a time."
+        named = "Intervals over all pairs hold together; the plan named no such difference."
+        return [f"{named if together else alone} {fresh}"]
+    known = [one for one in (PRESPECIFIED, SEEN, EXPLORATORY) if one in standings]
+    counts = listed([f"{standings.count(one)} {one}" for one in known]) if known[1:] else f"all {known[0]}"
+    over = " Those over all pairs of actions hold together." if together else ""
+    return [f"This rests on {count(len(rows))} intervals, {counts}.{over}{answers} {fresh}"]
 
 
 def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
