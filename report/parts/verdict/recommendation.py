@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference, lacks_pairs
+from report.parts.verdict.choice import Choice, difference
 from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown, whole_cache
-from report.printing.numbers import count, fixed, in_text, size
+from report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
+from report.printing.numbers import fixed, size
 from report.printing.wording import capital, counted, listed
 from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from report.reading.facts import EVALUATION
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
 _MOST_OPEN = 6  # actions of such pairs that a sentence names
 _MOST_PAIRS = 12  # pairs that have a paragraph
-_FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 
 
 @dataclass(frozen=True)
@@ -44,16 +40,16 @@ class Recommendation:
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     """Put a choice into words."""
     if choice.obstacle:
-        return Recommendation(_none(f"{choice.obstacle}."), _costs(content, choice), _obstacle_settles(content, choice))
+        return Recommendation(_none(f"{choice.obstacle}."), _costs(content, choice), obstacle_settles(content, choice))
     lead = " ".join([_lead(content, choice), *_unfit(content, choice)])
     sample = Sample.of(content, choice.candidates)
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
     reasons = [
         *_costs(content, choice), *_floors(content), *_not_settled(content, choice), *_ruled_out(content, choice),
-        *_planned(content, choice),
+        *planned(content, choice),
     ]  # fmt: skip
-    settles = [*_unsettled(content, choice), *_fresh(content, choice)]
+    settles = [*unsettled(content, choice), *fresh(content, choice)]
     return Recommendation(lead, reasons, settles, _pairs(content, choice))
 
 
@@ -174,7 +170,7 @@ def _pairs(content: PageContent, choice: Choice) -> list[str]:
     pairs = choice.unsettled
     if len(pairs) < 2:
         return []
-    told = [f"{_pair(content, *pair)}. {_settled_by(content, *pair)}" for pair in pairs[:_MOST_PAIRS]]
+    told = [f"{_pair(content, *pair)}. {settled_by(content, *pair)}" for pair in pairs[:_MOST_PAIRS]]
     return [*told, *([f"There are {len(pairs) - _MOST_PAIRS} more."] if pairs[_MOST_PAIRS:] else [])]
 
 
@@ -259,94 +255,3 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
         f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
         for action, better in choice.ruled_out.items()
     ]
-
-
-def _unsettled(content: PageContent, choice: Choice) -> list[str]:
-    """How what is open would be settled: the one pair, or, where there are several, what holds of all of them."""
-    if not choice.unsettled:
-        return []
-    of_pair = [_settled_by(content, *pair) for pair in choice.unsettled] if len(choice.unsettled) == 1 else []
-    margin = (
-        "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse than "
-        "another."
-    )
-    return [*of_pair, margin]
-
-
-def _settled_by(content: PageContent, one: str, other: str) -> str:
-    """What would tell two actions apart, as a sentence."""
-    gap = difference(content.estimates, one, other)
-    if gap.estimate is None or not gap.has_interval:
-        return f"{one} and {other} need documents of both, and kvdrift analyze."
-    return _documents(gap, one, other)
-
-
-def _documents(gap: Estimate, one: str, other: str) -> str:
-    """How many documents would tell two actions apart if their difference is what it seems.
-
-    With so many the interval reaches about as far as the difference, and excludes 0 where the estimate exceeds it.
-    """
-    half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
-    times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
-    if times > _FURTHER or gap.documents is None:
-        return f"{one} and {other} differ by so little that more documents will hardly tell them apart."
-    seems = in_text(Estimate(gap.stratum, one, other, "gap", estimate=abs(gap.estimate or 0.0)), Scale.POINTS)
-    wanted = count(math.ceil(max(times, 1.1) * gap.documents))
-    return (
-        f"If {one} and {other} differ by the {seems} that they seem to, about {wanted} evaluation documents would tell "
-        f"them apart in about half of such studies; this study has {count(gap.documents)}."
-    )
-
-
-def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
-    """The intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
-    if not choice.recommended:
-        return []
-    left = [*choice.recommended, *choice.unfit]
-    pairs = [*choice.ruled_out.items(), *combinations(left, 2)]
-    rows = [difference(content.estimates, *pair) for pair in pairs]
-    return rows + [content.estimates.get("lost_share", action) for action in choice.unfit]
-
-
-def _planned(content: PageContent, choice: Choice) -> list[str]:
-    """What a recommendation is worth that rests on what the plan named."""
-    if {row.standing for row in _resting(content, choice)} != {PRESPECIFIED}:
-        return []
-    return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
-
-
-def _fresh(content: PageContent, choice: Choice) -> list[str]:
-    """How a recommendation would be confirmed that rests on anything else."""
-    rows = _resting(content, choice)
-    standings = [row.standing for row in rows]
-    if set(standings) <= {PRESPECIFIED}:
-        return []
-    fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
-    if set(standings) == {SEEN}:
-        return [f"The plan named these differences when outcomes were known. {fresh}"]
-    answers = " Those of lost answers hold for one action at a time." if choice.unfit else ""
-    together = content.estimates.pairs > 1
-    if set(standings) == {EXPLORATORY} and not answers:
-        alone = "Exploratory intervals hold for one difference at a time."
-        named = "Intervals over all pairs hold together; the plan named no such difference."
-        return [f"{named if together else alone} {fresh}"]
-    known = [one for one in (PRESPECIFIED, SEEN, EXPLORATORY) if one in standings]
-    counts = listed([f"{standings.count(one)} {one}" for one in known]) if known[1:] else f"all {known[0]}"
-    over = " Those over all pairs of actions hold together." if together else ""
-    return [f"This rests on {count(len(rows))} intervals, {counts}.{over}{answers} {fresh}"]
-
-
-def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
-    """What would remove an obstacle."""
-    facts = content.facts
-    if facts.finite or not choice.candidates:
-        return []
-    if content.preliminary or content.split != EVALUATION:
-        return ["kvdrift run goes on to the end of the study."]
-    if any(not control.zero for control in facts.controls):
-        return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
-    if not content.estimates.have_intervals or content.estimates.stale or lacks_pairs(content):
-        return ["kvdrift analyze makes the intervals."]
-    if len(choice.candidates) == 1:
-        return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]
-    return ["Units that record payload_bytes on the same documents settle it."]
